@@ -1,0 +1,62 @@
+# Every target sets itself up, so a fresh clone needs nothing but Python and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
+
+INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check format bench docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(INSTALLED) ## Create the virtual environment and install the library with its tools
+	@echo "Ready: $(VENV)"
+
+demo: $(INSTALLED) ## Run the demonstration
+	@$(BIN)/swiftsure demo
+
+test: check ## Check the code, then run the tests
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
+
+test-slow: $(INSTALLED) ## Run the long tests of the guarantees
+	$(BIN)/python -m pytest -m slow -n $(JOBS)
+
+check: $(INSTALLED) ## Check format, style, types and the import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED) ## Format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) ## Measure speed and memory
+	$(BIN)/python benchmarks/run.py
+
+docs: $(DOCS_INSTALLED) ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove caches and build products; the virtual environment stays
+	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
+	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo "Adding the documentation tools to $(VENV)"
+	@$(PIP) -e '.[dev,docs]'
+	@touch $@

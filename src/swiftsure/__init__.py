@@ -1,0 +1,96 @@
+"""Swiftsure: fast inference with a guarantee.
+
+Read the library along the way of the data: `records` (what happened at every exit), `curves`
+(losses and costs along a path of settings), `control` (the fastest setting that is safe), `policy`
+(the setting and its certificate).
+
+Nothing is imported until it is used, so `import swiftsure` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from swiftsure import (
+        bounds,
+        control,
+        exits,
+        losses,
+        paths,
+        planning,
+        report,
+        scores,
+        simulate,
+    )
+    from swiftsure.calibration import Risk, calibrate
+    from swiftsure.control import Control, ControlResult
+    from swiftsure.curves import RiskCurve
+    from swiftsure.evaluation import Study, evaluate
+    from swiftsure.losses import Loss, LossRange
+    from swiftsure.paths import Path
+    from swiftsure.policy import Certificate, Policy
+    from swiftsure.records import ExitRecord, ThresholdRecord, load_record
+
+__all__ = [
+    "Certificate",
+    "Control",
+    "ControlResult",
+    "ExitRecord",
+    "Loss",
+    "LossRange",
+    "Path",
+    "Policy",
+    "Risk",
+    "RiskCurve",
+    "Study",
+    "ThresholdRecord",
+    "__version__",
+    "bounds",
+    "calibrate",
+    "control",
+    "evaluate",
+    "exits",
+    "load_record",
+    "losses",
+    "paths",
+    "planning",
+    "report",
+    "scores",
+    "simulate",
+]
+
+_HOMES = {
+    "Certificate": "policy",
+    "Control": "control",
+    "ControlResult": "control",
+    "ExitRecord": "records",
+    "Loss": "losses",
+    "LossRange": "losses",
+    "Path": "paths",
+    "Policy": "policy",
+    "Risk": "calibration",
+    "RiskCurve": "curves",
+    "Study": "evaluation",
+    "ThresholdRecord": "records",
+    "calibrate": "calibration",
+    "evaluate": "evaluation",
+    "load_record": "records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in _HOMES:
+        value = getattr(import_module(f"swiftsure.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = import_module(f"swiftsure.{name}")
+    else:
+        raise AttributeError(f"module 'swiftsure' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,228 @@
+"""`calibrate`: the one call from a record to a policy."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from swiftsure import bounds, checks
+from swiftsure.control import Control, ControlResult, joint
+from swiftsure.curves import RiskCurve
+from swiftsure.paths import PathLike
+from swiftsure.policy import Certificate, Policy, Promise
+from swiftsure.records import ExitRecord, ThresholdRecord
+
+__all__ = ["Risk", "calibrate", "make_policy"]
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A risk to control: which, of which loss, at which level.
+
+    Examples
+    --------
+    >>> Risk("gap", "zero_one", epsilon=0.01)
+    Risk(risk='gap', loss='zero_one', epsilon=0.01, zero_bounded=False)
+    """
+
+    risk: str = "gap"
+    loss: str | None = None
+    epsilon: float = 0.05
+    zero_bounded: bool = False
+
+
+def calibrate(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    risk: str = "gap",
+    loss: str | None = None,
+    control: str | Control = "ucb",
+    bound: str = "auto",
+    epsilon: float = 0.05,
+    delta: float = 0.1,
+    path: PathLike = None,
+    seed: int = 0,
+    *,
+    risks: list[Risk] | None = None,
+    score: str | None = None,
+    zero_bounded: bool = False,
+    pool: int | None = None,
+    missing: Literal["raise", "worst"] = "raise",
+    strict: bool = False,
+    min_exit: int = 0,
+    **options: Any,
+) -> Policy:
+    """Find the fastest setting that keeps the risk at ε, and certify it.
+
+    **Guarantee**: for `control="ucb"` and `"ltt"`, the risk of the policy on new samples is at most
+    ε with probability at least 1 − δ over the draw of the calibration record; for `"crc"`, its mean
+    over that draw is at most ε. Provided that calibration and new samples are independent draws of
+    one distribution, and that record, path, losses, ε, δ, control, bound and seed were fixed before
+    the calibration losses were seen: running this again with other arguments until one pleases
+    voids it.
+
+    Parameters
+    ----------
+    record : ExitRecord, ThresholdRecord or RiskCurve
+        The calibration samples.
+    risk, loss, epsilon, zero_bounded
+        The risk to control; see `Risk`. `loss` may be left out where the record has just one.
+    control : {"ucb", "ltt", "crc", "empirical"} or Control
+    bound : str
+        Among `swiftsure.bounds.BOUNDS`, or "auto".
+    delta : float
+        Failure probability.
+    path, score, missing, strict, min_exit
+        As in `ExitRecord.curve`.
+    seed : int
+        Fixes the order of the samples for betting bounds.
+    risks : list of Risk, optional
+        Several risks, all held at once, in place of `risk`, `loss` and `epsilon`.
+    pool : int, optional
+        Size of the finite pool that the samples were drawn from without replacement.
+    **options
+        Other options of the control (`monotone`, `method`, `selection`, `correction`, …).
+
+    Returns
+    -------
+    policy : Policy
+        With `threshold=None` where nothing faster than the full model was certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(1000, seed=0)
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> policy = calibrate(record, loss="zero_one", epsilon=0.05)
+    >>> policy.threshold is not None
+    True
+    """
+    rule = control if isinstance(control, Control) else _control(control, bound, options)
+    wanted = risks if risks is not None else [Risk(risk, loss, epsilon, zero_bounded)]
+    if not wanted:
+        raise ValueError("`risks` must hold at least one risk.")
+    if isinstance(record, RiskCurve):
+        if risks is not None or score is not None or path is not None or loss is not None:
+            raise ValueError("A RiskCurve has its risk, loss, score and path already.")
+        curves = [record.zero_bounded() if zero_bounded else record]
+    elif isinstance(record, ExitRecord):
+        score = score or ("top1" if "top1" in record.confidences else None)
+        curves = [
+            record.curve(
+                each.risk,
+                each.loss,
+                score,
+                path,
+                zero_bounded=each.zero_bounded,
+                missing=missing,
+                strict=strict,
+                min_exit=min_exit,
+            )
+            for each in wanted
+        ]
+        score = score or next(iter(record.confidences))
+    elif isinstance(record, ThresholdRecord):
+        curves = [
+            record.curve(each.risk, each.loss, score, path, zero_bounded=each.zero_bounded)
+            for each in wanted
+        ]
+    else:
+        raise TypeError(
+            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
+            f" {type(record).__name__}."
+        )
+    results = [
+        rule.run(curve, each.epsilon, delta, seed, pool)
+        for curve, each in zip(curves, wanted, strict=True)
+    ]
+    chosen = joint(rule, curves, results)
+    return make_policy(record, rule, curves, results, chosen, score=score, pool=pool)
+
+
+def make_policy(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    rule: Control,
+    curves: list[RiskCurve],
+    results: list[ControlResult],
+    chosen: ControlResult,
+    *,
+    score: str | None = None,
+    pool: int | None = None,
+) -> Policy:
+    """Return the policy of a choice, with its certificate."""
+    index = chosen.index or 0
+    curve = curves[0]
+    exits = isinstance(record, ExitRecord)
+    shares = curve.exit_shares()[index] if curve.has_exits else None
+    certificate = Certificate(
+        guarantee=rule.guarantee,
+        delta=chosen.delta,
+        promises=tuple(
+            _promise(rule, c, r, index, pool) for c, r in zip(curves, results, strict=True)
+        ),
+        control=rule.name,
+        options=rule.options(),
+        n=curve.n,
+        unit="groups" if curve.grouped else "samples",
+        n_samples=curve.n if isinstance(record, RiskCurve) else record.n,
+        path=curve.path_kind,
+        n_settings=curve.n_settings,
+        index=chosen.index,
+        seed=next((r.seed for r in results if r.seed is not None), None),
+        pool=pool,
+        assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
+        costs={
+            name: (float(mean[0]), float(mean[index]))
+            for name, mean in ((name, curve.mean_cost(name)) for name in curve.costs)
+        },
+        exit_shares=None if shares is None else tuple(shares.tolist()),
+        data=_fingerprint(curves),
+        model=None if isinstance(record, RiskCurve) else record.fingerprint,
+    )
+    dial, fixed = "threshold", {}
+    safe: float | None = None
+    if isinstance(record, ThresholdRecord):
+        dial, fixed = record.dial, dict(record.settings)
+        safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
+    threshold = chosen.threshold
+    return Policy(
+        threshold=threshold,
+        score=score,
+        n_exits=record.n_exits if exits else None,  # type: ignore[union-attr]
+        strict=bool(curve._losses.strict),
+        min_exit=int(curve._losses.min_exit),
+        settings={dial: safe if threshold is None else threshold, **fixed},
+        certificate=certificate,
+    )
+
+
+def _promise(
+    rule: Control, curve: RiskCurve, result: ControlResult, index: int, pool: int | None
+) -> Promise:
+    upper = None
+    if result.bound is not None and result.delta is not None and index > 0:
+        seen = rule.prepare(curve)
+        if result.seed is not None:
+            seen = seen.shuffled(result.seed)
+        bound = bounds.BOUNDS[result.bound]
+        upper = bound.upper(seen, np.arange(seen.n), index, result.delta, pool or 0)
+    return Promise(
+        risk=curve.risk_name,
+        loss=curve.loss_name,
+        epsilon=result.epsilon,
+        loss_range=(curve.loss_range.low, curve.loss_range.high),
+        bound=result.bound,
+        calibration_risk=float(curve.loss_at(index).mean()),
+        upper_bound=upper,
+    )
+
+
+def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
+    known = [field for field in Control.__dataclass_fields__ if field not in ("name", "bound")]
+    for option in options:
+        checks.known("options", option, known)
+    return Control(name, bound, **options)
+
+
+def _fingerprint(curves: list[RiskCurve]) -> str:
+    return " ".join(curve.fingerprint() for curve in curves)

@@ -1,0 +1,113 @@
+"""Checks of what a user passes: each failure is one line that names argument, expected and got."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "between",
+    "count",
+    "finite",
+    "known",
+    "numbers",
+    "of_shape",
+    "shape_text",
+    "within",
+]
+
+T = TypeVar("T")
+
+
+def between(name: str, value: float, low: float, high: float) -> float:
+    """Return `value` as a float if it lies strictly between `low` and `high`."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"`{name}` must be a number, but got {value!r}.") from None
+    if not low < number < high:  # also refuses NaN
+        raise ValueError(f"`{name}` must be in ({low:g}, {high:g}), but got {number:g}.")
+    return number
+
+
+def count(name: str, value: int, least: int = 1) -> int:
+    """Return `value` as an int if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` must be a whole number, but got {value!r}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
+    return int(value)
+
+
+def known(name: str, value: str, names: Iterable[str]) -> str:
+    """Return `value` if it is one of `names`; the error lists them and the nearest."""
+    names = list(names)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    options = ", ".join(names) if names else "none"
+    raise ValueError(f"`{name}` must be one of: {options}; but got {value!r}.{hint}")
+
+
+def numbers(name: str, values: object, dtype: type | None = None) -> NDArray[Any]:
+    """Return `values` as an array of real numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # ragged nested sequences
+        raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` must hold real numbers, but its dtype is {array.dtype}.")
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """Write a shape the way the documentation does."""
+    return "(" + ", ".join(str(length) for length in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def of_shape(name: str, array: NDArray[Any], axes: Mapping[str, int | None]) -> NDArray[Any]:
+    """Return `array` if it has the named axes; a length of None means any but zero."""
+    expected = shape_text([a if n is None else f"{a}={n}" for a, n in axes.items()])
+    lengths = list(axes.values())
+    if array.ndim != len(lengths) or any(
+        n is not None and n != got for n, got in zip(lengths, array.shape, strict=True)
+    ):
+        raise ValueError(f"`{name}` must have shape {expected}, but got {shape_text(array.shape)}.")
+    if array.size == 0:
+        raise ValueError(f"`{name}` must not be empty, but got shape {shape_text(array.shape)}.")
+    return array
+
+
+def finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return `array` if it holds neither NaN nor infinity; the error says where the first is."""
+    if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+        bad = np.argwhere(~np.isfinite(array))
+        if bad.size:
+            where = tuple(int(i) for i in bad[0])
+            raise ValueError(
+                f"`{name}` must be finite, but got {array[where]} at index {where}"
+                f" ({len(bad)} such value{'s' * (len(bad) > 1)})."
+            )
+    return array
+
+
+def within(
+    name: str, array: NDArray[Any], low: float, high: float, slack: float = 0.0
+) -> NDArray[Any]:
+    """Return `array` clipped to [low, high]; what lies out by more than `slack` is refused.
+
+    Rounding may carry a loss past its bound by a hair, and that is mended. Anything more means
+    that the declared bound is wrong, and with it every guarantee.
+    """
+    smallest, largest = float(array.min()), float(array.max())
+    if smallest < low - slack or largest > high + slack:
+        value = smallest if smallest < low - slack else largest
+        where = tuple(int(i) for i in np.argwhere(array == value)[0])
+        raise ValueError(
+            f"`{name}` must lie in [{low:g}, {high:g}], but got {value:g} at index {where}."
+        )
+    clipped: NDArray[Any] = np.clip(array, low, high)
+    return clipped if smallest < low or largest > high else array

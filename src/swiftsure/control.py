@@ -1,0 +1,455 @@
+"""Controls: from a risk curve to the fastest setting whose risk is held at ε.
+
+| control | promise |
+|---|---|
+| `empirical` | none: the paper's naive rule (Eq. 9) |
+| `crc` | E[risk] ≤ ε over the draw of the calibration set |
+| `ucb`, `ltt` | P(risk ≤ ε) ≥ 1 − δ over the draw of the calibration set |
+
+They see nothing but the curve.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import bounds, checks
+from swiftsure.curves import RiskCurve, in_range
+
+__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+CONTROLS = ("empirical", "crc", "ucb", "ltt")
+
+
+@dataclass(frozen=True)
+class ControlResult:
+    """What a control chose.
+
+    Attributes
+    ----------
+    index : int or None
+        Setting along the curve's path; None where nothing beyond the full model is certified.
+    threshold : float, tuple of float, or None
+        The setting itself; a tuple where each exit has its own threshold.
+    guarantee : {"probability", "expectation", "none"}
+        What is promised: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
+    epsilon, delta
+        The level, and the failure probability where there is one.
+    control, bound : str
+        What chose it; `bound` is None for controls that use none.
+    n : int
+        Calibration samples, or groups.
+    assumptions : tuple of str
+        What the promise rests on.
+    """
+
+    index: int | None
+    threshold: float | tuple[float, ...] | None
+    guarantee: Literal["probability", "expectation", "none"]
+    epsilon: float
+    delta: float | None
+    control: str
+    bound: str | None
+    n: int
+    seed: int | None
+    assumptions: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control with its options: what `evaluate` repeats and `calibrate` runs once.
+
+    Parameters
+    ----------
+    name : {"empirical", "crc", "ucb", "ltt"}
+    bound : str
+        Name among `swiftsure.bounds.BOUNDS`, or "auto".
+    zero_bounded : bool
+        Select on max(0, loss), Eq. 16 of the paper, an upper bound of the risk.
+    correction : {"fixed_sequence", "bonferroni"}
+        Of `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
+    monotone, method, selection, delta_prime
+        Of `crc`; see there.
+    """
+
+    name: str
+    bound: str = "auto"
+    zero_bounded: bool = False
+    correction: str = "fixed_sequence"
+    monotone: bool | None = None
+    method: str = "crc"
+    selection: str | None = None
+    delta_prime: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and options that contradict each other."""
+        checks.known("control", self.name, CONTROLS)
+        checks.known("bound", self.bound, ["auto", *bounds.BOUNDS])
+        checks.known("correction", self.correction, ["fixed_sequence", "bonferroni"])
+        checks.known("method", self.method, ["crc", "ucb"])
+        if self.selection is not None:
+            checks.known("selection", self.selection, ["contiguous", "paper"])
+        if self.delta_prime is not None:
+            checks.between("delta_prime", self.delta_prime, 0.0, 1.0)
+        if self.method == "ucb" and (self.monotone is not None or self.selection is not None):
+            raise ValueError("`method='ucb'` of crc takes neither `monotone` nor `selection`.")
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether crc takes the running maximum of losses: yes, unless a selection is named."""
+        return self.selection is None if self.monotone is None else self.monotone
+
+    @property
+    def guarantee(self) -> Literal["probability", "expectation", "none"]:
+        """What the control promises."""
+        if self.name in ("ucb", "ltt"):
+            return "probability"
+        if self.name == "crc" and (self.method == "ucb" or self.is_monotone):
+            return "expectation"
+        return "none"
+
+    def indices(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows | None = None,
+        pool: int | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the setting chosen for each of some rising levels; -1 where there is none.
+
+        `rows` are the calibration samples in the order in which they are tested; the order must
+        not depend on their losses.
+        """
+        curve = self.prepare(curve)
+        rows = np.arange(curve.n) if rows is None else rows
+        # The full model needs no test; where setting 0 is not the full model, it is tested too.
+        start = 1 if curve.relative else 0
+        if self.name == "empirical":
+            chosen = self._plug_in(curve, epsilons, rows, start)
+        elif self.name == "crc" and self.method == "crc":
+            chosen = self._crc(curve, epsilons, rows, start)
+        else:
+            chosen = self._tested(curve, epsilons, delta, rows, start, pool)
+        chosen[chosen < start] = -1
+        return chosen
+
+    def prepare(self, curve: RiskCurve) -> RiskCurve:
+        """Return the curve that the control really looks at, or refuse it."""
+        if self.zero_bounded:
+            curve = curve.zero_bounded()
+        if self.name == "crc" and not curve.relative:
+            raise ValueError(
+                "`crc` needs losses relative to the full model (0 at setting 0), but these are not."
+            )
+        declared = bounds.declared_for(self.bound, curve.loss_range)
+        if declared != curve.loss_range:
+            in_range("losses", curve._losses.values, declared)
+            curve = replace(curve, loss_range=declared)
+        if self.uses_bound:
+            bounds.resolve(self.bound, curve.loss_range)
+        return curve
+
+    @property
+    def uses_bound(self) -> bool:
+        """Whether the control tests with a bound at all."""
+        return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
+
+    def _plug_in(
+        self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int
+    ) -> NDArray[np.int64]:
+        risk = curve.risk(rows)
+        return np.asarray([_last(risk[start:] <= e) + start for e in epsilons], np.int64)
+
+    def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
+        sums, _ = curve.totals(rows, monotone=self.is_monotone)
+        inflated = (sums + curve.loss_range.high) / (len(rows) + 1)
+        if self.selection == "paper":
+            return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
+        return np.asarray(
+            [bounds.last_before_failure(inflated <= e, start) for e in epsilons], np.int64
+        )
+
+    def _tested(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        start: int,
+        pool: int | None,
+    ) -> NDArray[np.int64]:
+        bound = bounds.resolve(self.bound, curve.loss_range)
+        size = bounds.pool_size(pool, len(rows), bound)
+        if self.name == "crc":
+            levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
+            return np.concatenate(
+                [
+                    bound.select(curve, rows, np.asarray([level]), d, start, size)
+                    if level > 0
+                    else np.asarray([start - 1])
+                    for level, d in levels
+                ]
+            )
+        if self.correction == "bonferroni":
+            each = delta / max(1, curve.n_settings - start)
+            passes = [bound.p_values(curve, rows, e, size)[start:] <= each for e in epsilons]
+            return np.asarray([_last(p) + start for p in passes], np.int64)
+        return bound.select(curve, rows, epsilons, delta, start, size)
+
+    def split_level(self, epsilon: float, bound: float, n: int) -> tuple[float, float]:
+        """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
+
+        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it depends on
+        nothing observed.
+        """
+        delta = self.delta_prime
+        if delta is None:
+            delta = 0.5 * epsilon / (bound * np.sqrt(n)) if n > 1 else 0.5 * epsilon / bound
+        return (epsilon - delta * bound) / (1 - delta), float(delta)
+
+    def run(
+        self,
+        curve: RiskCurve,
+        epsilon: float,
+        delta: float | None = 0.1,
+        seed: int = 0,
+        pool: int | None = None,
+    ) -> ControlResult:
+        """Choose one setting."""
+        level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
+        chance = checks.between("delta", 0.5 if delta is None else delta, 0.0, 1.0)
+        prepared = self.prepare(curve)
+        bound = bounds.resolve(self.bound, prepared.loss_range) if self.uses_bound else None
+        ordered = bound is not None and bound.uses_order
+        if ordered:
+            curve = curve.shuffled(seed)
+        index = int(self.indices(curve, np.asarray([level]), chance, pool=pool)[0])
+        return ControlResult(
+            index=None if index < 0 else index,
+            threshold=None if index < 0 else setting(curve, index),
+            guarantee=self.guarantee,
+            epsilon=level,
+            delta=chance if self.guarantee == "probability" else None,
+            control=self.name,
+            bound=None if bound is None else bound.name,
+            n=curve.n,
+            seed=seed if ordered else None,
+            assumptions=self.assumptions(curve, bound),
+            options=self.options(),
+        )
+
+    def assumptions(self, curve: RiskCurve, bound: bounds.Bound | None) -> tuple[str, ...]:
+        """Return what the promise rests on, in words."""
+        if self.guarantee == "none":
+            return ("no finite-sample guarantee: this rule is for comparison",)
+        unit = "groups" if curve.grouped else "samples"
+        rests = [
+            f"calibration and production {unit} are independent draws of one distribution",
+            "path, losses, level and method were fixed before the calibration losses were seen",
+            f"no {curve.loss_name} {curve.risk_name} exceeds {curve.loss_range.high:g}",
+        ]
+        if bound is not None and bound.name == "binomial":
+            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
+        return tuple(rests)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        default = Control(self.name)
+        return {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("name", "bound") and value != getattr(default, key)
+        }
+
+
+def setting(curve: RiskCurve, index: int) -> float | tuple[float, ...] | None:
+    """Return the threshold of a setting: a number, one an exit, or None for never."""
+    value = curve.thresholds[index]
+    if value.ndim == 0:
+        return None if np.isposinf(value) else float(value)
+    return tuple(float(v) for v in value)
+
+
+def _last(passes: NDArray[np.bool_]) -> int:
+    """Return the last index that passes, -1 if none does."""
+    found = np.flatnonzero(passes)
+    return int(found[-1]) if found.size else -1
+
+
+def empirical(curve: RiskCurve, epsilon: float) -> ControlResult:
+    """Return the fastest setting whose calibration risk is at most ε (Eq. 9 of the paper).
+
+    **Guarantee**: none. It exceeds ε about half of the time; it is here for comparison.
+
+    Examples
+    --------
+    >>> from swiftsure.curves import RiskCurve
+    >>> empirical(RiskCurve.from_losses([1.0, 0.5], [[0, 0], [0, 0]]), epsilon=0.1).threshold
+    0.5
+    """
+    return Control("empirical").run(curve, epsilon, None)
+
+
+def crc(
+    curve: RiskCurve,
+    epsilon: float,
+    *,
+    monotone: bool | None = None,
+    method: str = "crc",
+    selection: str | None = None,
+    delta_prime: float | None = None,
+    bound: str = "auto",
+    zero_bounded: bool = False,
+    seed: int = 0,
+) -> ControlResult:
+    """Control the risk in expectation (conformal risk control).
+
+    **Guarantee**: E[risk of the chosen setting] ≤ ε, over the draw of the calibration set, for
+    `monotone=True` (the default) and `method="ucb"`; none for the selection rules, which exist to
+    reproduce the paper. Its Proposition 1 does not hold as stated: Eq. 10 can exceed ε.
+
+    Parameters
+    ----------
+    curve : RiskCurve
+        Of losses relative to the full model.
+    epsilon : float
+        In (0, B).
+    monotone : bool, optional
+        Replace each sample's loss by its running maximum from the safe end: valid, cautious.
+    method : {"crc", "ucb"}
+        "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
+        losses, and far less cautious from about 1000 samples on.
+    selection : {"contiguous", "paper"}, optional
+        On the losses as they are: the last setting before the first failure, or the paper's Eq. 10,
+        the fastest setting that passes. No finite-sample guarantee.
+    delta_prime : float, optional
+        δ′ of `method="ucb"`, fixed beforehand.
+
+    Raises
+    ------
+    ValueError
+        If the losses are not relative to the full model.
+
+    Examples
+    --------
+    >>> from swiftsure.curves import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 99)
+    >>> crc(curve, epsilon=0.01).threshold
+    0.5
+    """
+    control = Control(
+        "crc",
+        bound=bound,
+        zero_bounded=zero_bounded,
+        monotone=monotone,
+        method=method,
+        selection=selection,
+        delta_prime=delta_prime,
+    )
+    return control.run(curve, epsilon, None, seed)
+
+
+def ucb(
+    curve: RiskCurve,
+    epsilon: float,
+    delta: float = 0.1,
+    bound: str = "auto",
+    *,
+    zero_bounded: bool = False,
+    seed: int = 0,
+    pool: int | None = None,
+) -> ControlResult:
+    """Control the risk with high probability (Eq. 12 of the paper).
+
+    Settings are tested from the safe end, and the last one before the first failure is chosen.
+
+    **Guarantee**: P(risk of the chosen setting ≤ ε) ≥ 1 − δ over the draw of the calibration set,
+    with no monotonicity of losses or risk, for a path, order, loss, level and bound that were fixed
+    before the calibration losses were seen.
+
+    Parameters
+    ----------
+    curve : RiskCurve
+    epsilon : float
+        In (0, B).
+    delta : float
+        Failure probability, in (0, 1).
+    bound : str
+        Among `swiftsure.bounds.BOUNDS`; "auto" is the exact binomial test for losses declared 0/1,
+        STaR otherwise.
+    zero_bounded : bool
+        Select on max(0, loss) (Eq. 16).
+    seed : int
+        Fixes the order in which betting bounds see the samples. Never choose among seeds.
+    pool : int, optional
+        Size of the finite pool that the samples were drawn from without replacement; the promise
+        is then about the pool's risk.
+
+    Examples
+    --------
+    >>> from swiftsure.curves import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 100)
+    >>> ucb(curve, epsilon=0.05).threshold, ucb(curve, epsilon=0.01).threshold
+    (0.5, None)
+    """
+    return Control("ucb", bound=bound, zero_bounded=zero_bounded).run(
+        curve, epsilon, delta, seed, pool
+    )
+
+
+def ltt(
+    curve: RiskCurve,
+    epsilon: float,
+    delta: float = 0.1,
+    bound: str = "auto",
+    *,
+    correction: str = "fixed_sequence",
+    zero_bounded: bool = False,
+    seed: int = 0,
+    pool: int | None = None,
+) -> ControlResult:
+    """Control the risk with high probability by multiple testing (Learn then Test).
+
+    In fixed sequence it chooses what `ucb` chooses with the same bound. The paper's comparison of
+    the two is one of bounds: WSR on losses as they are against Hoeffding-Bentkus on zero-bounded
+    ones (`bound="hoeffding_bentkus", zero_bounded=True`).
+
+    **Guarantee**: as for `ucb`. With `correction="bonferroni"` every setting is tested at δ/K, and
+    the fastest that passes is chosen.
+
+    Examples
+    --------
+    >>> from swiftsure.curves import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 100)
+    >>> ltt(curve, epsilon=0.05, bound="hoeffding_bentkus", zero_bounded=True).threshold
+    0.5
+    """
+    return Control("ltt", bound=bound, zero_bounded=zero_bounded, correction=correction).run(
+        curve, epsilon, delta, seed, pool
+    )
+
+
+def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult]) -> ControlResult:
+    """Return the choice that holds several risks at once: the safest of theirs.
+
+    **Guarantee**: all risks together, with probability 1 − δ, without a correction. On one path,
+    the fixed sequence that needs every risk certified at each setting stops where the first of
+    them fails; so its choice is the safest of the single ones. In expectation, a running maximum of
+    the loss only falls towards the safe end, so each risk stays within its level.
+    """
+    if any(not np.array_equal(curve.thresholds, curves[0].thresholds) for curve in curves):
+        raise ValueError("`risks` must share one path.")
+    if len(results) > 1:
+        if control.name == "crc" and not (control.method == "crc" and control.is_monotone):
+            raise ValueError("`crc` of several risks at once needs `monotone=True`.")
+        if control.name == "ltt" and control.correction != "fixed_sequence":
+            raise ValueError("`ltt` of several risks at once needs `correction='fixed_sequence'`.")
+    return min(results, key=lambda result: -1 if result.index is None else result.index)

@@ -1,0 +1,346 @@
+"""RiskCurve: loss and cost of each sample at each setting of a path; all that a control sees."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import _kernels, checks
+from swiftsure.losses import LossRange
+from swiftsure.paths import Path
+
+__all__ = ["RiskCurve"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+SLACK = 1e-6
+"""How far past its bound, relative to it, rounding may carry a loss."""
+
+
+@dataclass(frozen=True)
+class RiskCurve:
+    """Losses relative to the full model, and costs, of n samples along a path of settings.
+
+    Made by `record.curve(...)`, or by `RiskCurve.from_losses` from plain arrays. In exit form it
+    holds one loss an exit and the path's thresholds, and looks up the loss at a setting when it is
+    needed: an (n, K) matrix exists only when `losses()` asks for it.
+
+    Attributes
+    ----------
+    thresholds : (K,) or (K, n_exits - 1)
+        The settings, safest first.
+    loss_range : LossRange
+        Where the losses lie, as declared.
+    relative : bool
+        Whether setting 0 is the full model, whose loss against itself is 0.
+    costs : mapping
+        Costs by name: one an exit (or one a setting), or one for each sample as well.
+    """
+
+    thresholds: NDArray[Any]
+    loss_range: LossRange
+    relative: bool
+    costs: Mapping[str, Floats]
+    risk_name: str = "gap"
+    loss_name: str = "loss"
+    path_kind: str = "given settings"
+    grouped: bool = False
+    shuffled_with: int | None = None
+    _losses: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
+    _nested: bool = field(repr=False, default=False)
+
+    @classmethod
+    def from_losses(
+        cls,
+        thresholds: ArrayLike,
+        losses: ArrayLike,
+        costs: ArrayLike | Mapping[str, ArrayLike] | None = None,
+        loss_range: LossRange | tuple[float, float] = (-1, 1),
+        *,
+        binary: bool = False,
+        relative: bool | None = None,
+        groups: ArrayLike | None = None,
+        risk: str = "gap",
+        loss: str = "loss",
+    ) -> "RiskCurve":
+        """Make a curve from the loss of every sample at every setting.
+
+        Parameters
+        ----------
+        thresholds : (K,)
+            Settings from safest to fastest, in whatever unit the dial has.
+        losses : (n, K)
+            Losses relative to the full model (early loss less full loss, for example).
+        costs : (K,), (n, K) or a mapping of such, optional
+            What each setting costs.
+        loss_range : (low, high) or LossRange
+            Where losses can lie, by their definition.
+        binary : bool
+            Declares that each loss is 0 or 1, which admits the exact binomial test.
+        relative : bool, optional
+            Whether setting 0 is the full model, which then needs no test. By default it is taken to
+            be where `losses[:, 0]` is 0 throughout; pass False where that is chance. Curves that
+            are not relative have setting 0 tested like any other, and are refused by `crc`.
+        groups : (n,), optional
+            Labels of dependent rows (frames of one video); the curve then holds group means.
+
+        Raises
+        ------
+        ValueError
+            If shapes do not fit, a loss is not finite, or one lies outside `loss_range`.
+
+        Examples
+        --------
+        >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0.0, 1.0], [0.0, -1.0]])
+        >>> curve.risk()
+        array([0., 0.])
+        """
+        declared = LossRange.of(loss_range)
+        if binary:
+            if (declared.low, declared.high) not in [(0, 1), (-1, 1)]:
+                raise ValueError(
+                    "`loss_range` of binary losses must be (0, 1), but got"
+                    f" ({declared.low:g}, {declared.high:g})."
+                )
+            declared = LossRange(0, 1, whole=True)
+        settings = np.asarray(
+            [np.inf if value is None else value for value in np.ravel(np.asarray(thresholds))],
+            dtype=np.float64,
+        )
+        if np.isnan(settings).any():
+            raise ValueError("`thresholds` must not hold NaN.")
+        values = checks.numbers("losses", losses, np.float64)
+        checks.of_shape("losses", values, {"n": None, "K": len(settings)})
+        values = in_range("losses", values, declared)
+        if relative is None:
+            relative = not values[:, 0].any()
+        elif relative and values[:, 0].any():
+            raise ValueError(
+                "`losses` must be 0 in column 0, the full model, where `relative=True`; pass"
+                " `relative=False` if setting 0 is not the full model."
+            )
+        if costs is None:
+            costs = {}
+        named = costs if isinstance(costs, Mapping) else {"cost": costs}
+        curve = cls(
+            thresholds=settings,
+            loss_range=declared,
+            relative=relative,
+            costs={k: cost_array(k, v, values.shape, "K") for k, v in named.items()},
+            risk_name=risk,
+            loss_name=loss,
+            _losses=_kernels.Losses(
+                np.ascontiguousarray(values),
+                np.empty((len(values), 0), np.float32),
+                np.empty((len(settings), 0), np.float32),
+                False,
+                0,
+            ),
+        )
+        return curve if groups is None else curve.by_group(groups)
+
+    @classmethod
+    def from_exits(
+        cls,
+        confidences: NDArray[np.float32],
+        losses: Floats,
+        path: Path,
+        costs: Mapping[str, Floats],
+        loss_range: LossRange,
+        *,
+        strict: bool = False,
+        min_exit: int = 0,
+        risk: str = "gap",
+        loss: str = "loss",
+    ) -> "RiskCurve":
+        """Make a curve from checked arrays: what a record does.
+
+        Parameters
+        ----------
+        confidences : (n, n_exits - 1)
+        losses : (n, n_exits)
+            Relative losses; the last column is 0.
+        path : Path
+        costs : mapping of (n_exits,) or (n, n_exits)
+        """
+        levels = path.per_exit(losses.shape[1])
+        return cls(
+            thresholds=path.thresholds,
+            loss_range=loss_range,
+            relative=True,
+            costs=costs,
+            risk_name=risk,
+            loss_name=loss,
+            path_kind=path.kind,
+            _losses=_kernels.Losses(
+                np.ascontiguousarray(losses),
+                np.ascontiguousarray(confidences),
+                levels,
+                bool(strict),
+                int(min_exit),
+            ),
+            _nested=bool((levels[1:] <= levels[:-1]).all()),
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of samples, or of groups."""
+        return len(self._losses.values)
+
+    @property
+    def n_settings(self) -> int:
+        """Number of settings, K."""
+        return len(self.thresholds)
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether the curve is in exit form."""
+        return bool(self._losses.thresholds.shape[1] > 0)
+
+    def risk(self, rows: Rows | None = None) -> Floats:
+        """Return the mean loss at each setting, (K,)."""
+        return self.totals(rows)[0] / (self.n if rows is None else len(rows))
+
+    def losses(self, rows: Rows | None = None) -> Floats:
+        """Return the loss of every sample at every setting, (n, K): large, so only on request."""
+        block: Floats = _kernels.gather(self._losses, self._rows(rows), 0, self.n_settings)
+        return block
+
+    def loss_at(self, index: int) -> Floats:
+        """Return the losses at one setting, (n,)."""
+        block: Floats = _kernels.gather(self._losses, self._rows(None), index, index + 1)
+        return block[:, 0]
+
+    def totals(self, rows: Rows | None = None, monotone: bool = False) -> tuple[Floats, Floats]:
+        """Return the sum and the sum of squares of the losses at each setting.
+
+        With `monotone=True` each sample's loss is replaced by its running maximum from the safe
+        end, starting at the full model's 0.
+        """
+        kernel = _kernels.totals_nested if self._nested else _kernels.totals_scan
+        sums: tuple[Floats, Floats] = kernel(self._losses, self._rows(rows), monotone)
+        return sums
+
+    def exit_shares(self, rows: Rows | None = None) -> Floats:
+        """Return the share of samples that leave at each exit, (K, n_exits)."""
+        if not self.has_exits:
+            raise ValueError("A curve made from losses at each setting knows no exits.")
+        selected = self._rows(rows)
+        shares: Floats = _kernels.exit_counts(self._losses, selected, self._nested) / len(selected)
+        return shares
+
+    def mean_cost(self, name: str, rows: Rows | None = None) -> Floats:
+        """Return the mean cost at each setting, (K,)."""
+        values = self.costs[checks.known("cost", name, self.costs)]
+        if values.ndim == 1:
+            return self.exit_shares(rows) @ values if self.has_exits else values
+        per_sample = replace(self, _losses=self._losses._replace(values=values))
+        return per_sample.risk(rows)
+
+    def zero_bounded(self) -> "RiskCurve":
+        """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
+
+        Of a 0-1 gap it is 0 or 1, and so admits the binomial test.
+        """
+        return replace(
+            self,
+            loss_range=self.loss_range.zero_bounded(),
+            risk_name=f"zero-bounded {self.risk_name}",
+            _losses=self._losses._replace(values=np.maximum(self._losses.values, 0.0)),
+        )
+
+    def shuffled(self, seed: int) -> "RiskCurve":
+        """Return the curve with its samples in the one order that `seed` gives.
+
+        Betting tests depend on the order of the samples. One permutation, fixed beforehand, makes
+        them valid whatever order the samples came in; never choose among seeds.
+        """
+        if self.shuffled_with == seed:
+            return self
+        if self.shuffled_with is not None:
+            raise ValueError(
+                f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
+                f" seed {seed}."
+            )
+        order = np.random.default_rng(seed).permutation(self.n)
+        return replace(
+            self,
+            costs={k: v if v.ndim == 1 else v[order] for k, v in self.costs.items()},
+            shuffled_with=seed,
+            _losses=self._losses._replace(
+                values=self._losses.values[order], confidences=self._losses.confidences[order]
+            ),
+        )
+
+    def by_group(self, groups: ArrayLike) -> "RiskCurve":
+        """Return the curve of group means: the unit of every guarantee is then a group."""
+        labels = np.asarray(groups)
+        checks.of_shape("groups", labels, {"n": self.n})
+        _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+
+        def means(losses: _kernels.Losses) -> Floats:
+            table: Floats = _kernels.group_means(losses, codes, sizes)
+            return table
+
+        costs = dict(self.costs)
+        for name, values in self.costs.items():
+            if values.ndim == 2:
+                costs[name] = means(self._losses._replace(values=values))
+            elif self.has_exits:
+                every = np.repeat(values[None], self.n, axis=0)
+                costs[name] = means(self._losses._replace(values=every))
+        table = means(self._losses)
+        return replace(
+            self,
+            loss_range=LossRange(self.loss_range.low, self.loss_range.high),
+            costs=costs,
+            grouped=True,
+            _losses=_kernels.Losses(
+                table,
+                np.empty((len(table), 0), np.float32),
+                np.empty((self.n_settings, 0), np.float32),
+                False,
+                0,
+            ),
+            _nested=False,
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that a control sees."""
+        digest = hashlib.sha256()
+        for array in (self.thresholds, self._losses.values, self._losses.confidences):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{self.loss_range}{self._losses.strict}{self._losses.min_exit}".encode())
+        return f"sha256:{digest.hexdigest()}"
+
+    def _rows(self, rows: Rows | None) -> Rows:
+        return np.arange(self.n) if rows is None else rows
+
+
+def in_range(name: str, values: NDArray[Any], declared: LossRange) -> NDArray[Any]:
+    """Return losses checked against their declared range, mended where rounding passed it."""
+    checks.finite(name, values)
+    values = checks.within(name, values, declared.low, declared.high, SLACK * declared.high)
+    if declared.whole and not (values == np.rint(values)).all():
+        raise ValueError(f"`{name}` is declared whole, so it must hold whole numbers only.")
+    return values
+
+
+def cost_array(
+    name: str, values: ArrayLike, shape: tuple[int, ...], axis: str
+) -> NDArray[np.float64]:
+    """Return costs checked for shape (one a column, or one a sample and column) and sign."""
+    title = f"costs['{name}']"
+    array = checks.finite(title, checks.numbers(title, values, np.float64))
+    if array.ndim == 1:
+        checks.of_shape(title, array, {axis: shape[1]})
+    else:
+        checks.of_shape(title, array, {"n": shape[0], axis: shape[1]})
+    if (array < 0).any():
+        raise ValueError(f"`{title}` must not be negative, but its least value is {array.min():g}.")
+    return np.ascontiguousarray(array)

@@ -1,0 +1,124 @@
+"""The exit rule: a sample leaves at the first exit whose confidence reaches its threshold."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import _kernels, checks
+
+__all__ = ["NEVER", "calm_decay", "exit_indices", "threshold_array"]
+
+NEVER = np.float32(np.inf)
+"""The threshold that no confidence reaches. 1.0 is not one: float32 softmax does reach 1.0."""
+
+
+def threshold_array(
+    thresholds: ArrayLike | Sequence[float | None], name: str = "thresholds"
+) -> NDArray[np.float32]:
+    """Return thresholds as float32, with `None` (never exit) as infinity.
+
+    Confidences are float32 too, so both sides of the comparison round alike: 0.7 in float32 is
+    not at least 0.7 in float64.
+
+    Examples
+    --------
+    >>> threshold_array([None, 0.5])
+    array([inf, 0.5], dtype=float32)
+    """
+    values = np.asarray(thresholds)
+    if values.dtype == object:
+        flat = [np.inf if value is None else value for value in values.ravel()]
+        try:
+            values = np.asarray(flat, dtype=np.float64).reshape(values.shape)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"`{name}` must hold numbers or None, but got {thresholds!r}."
+            ) from None
+    array = checks.numbers(name, values)
+    if np.isnan(array).any():
+        raise ValueError(f"`{name}` must not hold NaN.")
+    return array.astype(np.float32)
+
+
+def exit_indices(
+    confidences: ArrayLike,
+    thresholds: ArrayLike | Sequence[float | None] | None,
+    *,
+    strict: bool = False,
+    min_exit: int = 0,
+) -> NDArray[np.int64]:
+    """Return the exit that each sample takes (Eq. 1 of the paper).
+
+    Parameters
+    ----------
+    confidences : (n, n_exits - 1)
+        Confidence at every exit but the last, which takes whoever is left.
+    thresholds : scalar or (n_exits - 1,)
+        One shared threshold, or one an exit; `None` means never.
+    strict : bool
+        Exit on `>` rather than `≥`; published systems differ in it.
+    min_exit : int
+        Exits before this index are never taken.
+
+    Returns
+    -------
+    exits : (n,)
+        0-based; `n_exits - 1` is the full model.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit or a value is NaN.
+
+    Examples
+    --------
+    >>> exit_indices([[0.9, 0.2], [0.3, 0.8], [0.1, 0.1]], 0.8)
+    array([0, 1, 2])
+    """
+    scores = checks.numbers("confidences", confidences, np.float32)
+    checks.of_shape("confidences", scores, {"n": None, "n_exits - 1": None})
+    if np.isnan(scores).any():
+        raise ValueError("`confidences` must not hold NaN.")
+    levels = threshold_array(np.inf if thresholds is None else thresholds)
+    if levels.ndim == 0:
+        levels = np.full(scores.shape[1], levels)
+    checks.of_shape("thresholds", levels, {"n_exits - 1": scores.shape[1]})
+    checks.count("min_exit", min_exit, 0)
+    exits: NDArray[np.int64] = _kernels.exit_indices(
+        np.ascontiguousarray(scores), levels, strict, min_exit
+    )
+    return exits
+
+
+def calm_decay(
+    threshold: ArrayLike, step: ArrayLike, length: int, temperature: float = 4.0
+) -> NDArray[np.float32]:
+    """Return CALM's threshold at a decoding step (its Eq. 5): early tokens need more confidence.
+
+    λ(t) = clip(0.9 λ + 0.1 exp(−τ t / N), 0, 1). The scalar λ is what a control sets. "Never"
+    stays never.
+
+    Parameters
+    ----------
+    threshold : array_like
+        λ; infinity means never exit.
+    step : array_like
+        t, from 0; broadcast against `threshold`.
+    length : int
+        N, the longest output.
+    temperature : float
+        τ; 0 makes every step alike.
+
+    Examples
+    --------
+    >>> calm_decay(0.8, [0, 50, 100], length=100, temperature=4.0).round(3)
+    array([0.82 , 0.734, 0.722], dtype=float32)
+    """
+    checks.count("length", length)
+    if not temperature >= 0:
+        raise ValueError(f"`temperature` must be at least 0, but got {temperature}.")
+    levels = threshold_array(threshold, "threshold").astype(np.float64)
+    steps = checks.numbers("step", step, np.float64)
+    decayed = np.clip(0.9 * levels + 0.1 * np.exp(-temperature * steps / length), 0.0, 1.0)
+    return np.where(np.isposinf(levels), np.inf, decayed).astype(np.float32)

@@ -1,0 +1,111 @@
+"""What a loss is, and the registry of those that have a name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LOSSES", "Loss", "LossRange", "register"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LossRange:
+    """Where losses lie, as declared: bounds follow this, never what was observed.
+
+    Parameters
+    ----------
+    low, high : float
+        Smallest and largest possible loss.
+    whole : bool
+        Whether losses are whole numbers; whole numbers in [0, 1] admit the exact binomial test.
+
+    Examples
+    --------
+    >>> LossRange(0, 1, whole=True).gap()
+    LossRange(low=-1.0, high=1.0, whole=True)
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse ranges that hold no loss of interest."""
+        object.__setattr__(self, "low", float(self.low))
+        object.__setattr__(self, "high", float(self.high))
+        if not (np.isfinite(self.low) and np.isfinite(self.high) and self.low < self.high):
+            raise ValueError(
+                f"`loss_range` must be (low, high) with low < high, but got"
+                f" ({self.low:g}, {self.high:g})."
+            )
+        if not self.high > 0:
+            raise ValueError(f"`loss_range` must reach above 0, but got high = {self.high:g}.")
+
+    @property
+    def binary(self) -> bool:
+        """Whether every loss is 0 or 1."""
+        return self.whole and (self.low, self.high) == (0.0, 1.0)
+
+    @classmethod
+    def of(cls, value: "LossRange | tuple[float, float]") -> "LossRange":
+        """Return `value` as a range; a pair (low, high) will do."""
+        if isinstance(value, LossRange):
+            return value
+        try:
+            low, high = value
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"`loss_range` must be a pair (low, high), but got {value!r}."
+            ) from None
+        return cls(float(low), float(high))
+
+    def gap(self) -> "LossRange":
+        """Range of the difference of two such losses."""
+        width = self.high - self.low
+        return LossRange(-width, width, self.whole)
+
+    def zero_bounded(self) -> "LossRange":
+        """Range of max(0, loss), Eq. 16 of the paper."""
+        return LossRange(max(0.0, self.low), self.high, self.whole)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss with a name: what it compares, where it lies, how it is computed.
+
+    Parameters
+    ----------
+    name : str
+        What users write.
+    range : LossRange
+        Where the loss against labels lies.
+    of : {"prediction", "distribution"}
+        What it looks at. A prediction loss is the same for equal predictions, so its gap is known
+        without a label wherever an exit agrees with the full model.
+    against_labels : callable
+        (probabilities (n, n_exits, n_classes), labels (n,)) -> losses (n, n_exits).
+    against_last : callable
+        probabilities (n, n_exits, n_classes) -> inconsistencies (n, n_exits) with the last exit.
+    """
+
+    name: str
+    range: LossRange
+    of: Literal["prediction", "distribution"]
+    against_labels: Callable[[Array, Array], Array]
+    against_last: Callable[[Array], Array]
+
+
+LOSSES: dict[str, Loss] = {}
+"""Known losses by name."""
+
+
+def register(loss: Loss) -> Loss:
+    """Make a loss known under its name and return it."""
+    if loss.name in LOSSES and LOSSES[loss.name] != loss:
+        raise ValueError(f"`loss` must have a name of its own, but {loss.name!r} is taken.")
+    LOSSES[loss.name] = loss
+    return loss

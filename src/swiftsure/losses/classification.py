@@ -1,0 +1,80 @@
+"""Losses of classifiers: 0-1 for predictions, Brier (Eq. 7 of the paper) for distributions."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.losses.base import Loss, LossRange, register
+
+__all__ = [
+    "BRIER",
+    "ZERO_ONE",
+    "brier",
+    "brier_against_drawn",
+    "brier_inconsistency",
+    "zero_one",
+    "zero_one_inconsistency",
+]
+
+Array = NDArray[Any]
+
+
+def zero_one(probabilities: Array, labels: Array) -> Array:
+    """1 where the most probable class is not the label."""
+    wrong: Array = probabilities.argmax(axis=-1) != labels[:, None]
+    return wrong.astype(np.float64)
+
+
+def zero_one_inconsistency(probabilities: Array) -> Array:
+    """1 where an exit's prediction is not the last exit's."""
+    predictions = probabilities.argmax(axis=-1)
+    differs: Array = predictions != predictions[:, -1:]
+    return differs.astype(np.float64)
+
+
+def brier(probabilities: Array, labels: Array) -> Array:
+    """Squared distance between a distribution and the one-hot label, in [0, 2]."""
+    of_label = np.take_along_axis(probabilities, labels[:, None, None], axis=-1)[..., 0]
+    loss: Array = np.square(probabilities).sum(axis=-1) - 2.0 * of_label + 1.0
+    return loss
+
+
+def brier_inconsistency(probabilities: Array) -> Array:
+    """Squared distance to the last exit's distribution q, in [0, 2].
+
+    It is the exact mean, over labels drawn from q, of an exit's Brier loss less the last exit's.
+    """
+    distance: Array = np.square(probabilities - probabilities[:, -1:, :]).sum(axis=-1)
+    return distance
+
+
+def brier_against_drawn(probabilities: Array, labels: Array) -> Array:
+    """Brier loss of each exit less the last exit's, against given labels, in [-2, 2].
+
+    With labels drawn from the last exit this is the paper's consistency loss (Eq. 8); with its
+    most probable class it is what the paper's code computes, which is another risk.
+    """
+    losses = brier(probabilities, labels)
+    difference: Array = losses - losses[:, -1:]
+    return difference
+
+
+ZERO_ONE = register(
+    Loss(
+        "zero_one",
+        LossRange(0, 1, whole=True),
+        of="prediction",
+        against_labels=zero_one,
+        against_last=zero_one_inconsistency,
+    )
+)
+BRIER = register(
+    Loss(
+        "brier",
+        LossRange(0, 2),
+        of="distribution",
+        against_labels=brier,
+        against_last=brier_inconsistency,
+    )
+)

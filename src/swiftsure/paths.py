@@ -1,0 +1,127 @@
+"""Paths: the settings a control may choose from, from safest to fastest."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.exits import NEVER, threshold_array
+
+__all__ = ["Path", "PathLike"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Threshold settings in the order in which they are tested; the first is the full model.
+
+    A guarantee holds for a path that is fixed before the calibration losses are seen. The one
+    exception is `Path.breakpoints`, which takes *every* point where the calibration exits change.
+
+    Parameters
+    ----------
+    thresholds : (K,) or (K, n_exits - 1)
+        One shared threshold a setting, or one an exit.
+    kind : str
+        How the path came to be, for certificates.
+    """
+
+    thresholds: NDArray[np.float32]
+    kind: str
+
+    def __len__(self) -> int:
+        """Return the number of settings, the full model included."""
+        return len(self.thresholds)
+
+    @classmethod
+    def logit_grid(cls, step: float = 0.05, high: float = 16.0, low: float = -8.0) -> "Path":
+        """Return the default path: thresholds evenly spaced in the logit of the confidence.
+
+        Confidences of overconfident exits crowd near 1, where a linear grid has too few points.
+
+        Examples
+        --------
+        >>> path = Path.logit_grid()
+        >>> path.thresholds[:2], path.thresholds[-1]
+        (array([inf,  1.], dtype=float32), np.float32(0.0))
+        """
+        if not (step > 0 and high > low):
+            raise ValueError(f"`step` must be positive and `high` above `low`, but got {step}.")
+        logits = np.linspace(high, low, round((high - low) / step) + 1)
+        values = np.concatenate([[1.0], 1.0 / (1.0 + np.exp(-logits)), [0.0]])
+        return cls._descending(values, "logit grid")
+
+    @classmethod
+    def grid(cls, thresholds: ArrayLike) -> "Path":
+        """Return a path over given shared thresholds, safest first; "never" is put before them.
+
+        Examples
+        --------
+        >>> Path.grid([0.5, 0.9]).thresholds
+        array([inf, 0.9, 0.5], dtype=float32)
+        """
+        values = threshold_array(thresholds, "path")
+        return cls._descending(checks.of_shape("path", values, {"K": None}), "given grid")
+
+    @classmethod
+    def breakpoints(cls, confidences: ArrayLike) -> "Path":
+        """Return every threshold at which some sample's exit changes.
+
+        Examples
+        --------
+        >>> Path.breakpoints([[0.5, 0.5], [0.9, 0.7]]).thresholds
+        array([inf, 0.9, 0.7, 0.5], dtype=float32)
+        """
+        values = checks.numbers("confidences", confidences, np.float32)
+        return cls._descending(values.ravel(), "every breakpoint")
+
+    @classmethod
+    def family(cls, thresholds: ArrayLike) -> "Path":
+        """Return a path over vectors of per-exit thresholds, in the order given.
+
+        Parameters
+        ----------
+        thresholds : (K, n_exits - 1)
+            From safest to fastest; a first row of "never" is put before them if it is missing.
+
+        Examples
+        --------
+        >>> Path.family([[0.9, 0.8], [0.7, 0.5]]).thresholds.shape
+        (3, 2)
+        """
+        values = threshold_array(thresholds, "path")
+        checks.of_shape("path", values, {"K": None, "n_exits - 1": None})
+        if not np.isposinf(values[0]).all():
+            values = np.vstack([np.full((1, values.shape[1]), NEVER), values])
+        return cls(values, "family of per-exit thresholds")
+
+    @classmethod
+    def of(cls, path: "PathLike", confidences: NDArray[Any]) -> "Path":
+        """Return `path` as a Path: None, "logit", "breakpoints", thresholds, or a Path."""
+        if isinstance(path, Path):
+            return path
+        if path is None:
+            return cls.logit_grid()
+        if isinstance(path, str):
+            checks.known("path", path, ["logit", "breakpoints"])
+            return cls.logit_grid() if path == "logit" else cls.breakpoints(confidences)
+        values = threshold_array(path, "path")
+        return cls.family(values) if values.ndim == 2 else cls.grid(values)
+
+    @classmethod
+    def _descending(cls, values: NDArray[Any], kind: str) -> "Path":
+        unique = np.unique(values.astype(np.float32))[::-1]
+        finite = unique[np.isfinite(unique)]
+        return cls(np.concatenate([[NEVER], finite]).astype(np.float32), kind)
+
+    def per_exit(self, n_exits: int) -> NDArray[np.float32]:
+        """Return the thresholds as (K, n_exits - 1)."""
+        values = self.thresholds
+        if values.ndim == 1:
+            values = np.repeat(values[:, None], n_exits - 1, axis=1)
+        checks.of_shape("path", values, {"K": None, "n_exits - 1": n_exits - 1})
+        return np.ascontiguousarray(values)
+
+
+PathLike = Path | str | ArrayLike | None

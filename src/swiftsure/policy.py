@@ -1,0 +1,244 @@
+"""Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from swiftsure.bounds import minimum_samples
+from swiftsure.exits import exit_indices, threshold_array
+from swiftsure.files import write_text
+from swiftsure.losses import LossRange
+
+__all__ = ["Certificate", "Policy", "Promise", "percent", "promise_sentence"]
+
+VERSION = 1
+"""Version of the policy file; a newer one is refused."""
+
+Guarantee = Literal["probability", "expectation", "none"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Promise(_Frozen):
+    """One risk that a policy keeps, and what was seen of it."""
+
+    risk: str
+    loss: str
+    epsilon: float
+    loss_range: tuple[float, float]
+    bound: str | None
+    calibration_risk: float
+    """Mean loss of the calibration samples at the chosen setting."""
+    upper_bound: float | None
+    """What the risk exceeds with probability at most δ, for display; None without a test."""
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
+        return f"{self.loss} {kind} the full model"
+
+
+class Certificate(_Frozen):
+    """What a policy promises, in numbers, and what the promise rests on."""
+
+    guarantee: Guarantee
+    delta: float | None
+    promises: tuple[Promise, ...] = Field(min_length=1)
+    control: str
+    options: dict[str, Any]
+    n: int
+    unit: Literal["samples", "groups"]
+    n_samples: int
+    path: str
+    n_settings: int
+    index: int | None
+    seed: int | None
+    pool: int | None
+    assumptions: tuple[str, ...]
+    costs: dict[str, tuple[float, float]]
+    """Mean cost on the calibration samples: of the full model, and of the policy."""
+    exit_shares: tuple[float, ...] | None
+    """Share of the calibration samples that leave at each exit."""
+    data: str
+    """Fingerprint of the losses, confidences and settings that were seen."""
+    model: str | None = None
+    """Fingerprint of the model; None for a policy made from arrays alone."""
+
+
+class Policy(_Frozen):
+    """A setting of the dial, and the certificate that says what it keeps.
+
+    `threshold=None` means that the full model always runs. `str(policy)` says in one sentence what
+    is promised; `policy.certificate` holds the numbers.
+    """
+
+    format: Literal["swiftsure-policy"] = "swiftsure-policy"
+    version: Literal[1] = 1
+    threshold: float | tuple[float | None, ...] | None
+    """Shared by all exits, or one an exit; None: always the full model."""
+    score: str | None
+    n_exits: int | None
+    strict: bool = False
+    min_exit: int = 0
+    temperatures: tuple[float, ...] | None = None
+    dtype: str | None = None
+    settings: dict[str, Any]
+    """Every dial by name; a dial at its safe end where nothing was certified."""
+    certificate: Certificate
+
+    @property
+    def runs_full_model(self) -> bool:
+        """Whether nothing was certified, so that no sample leaves early."""
+        return self.threshold is None
+
+    @property
+    def thresholds(self) -> NDArray[np.float32] | None:
+        """One threshold an exit but the last, infinity for never; None for a system of no exits."""
+        if self.n_exits is None:
+            return None
+        levels = threshold_array(self.threshold if self.threshold is not None else np.inf)
+        return np.broadcast_to(levels, (self.n_exits - 1,)).copy()
+
+    def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
+        """Return the exit that each sample takes under this policy.
+
+        Parameters
+        ----------
+        confidences : (n, n_exits - 1)
+        """
+        levels = self.thresholds
+        if levels is None:
+            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        return exit_indices(confidences, levels, strict=self.strict, min_exit=self.min_exit)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy as JSON, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Policy":
+        """Read a policy, checked in every field.
+
+        Raises
+        ------
+        ValueError
+            If the file is not a policy, is damaged, or comes from a newer version.
+        """
+        if not Path(path).is_file():
+            raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not a JSON file ({error}).") from None
+        if not isinstance(content, dict) or content.get("format") != "swiftsure-policy":
+            raise ValueError(f"{path} is JSON, but not a Swiftsure policy.")
+        version = content.get("version")
+        if isinstance(version, int) and version > VERSION:
+            raise ValueError(
+                f"{path} was written by a newer Swiftsure (policy version {version}; this one reads"
+                f" up to {VERSION}): upgrade swiftsure to read it."
+            )
+        try:
+            return cls.model_validate_json(json.dumps(content))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
+
+    def __str__(self) -> str:
+        """Say in one sentence what the policy does and what is promised."""
+        certificate = self.certificate
+        if self.runs_full_model:
+            return f"Always runs the full model: {_nothing_certified(certificate)}."
+        parts = [f"{_action(self)}: {promise_sentence(certificate)}"]
+        if certificate.guarantee != "none":
+            *rests, last = certificate.assumptions
+            parts.append(f", provided that {', '.join(rests)}, and {last}")
+        parts.append(_saving(certificate))
+        if certificate.model is None:
+            parts.append("; it is bound to no particular model, having been made from arrays alone")
+        return "".join(parts) + "."
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage without needless digits.
+
+    Examples
+    --------
+    >>> percent(0.9), percent(0.333)
+    ('90 %', '33.3 %')
+    """
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def promise_sentence(certificate: Certificate) -> str:
+    """Return the probability statement of a certificate."""
+    risks = _risks(certificate.promises)
+    if certificate.guarantee == "none":
+        return f"no guarantee is made ({risks} was aimed at)"
+    over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
+    if certificate.pool is not None:
+        over += f" from a pool of {certificate.pool:,}, on that pool"
+    if certificate.guarantee == "expectation":
+        return f"on average {over}, {risks}"
+    return f"with probability at least {percent(1 - (certificate.delta or 0))} {over}, {risks}"
+
+
+def _risks(promises: tuple[Promise, ...]) -> str:
+    texts = [f"the expected {promise} is at most {promise.epsilon:g}" for promise in promises]
+    return " and ".join(texts)
+
+
+def _action(policy: Policy) -> str:
+    if policy.n_exits is None:
+        dials = ", ".join(f"{name} = {_number(value)}" for name, value in policy.settings.items())
+        return f"Runs at {dials}"
+    sign = "above" if policy.strict else "at least"
+    if isinstance(policy.threshold, tuple):
+        level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
+        return (
+            f"Leaves at the first exit whose {policy.score} confidence is {sign} its own of {level}"
+        )
+    return (
+        f"Leaves at the first of {policy.n_exits} exits whose {policy.score} confidence is {sign}"
+        f" {_number(policy.threshold)}"
+    )
+
+
+def _number(value: object) -> str:
+    return "never" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _saving(certificate: Certificate) -> str:
+    texts = []
+    for name, (full, here) in certificate.costs.items():
+        if full > 0:
+            texts.append(f"{percent(1 - here / full)} of {'exits' if name == 'exit' else name}")
+    return f"; on the calibration samples it saves {', '.join(texts)}" if texts else ""
+
+
+def _nothing_certified(certificate: Certificate) -> str:
+    goals = " and ".join(f"the {p} within {p.epsilon:g}" for p in certificate.promises)
+    text = f"nothing faster was certified to keep {goals}"
+    if certificate.guarantee == "probability":
+        text += f" with probability at least {percent(1 - (certificate.delta or 0))}"
+    text += f" on {certificate.n:,} calibration {certificate.unit}"
+    needed = [_needed(certificate, promise) for promise in certificate.promises]
+    most = max(needed)
+    if most > certificate.n:
+        text += f" (no valid method can with fewer than {most:,})"
+    return text
+
+
+def _needed(certificate: Certificate, promise: Promise) -> int:
+    if certificate.guarantee == "probability" and certificate.delta is not None:
+        declared = LossRange(*promise.loss_range)
+        return minimum_samples(promise.epsilon, certificate.delta, declared) or 0
+    return 0

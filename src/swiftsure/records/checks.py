@@ -1,0 +1,178 @@
+"""Checks that every array of a record passes before anything is computed from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.curves import in_range
+from swiftsure.losses import LOSSES, LossRange
+
+__all__ = [
+    "choose",
+    "confidence_array",
+    "declared_ranges",
+    "gap_is_known_by_agreement",
+    "group_array",
+    "id_array",
+    "inconsistency_array",
+    "label_array",
+    "loss_array",
+    "replace_fields",
+]
+
+Array = NDArray[Any]
+Ranges = Mapping[str, LossRange | tuple[float, float]]
+
+RISKS = ("gap", "consistency")
+
+
+def confidence_array(name: str, values: ArrayLike, shape: tuple[int, ...] | None) -> Array:
+    """Return confidences as contiguous float32 in [0, 1]."""
+    array = checks.numbers(name, values)
+    axes = dict.fromkeys(("n", "n_exits - 1"))
+    if shape is not None:
+        axes = dict(zip(axes, shape, strict=True))
+    checks.finite(name, checks.of_shape(name, array, axes))
+    return np.ascontiguousarray(checks.within(name, array, 0.0, 1.0), np.float32)
+
+
+def loss_array(name: str, values: ArrayLike, axes: Mapping[str, int], declared: LossRange) -> Array:
+    """Return losses in their declared range; float32 and float64 stay what they are."""
+    array = checks.numbers(name, values)
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(np.float64)
+    return in_range(name, checks.of_shape(name, array, axes), declared)
+
+
+def loss_array_with_gaps(
+    name: str,
+    values: ArrayLike,
+    axes: Mapping[str, int],
+    declared: LossRange,
+    inconsistencies: Array | None,
+) -> Array:
+    """Return losses of which whole rows may be NaN (no label), if agreement can stand in."""
+    array = checks.numbers(name, values)
+    missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    if not missing.any():
+        return loss_array(name, array, axes, declared)
+    if inconsistencies is None:
+        row = int(np.argwhere(missing)[0, 0])
+        raise ValueError(
+            f"`{name}` holds NaN in row {row}. Labels may be missing only for prediction losses"
+            " whose `inconsistencies` are given under the same name."
+        )
+    checks.of_shape(name, array, axes)
+    partly = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
+    if partly.size:
+        raise ValueError(f"`{name}` must be NaN in whole rows, but row {partly[0]} is so in part.")
+    filled = loss_array(name, np.where(missing, declared.low, array), axes, declared)
+    filled[missing] = np.nan
+    return filled
+
+
+def inconsistency_array(
+    name: str, values: ArrayLike, axes: Mapping[str, int], declared: LossRange, full: int
+) -> Array:
+    """Return losses against the full model, which is column `full` and agrees with itself."""
+    array = loss_array(name, values, axes, declared)
+    if array[:, full].any():
+        raise ValueError(
+            f"`{name}` must be 0 in column {full}, the full model, but its largest value there is"
+            f" {np.abs(array[:, full]).max():g}."
+        )
+    return array
+
+
+def declared_ranges(record: Any) -> tuple[dict[str, LossRange], dict[str, LossRange]]:
+    """Return the declared ranges of a record's losses and inconsistencies.
+
+    The range given for it, else that of the known loss of its name, else (0, 1).
+    """
+    if not record.losses and not record.inconsistencies:
+        raise ValueError(
+            "`losses` or `inconsistencies` must be given: there is nothing to control."
+        )
+
+    def declared(given: Ranges, name: str) -> LossRange:
+        if name in given:
+            return LossRange.of(given[name])
+        return LOSSES[name].range if name in LOSSES else LossRange(0, 1)
+
+    either = {**record.loss_ranges, **record.inconsistency_ranges}
+    return (
+        {name: declared(record.loss_ranges, name) for name in record.losses},
+        {name: declared(either, name) for name in record.inconsistencies},
+    )
+
+
+def replace_fields(record: Any, **values: Any) -> None:
+    """Replace arguments of a frozen record by their checked form."""
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
+def gap_is_known_by_agreement(loss: str) -> bool:
+    """Whether equal outputs have equal losses, so that agreement makes the gap 0."""
+    return loss in LOSSES and LOSSES[loss].of == "prediction"
+
+
+def id_array(ids: ArrayLike | None, n: int) -> Array:
+    """Return ids, by default 0 … n − 1; an id used twice is refused."""
+    if ids is None:
+        return np.arange(n)
+    array = np.asarray(ids)
+    checks.of_shape("ids", array, {"n": n})
+    if array.dtype.kind not in "iuU":
+        raise TypeError(f"`ids` must be whole numbers or text, but their dtype is {array.dtype}.")
+    values, counts = np.unique(array, return_counts=True)
+    if len(values) < n:
+        twice = values[counts > 1][0]
+        raise ValueError(
+            f"`ids` must be unique, but {twice!s} is used {counts.max()} times: a sample counted"
+            " twice voids the guarantee."
+        )
+    return array
+
+
+def group_array(groups: ArrayLike | None, n: int) -> Array | None:
+    """Return group labels, or None."""
+    if groups is None:
+        return None
+    array = np.asarray(groups)
+    checks.of_shape("groups", array, {"n": n})
+    if array.dtype.kind not in "iuU":
+        raise TypeError(
+            f"`groups` must be whole numbers or text, but their dtype is {array.dtype}."
+        )
+    return array
+
+
+def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
+    """Return class numbers; negative ones and NaN are missing labels, and come back as -1."""
+    array = checks.numbers("labels", labels)
+    checks.of_shape("labels", array, {"n": n})
+    array = np.where(np.isnan(array), -1, array) if array.dtype.kind == "f" else array
+    if (array != np.rint(array)).any():
+        raise ValueError("`labels` must be whole numbers.")
+    if array.max() >= n_classes:
+        raise ValueError(
+            f"`labels` must be below the number of classes, {n_classes}, but got {array.max():g}."
+        )
+    numbers: Array = np.maximum(array, -1).astype(np.int64)
+    return numbers
+
+
+def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:
+    """Return `value` if known; if None the only option, or the preferred one."""
+    if value is not None:
+        return checks.known(name, value, options)
+    if len(options) == 1:
+        return next(iter(options))
+    if preferred in options:
+        return preferred
+    options_text = ", ".join(options) if options else "none"
+    raise ValueError(f"`{name}` must be given; this record has: {options_text}.")

@@ -1,0 +1,385 @@
+"""ExitRecord: what happened at every exit of a network."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.curves import RiskCurve, cost_array
+from swiftsure.losses import LOSSES, Loss, LossRange
+from swiftsure.losses.classification import brier_against_drawn
+from swiftsure.paths import Path, PathLike
+from swiftsure.records import checks as record_checks
+from swiftsure.records import files as record_files
+from swiftsure.records.checks import (
+    RISKS,
+    Ranges,
+    choose,
+    declared_ranges,
+    gap_is_known_by_agreement,
+    replace_fields,
+)
+from swiftsure.scores import SCORES, probabilities
+
+__all__ = ["ExitRecord"]
+
+Array = NDArray[Any]
+
+CHUNK = 4096
+"""Samples whose probabilities are held in float64 at once."""
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """Confidences and losses of n samples at every exit of a network, and what each exit costs.
+
+    Parameters
+    ----------
+    confidences : (n, n_exits - 1) or a mapping of such
+        In [0, 1], at every exit but the last; a bare array is called "top1".
+    losses : mapping of (n, n_exits)
+        Losses against labels, for the gap risk (Eq. 6). NaN stands for "no label yet" and is
+        allowed in prediction losses where `inconsistencies` of that name say whether it matters.
+    inconsistencies : mapping of (n, n_exits)
+        Losses against the last exit, for the consistency risk (Eq. 8); the last column is 0.
+    costs : mapping of (n_exits,) or (n, n_exits)
+        Cost of leaving at each exit, in any unit. The exit's number is always there, as "exit".
+    loss_ranges, inconsistency_ranges : mapping, optional
+        (low, high) of losses that are not among `swiftsure.losses.LOSSES`; (0, 1) if not given.
+    ids : (n,), optional
+        Sample ids, whole numbers or text; an id used twice is refused, since it voids guarantees.
+    groups : (n,), optional
+        Which samples depend on each other (rows of one user, frames of one video).
+    fingerprint : str, optional
+        Fingerprint of the model that made the record; arrays alone have none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Whatever would void a guarantee: NaN, losses out of range, confidences outside [0, 1],
+        shapes that do not fit, ids used twice.
+
+    Examples
+    --------
+    >>> record = ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0], [1, 0]]})
+    >>> record.n, record.n_exits
+    (2, 2)
+    """
+
+    confidences: Mapping[str, Array]
+    losses: Mapping[str, Array] = field(default_factory=dict)
+    inconsistencies: Mapping[str, Array] = field(default_factory=dict)
+    costs: Mapping[str, Array] = field(default_factory=dict)
+    loss_ranges: Ranges = field(default_factory=dict)
+    inconsistency_ranges: Ranges = field(default_factory=dict)
+    ids: Array = None  # type: ignore[assignment]
+    groups: Array | None = None
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every array; what is stored is ready for use."""
+        given = self.confidences
+        scores: dict[str, Any] = dict(given if isinstance(given, Mapping) else {"top1": given})
+        if not scores:
+            raise ValueError("`confidences` must hold at least one score.")
+        shape: tuple[int, ...] | None = None
+        for name, values in scores.items():
+            title = f"confidences['{name}']"
+            scores[name] = record_checks.confidence_array(title, values, shape)
+            shape = scores[name].shape
+        n, n_early = next(iter(scores.values())).shape
+        axes = {"n": n, "n_exits": n_early + 1}
+        ranges, soft = declared_ranges(self)
+        aside = {
+            name: record_checks.inconsistency_array(
+                f"inconsistencies['{name}']", values, axes, soft[name], full=n_early
+            )
+            for name, values in self.inconsistencies.items()
+        }
+        losses = {
+            name: record_checks.loss_array_with_gaps(
+                f"losses['{name}']",
+                values,
+                axes,
+                ranges[name],
+                aside.get(name) if gap_is_known_by_agreement(name) else None,
+            )
+            for name, values in self.losses.items()
+        }
+        costs = {"exit": np.arange(1.0, n_early + 2)}
+        for name, values in self.costs.items():
+            costs[name] = cost_array(name, values, (n, n_early + 1), "n_exits")
+        replace_fields(
+            self,
+            confidences=scores,
+            losses=losses,
+            inconsistencies=aside,
+            costs=costs,
+            loss_ranges=ranges,
+            inconsistency_ranges=soft,
+            ids=record_checks.id_array(self.ids, n),
+            groups=record_checks.group_array(self.groups, n),
+        )
+
+    @classmethod
+    def from_logits(
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike | None = None,
+        score: str | Iterable[str] = "top1",
+        *,
+        losses: Iterable[str] = ("zero_one", "brier"),
+        label: Literal["expected", "sample", "argmax"] = "expected",
+        temperatures: ArrayLike = 1.0,
+        costs: Mapping[str, ArrayLike] | None = None,
+        ids: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        seed: int = 0,
+    ) -> "ExitRecord":
+        """Make a record of a classifier from its logits.
+
+        Parameters
+        ----------
+        logits : (n, n_exits, n_classes)
+        labels : (n,), optional
+            Class numbers; negative ones are missing labels. Without labels only consistency risks
+            can be controlled.
+        score : str or several
+            Names among `swiftsure.scores.SCORES`.
+        losses : names among `swiftsure.losses.LOSSES`
+        label : {"expected", "sample", "argmax"}
+            Consistency of distributions against the last exit's q: in closed form ‖p − q‖² (the
+            mean over labels drawn from q), with one label drawn from q for each sample (the paper),
+            or with q's most probable class (the paper's code; another risk).
+        temperatures : scalar or (n_exits,)
+            Logits are divided by these, which must come from other data than the calibration's.
+        seed : int
+            For `label="sample"`.
+
+        Examples
+        --------
+        >>> record = ExitRecord.from_logits([[[2.0, 0.0], [3.0, 0.0]]], labels=[0])
+        >>> float(record.losses["zero_one"].sum())
+        0.0
+        """
+        values = checks.numbers("logits", logits)
+        checks.of_shape("logits", values, {"n": None, "n_exits": None, "n_classes": None})
+        n, n_exits, n_classes = values.shape
+        if n_exits < 2 or n_classes < 2:
+            raise ValueError(
+                "`logits` must have 2 exits and 2 classes or more, but got shape"
+                f" {checks.shape_text(values.shape)}."
+            )
+        scale = np.broadcast_to(np.asarray(temperatures, np.float64), (n_exits,))[:, None]
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise ValueError("`temperatures` must be positive and finite.")
+        checks.known("label", label, ["expected", "sample", "argmax"])
+        score_names = [score] if isinstance(score, str) else list(score)
+        chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in losses]
+        targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
+        rng = np.random.default_rng(seed)
+
+        parts: dict[str, list[Array]] = {}
+        for start in range(0, n, CHUNK):
+            p = probabilities(values[start : start + CHUNK], scale)
+            for name in score_names:
+                measure = SCORES[checks.known("score", name, SCORES)]
+                parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
+            for loss in chosen:
+                parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
+                if targets is not None:
+                    part = targets[start : start + CHUNK]
+                    against = loss.against_labels(p, np.maximum(part, 0))
+                    against = np.where(part[:, None] < 0, np.nan, against)
+                    parts.setdefault(f"loss/{loss.name}", []).append(against)
+        joined = {key: np.concatenate(blocks) for key, blocks in parts.items()}
+        if targets is not None and (targets < 0).any():  # only these can do without some labels
+            chosen_losses = [loss for loss in chosen if loss.of == "prediction"]
+        else:
+            chosen_losses = chosen if targets is not None else []
+        drawn = label != "expected"
+        return cls(
+            {name: joined[f"score/{name}"] for name in score_names},
+            losses={loss.name: joined[f"loss/{loss.name}"] for loss in chosen_losses},
+            inconsistencies={loss.name: joined[f"soft/{loss.name}"] for loss in chosen},
+            inconsistency_ranges={
+                loss.name: loss.range.gap()
+                for loss in chosen
+                if drawn and loss.of == "distribution"
+            },
+            costs={} if costs is None else {k: np.asarray(v) for k, v in costs.items()},
+            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
+            groups=None if groups is None else np.asarray(groups),
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(next(iter(self.confidences.values())))
+
+    @property
+    def n_exits(self) -> int:
+        """Number of exits, the last included."""
+        return int(next(iter(self.confidences.values())).shape[1]) + 1
+
+    def curve(
+        self,
+        risk: str = "gap",
+        loss: str | None = None,
+        score: str | None = None,
+        path: PathLike = None,
+        *,
+        zero_bounded: bool = False,
+        missing: Literal["raise", "worst"] = "raise",
+        strict: bool = False,
+        min_exit: int = 0,
+    ) -> RiskCurve:
+        """Return losses and costs along a path of thresholds: the one thing controls see.
+
+        Parameters
+        ----------
+        risk : {"gap", "consistency"}
+            Against labels (Eq. 6), or against the last exit (Eq. 8).
+        loss, score : str, optional
+            Needed where the record holds several.
+        path : None, "logit", "breakpoints", thresholds, or Path
+            Settings from safest to fastest; by default a fixed grid, even in the logit.
+        zero_bounded : bool
+            Count no exit that does better than the last one (Eq. 16).
+        missing : {"raise", "worst"}
+            What to do where a label is missing and matters: refuse, or assume the worst loss.
+        strict, min_exit
+            As in `swiftsure.exits.exit_indices`.
+        """
+        loss = self._choose_loss(risk, loss)
+        score = choose("score", score, self.confidences, preferred="top1")
+        confidences = self.confidences[score]
+        if risk == "gap":
+            declared = LossRange.of(self.loss_ranges[loss]).gap()
+            values = self.losses[loss].astype(np.float64)
+            values -= values[:, -1:]
+            if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
+                values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
+        else:
+            declared = LossRange.of(self.inconsistency_ranges[loss])
+            values = self.inconsistencies[loss].astype(np.float64)
+        curve = RiskCurve.from_exits(
+            confidences,
+            values,
+            Path.of(path, confidences),
+            self.costs,
+            declared,
+            strict=strict,
+            min_exit=checks.count("min_exit", min_exit, 0),
+            risk=risk,
+            loss=loss,
+        )
+        unlabelled = np.flatnonzero(np.isnan(values).any(axis=1))
+        if len(unlabelled):
+            checks.known("missing", missing, ["raise", "worst"])
+            needed = np.isnan(curve.losses(unlabelled)).any(axis=1).sum()
+            if missing == "raise" and needed:
+                raise ValueError(
+                    f"{needed} missing label(s) matter: `record.needs_label(loss={loss!r})`"
+                    ' lists the samples; label them, or pass `missing="worst"` to assume the worst of them.'
+                )
+            values[np.isnan(values)] = declared.high
+        if zero_bounded:
+            curve = curve.zero_bounded()
+        return curve if self.groups is None else curve.by_group(self.groups)
+
+    def needs_label(
+        self,
+        loss: str = "zero_one",
+        score: str | None = None,
+        path: PathLike = None,
+        *,
+        threshold: float | None = None,
+    ) -> Array:
+        """Return the ids of the samples whose label is missing and would matter.
+
+        The gap of a prediction loss is 0 wherever the exit agrees with the full model, so labels
+        are worth their price only where some setting of the path makes a sample leave at an exit
+        that disagrees.
+
+        Parameters
+        ----------
+        threshold : float, optional
+            Consider only settings with thresholds of at least this. Settings below it can then be
+            calibrated with `missing="worst"` only.
+        """
+        checks.known(
+            "loss", loss, [k for k in self.inconsistencies if gap_is_known_by_agreement(k)]
+        )
+        missing: Array = np.ones(self.n, bool)
+        if loss in self.losses:
+            missing = np.isnan(self.losses[loss]).any(axis=1)
+        score = choose("score", score, self.confidences, preferred="top1")
+        route = Path.of(path, self.confidences[score])
+        if threshold is not None:
+            keep: Array = route.thresholds >= np.float32(threshold)
+            keep = keep if keep.ndim == 1 else keep.all(axis=1)
+            route = Path(route.thresholds[keep], route.kind)
+        curve = RiskCurve.from_exits(
+            self.confidences[score],
+            self.inconsistencies[loss].astype(np.float64),
+            route,
+            {},
+            LossRange.of(self.inconsistency_ranges[loss]),
+        )
+        rows = np.flatnonzero(missing)
+        matters = [
+            curve.losses(rows[i : i + CHUNK]).any(axis=1) for i in range(0, len(rows), CHUNK)
+        ]
+        chosen: Array = self.ids[rows[np.concatenate([np.zeros(0, bool), *matters])]]
+        return chosen
+
+    def take(self, rows: ArrayLike) -> "ExitRecord":
+        """Return the record of some samples, by position."""
+        index = np.asarray(rows)
+        return ExitRecord(
+            {k: v[index] for k, v in self.confidences.items()},
+            losses={k: v[index] for k, v in self.losses.items()},
+            inconsistencies={k: v[index] for k, v in self.inconsistencies.items()},
+            costs={k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()},
+            loss_ranges=self.loss_ranges,
+            inconsistency_ranges=self.inconsistency_ranges,
+            ids=self.ids[index],
+            groups=None if self.groups is None else self.groups[index],
+            fingerprint=self.fingerprint,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record to a Parquet file, whole or not at all."""
+        record_files.save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        scores: Iterable[str] | None = None,
+        losses: Iterable[str] | None = None,
+    ) -> "ExitRecord":
+        """Read a record from Parquet or npz; only the scores and losses named, if any are."""
+        return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
+
+    def _choose_loss(self, risk: str, loss: str | None) -> str:
+        checks.known("risk", risk, RISKS)
+        return choose("loss", loss, self.losses if risk == "gap" else self.inconsistencies)
+
+
+def _against_last(loss: Loss, p: Array, label: str, rng: np.random.Generator) -> Array:
+    """Return inconsistencies with the last exit, by the rule that `label` names."""
+    if loss.of == "prediction" or label == "expected":
+        return loss.against_last(p)
+    last = p[:, -1]
+    if label == "argmax":
+        return brier_against_drawn(p, last.argmax(axis=-1))
+    cumulative = last.cumsum(axis=-1)
+    drawn = (rng.random((len(last), 1)) * cumulative[:, -1:] > cumulative).sum(axis=-1)
+    return brier_against_drawn(p, drawn)

@@ -1,0 +1,220 @@
+"""Records as files: Parquet, one row a sample; plain npz is read too."""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from swiftsure import checks
+from swiftsure.files import replaced
+from swiftsure.losses import LossRange
+
+__all__ = ["VERSION", "kind", "load", "save"]
+
+VERSION = 1
+"""Version of the file layout; a file of a newer one is refused."""
+
+KEY = b"swiftsure"
+TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
+"""Attributes of a record that hold one table a name, and the prefix of their columns."""
+
+Array = NDArray[Any]
+
+
+def save(record: Any, path: str | os.PathLike[str]) -> None:
+    """Write a record: a column a table, the rest in the file's own metadata."""
+    columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
+    if record.groups is not None:
+        columns["group"] = pa.array(record.groups)
+    for attribute, prefix in TABLES.items():
+        for name, values in getattr(record, attribute, {}).items():
+            columns[f"{prefix}/{name}"] = _lists(values)
+    shared_costs = {}
+    for name, values in record.costs.items():
+        if values.ndim == 1:
+            shared_costs[name] = values.tolist()
+        else:
+            columns[f"cost/{name}"] = _lists(values)
+    header = {
+        "kind": "thresholds" if hasattr(record, "thresholds") else "exits",
+        "version": VERSION,
+        "costs": shared_costs,
+        "loss_ranges": {k: _range_json(v) for k, v in record.loss_ranges.items()},
+        "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
+        "fingerprint": record.fingerprint,
+    }
+    if header["kind"] == "thresholds":
+        never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
+        header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
+    table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
+    with replaced(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+
+
+def kind(path: str | os.PathLike[str]) -> str:
+    """Return "exits" or "thresholds", from the file's own words."""
+    if _is_npz(path):
+        with _npz(path) as arrays:
+            return "thresholds" if "thresholds" in arrays else "exits"
+    return str(_header(path)["kind"])
+
+
+def load(
+    path: str | os.PathLike[str],
+    expected: str,
+    only: Mapping[str, Iterable[str] | None],
+) -> dict[str, Any]:
+    """Return what a record's constructor takes; `only` names the tables to read."""
+    found = kind(path)
+    if found != expected:
+        classes = {"exits": "ExitRecord", "thresholds": "ThresholdRecord"}
+        raise ValueError(f"{path} holds a {classes[found]}; load it with {classes[found]}.load.")
+    only = {**only, "inconsistencies": only.get("losses")}
+    return _load_npz(path, only) if _is_npz(path) else _load_parquet(path, only)
+
+
+def _load_parquet(
+    path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]
+) -> dict[str, Any]:
+    header = _header(path)
+    present = pq.read_schema(path).names
+    columns = [name for name in present if "/" not in name or name.startswith("cost/")]
+    wanted: dict[str, list[str]] = {}
+    for attribute, prefix in TABLES.items():
+        names = [c.removeprefix(f"{prefix}/") for c in present if c.startswith(f"{prefix}/")]
+        wanted[attribute] = _selection(attribute, names, only.get(attribute))
+        columns += [f"{prefix}/{name}" for name in wanted[attribute]]
+    try:
+        table = pq.read_table(path, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read; it may be truncated ({error}).") from None
+
+    def values(column: str) -> Array:
+        return _matrix(table[column])
+
+    arguments: dict[str, Any] = {
+        attribute: {name: values(f"{prefix}/{name}") for name in wanted[attribute]}
+        for attribute, prefix in TABLES.items()
+    }
+    costs: dict[str, Any] = dict(header["costs"])
+    costs |= {c.removeprefix("cost/"): values(c) for c in columns if c.startswith("cost/")}
+    arguments |= {
+        "costs": costs,
+        "ids": _vector(table["id"]),
+        "groups": _vector(table["group"]) if "group" in columns else None,
+        "fingerprint": header["fingerprint"],
+    }
+    for key in ("loss_ranges", "inconsistency_ranges"):
+        arguments[key] = {name: LossRange(*value) for name, value in header[key].items()}
+    if header["kind"] == "thresholds":
+        del arguments["confidences"]
+        arguments |= {key: header[key] for key in ("thresholds", "dial", "settings")}
+    return arguments
+
+
+def _load_npz(
+    path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]
+) -> dict[str, Any]:
+    """Read `confidences.NAME`, `losses.NAME`, `costs.NAME`, … from an npz without pickles."""
+    arguments: dict[str, Any] = {}
+    with _npz(path) as arrays:
+        names = set(arrays)
+        single = {"thresholds", "ids", "groups"}
+        groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges"}
+        for key in names:
+            attribute, _, name = key.partition(".")
+            if key in single:
+                arguments[key] = arrays[key]
+            elif key == "confidences":
+                arguments.setdefault("confidences", {})["top1"] = arrays[key]
+            elif attribute in groups and name:
+                if name in _selection(attribute, [name], only.get(attribute), strict=False):
+                    value = arrays[key]
+                    value = tuple(value.tolist()) if attribute.endswith("_ranges") else value
+                    arguments.setdefault(attribute, {})[name] = value
+            else:
+                raise ValueError(
+                    f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
+                    " confidences, and confidences.NAME, losses.NAME, inconsistencies.NAME,"
+                    " costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME."
+                )
+    return arguments
+
+
+def _selection(
+    attribute: str, names: list[str], only: Iterable[str] | None, strict: bool = True
+) -> list[str]:
+    if only is None:
+        return names
+    if attribute == "confidences" and strict:
+        return [checks.known("scores", name, names) for name in only]
+    return [name for name in only if name in names]
+
+
+def _header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        header = json.loads(metadata[KEY])
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a readable Parquet file ({error}).") from None
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{path} is a Parquet file, but not a Swiftsure record: it was not written by"
+            " `record.save`."
+        ) from None
+    if header["version"] > VERSION:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure (record version {header['version']}; this"
+            f" one reads up to {VERSION}): upgrade swiftsure to read it."
+        )
+    return dict(header)
+
+
+def _is_npz(path: str | os.PathLike[str]) -> bool:
+    return Path(path).suffix == ".npz" or (Path(path).is_file() and zipfile.is_zipfile(path))
+
+
+def _npz(path: str | os.PathLike[str]) -> Any:
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a readable npz file ({error}).") from None
+
+
+def _lists(values: Array) -> pa.Array:
+    """Return a matrix as a column of fixed-size lists, which Parquet reads back in one piece."""
+    flat = pa.array(np.ascontiguousarray(values).ravel(), from_pandas=False)
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _matrix(column: pa.ChunkedArray) -> Array:
+    combined = column.combine_chunks()
+    width = combined.type.list_size
+    flat: Array = combined.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(-1, width)
+
+
+def _vector(column: pa.ChunkedArray) -> Array:
+    values: Array = column.to_numpy()
+    return values.astype(str) if values.dtype == object else values
+
+
+def _range_json(value: LossRange) -> list[float | bool]:
+    return [value.low, value.high, value.whole]

@@ -1,0 +1,164 @@
+"""ThresholdRecord: what happened at every threshold of a system that runs anew at each."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.curves import RiskCurve, cost_array
+from swiftsure.losses import LossRange
+from swiftsure.paths import PathLike
+from swiftsure.records import checks as record_checks
+from swiftsure.records import files as record_files
+from swiftsure.records.checks import RISKS, Ranges, choose, declared_ranges, replace_fields
+
+__all__ = ["ThresholdRecord"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ThresholdRecord:
+    """Losses and costs of n samples at K thresholds of a system that runs anew at each.
+
+    For systems whose whole run depends on the threshold: generation, diffusion, drafting.
+
+    Parameters
+    ----------
+    thresholds : (K,)
+        Safest first; the first is the full model, whatever number the dial has there.
+    losses : mapping of (n, K)
+        Losses against labels; the gap risk subtracts column 0.
+    inconsistencies : mapping of (n, K)
+        Losses against the full model's output; column 0 is 0.
+    costs : mapping of (K,) or (n, K)
+    loss_ranges, inconsistency_ranges, ids, groups, fingerprint
+        As in `ExitRecord`; losses lie in (0, 1) if nothing else is said.
+    dial : str
+        What the threshold is called in `policy.settings`.
+    settings : mapping
+        Other dials, held fixed, that belong to the policy.
+
+    Examples
+    --------
+    >>> record = ThresholdRecord([1.0, 0.5], losses={"rouge_l": [[0.2, 0.3], [0.5, 0.4]]})
+    >>> record.curve(loss="rouge_l").risk().round(3)
+    array([0., 0.])
+    """
+
+    thresholds: Array
+    losses: Mapping[str, Array] = field(default_factory=dict)
+    inconsistencies: Mapping[str, Array] = field(default_factory=dict)
+    costs: Mapping[str, Array] = field(default_factory=dict)
+    loss_ranges: Ranges = field(default_factory=dict)
+    inconsistency_ranges: Ranges = field(default_factory=dict)
+    ids: Array = None  # type: ignore[assignment]
+    groups: Array | None = None
+    fingerprint: str | None = None
+    dial: str = "threshold"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check every array; what is stored is ready for use."""
+        dial = [np.inf if t is None else t for t in np.ravel(np.asarray(self.thresholds))]
+        thresholds = checks.numbers("thresholds", dial, np.float64)
+        checks.of_shape("thresholds", thresholds, {"K": None})
+        n = checks.numbers("losses", next(iter((self.losses or self.inconsistencies).values()), []))
+        axes = {"n": n.shape[0] if n.ndim else 0, "K": len(thresholds)}
+        ranges, soft = declared_ranges(self)
+        replace_fields(
+            self,
+            thresholds=thresholds,
+            losses={
+                name: record_checks.loss_array(f"losses['{name}']", values, axes, ranges[name])
+                for name, values in self.losses.items()
+            },
+            inconsistencies={
+                name: record_checks.inconsistency_array(
+                    f"inconsistencies['{name}']", values, axes, soft[name], full=0
+                )
+                for name, values in self.inconsistencies.items()
+            },
+            costs={k: cost_array(k, v, tuple(axes.values()), "K") for k, v in self.costs.items()},
+            loss_ranges=ranges,
+            inconsistency_ranges=soft,
+            ids=record_checks.id_array(self.ids, axes["n"]),
+            groups=record_checks.group_array(self.groups, axes["n"]),
+            settings=dict(self.settings),
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(next(iter((self.losses or self.inconsistencies).values())))
+
+    def curve(
+        self,
+        risk: str = "gap",
+        loss: str | None = None,
+        score: str | None = None,
+        path: PathLike = None,
+        *,
+        zero_bounded: bool = False,
+    ) -> RiskCurve:
+        """Return losses and costs along the recorded thresholds: the one thing controls see.
+
+        `score` and `path` are those of the recorded run and cannot be chosen here.
+        """
+        if score is not None or path is not None:
+            raise ValueError(
+                "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
+                " out, or record other thresholds."
+            )
+        checks.known("risk", risk, RISKS)
+        tables = self.losses if risk == "gap" else self.inconsistencies
+        loss = choose("loss", loss, tables)
+        if risk == "gap":
+            values = tables[loss] - tables[loss][:, :1]
+            declared = LossRange.of(self.loss_ranges[loss]).gap()
+        else:
+            values = tables[loss]
+            declared = LossRange.of(self.inconsistency_ranges[loss])
+        curve = RiskCurve.from_losses(
+            self.thresholds,
+            values,
+            self.costs,
+            declared,
+            relative=True,
+            groups=self.groups,
+            risk=risk,
+            loss=loss,
+        )
+        return curve.zero_bounded() if zero_bounded else curve
+
+    def take(self, rows: ArrayLike) -> "ThresholdRecord":
+        """Return the record of some samples, by position."""
+        index = np.asarray(rows)
+        return ThresholdRecord(
+            self.thresholds,
+            losses={k: v[index] for k, v in self.losses.items()},
+            inconsistencies={k: v[index] for k, v in self.inconsistencies.items()},
+            costs={k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()},
+            loss_ranges=self.loss_ranges,
+            inconsistency_ranges=self.inconsistency_ranges,
+            ids=self.ids[index],
+            groups=None if self.groups is None else self.groups[index],
+            fingerprint=self.fingerprint,
+            dial=self.dial,
+            settings=self.settings,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record to a Parquet file, whole or not at all."""
+        record_files.save(self, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, losses: Iterable[str] | None = None
+    ) -> "ThresholdRecord":
+        """Read a record from Parquet or npz; only the losses named, if any are."""
+        return cls(**record_files.load(path, "thresholds", {"losses": losses}))

@@ -1,0 +1,171 @@
+"""Confidences of exit outputs: top-1, top difference, entropy; for images, their aggregates.
+
+Every score lies in [0, 1] and is higher where the exit is surer. Computed in float64, returned as
+float32, which is what thresholds are compared in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+
+__all__ = [
+    "AGGREGATES",
+    "SCORES",
+    "entropy",
+    "mean",
+    "patch",
+    "probabilities",
+    "quantile",
+    "top1",
+    "top_diff",
+]
+
+
+def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np.float64]:
+    """Return the softmax of `logits` over the last axis, in float64.
+
+    Examples
+    --------
+    >>> probabilities([0.0, 0.0]).tolist()
+    [0.5, 0.5]
+    """
+    values = checks.finite("logits", checks.numbers("logits", logits, np.float64))
+    values = values / np.asarray(temperature, dtype=np.float64)
+    values = np.exp(values - values.max(axis=-1, keepdims=True))
+    result: NDArray[np.float64] = values / values.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _as_score(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(values, 0.0, 1.0).astype(np.float32)
+
+
+def top1(probabilities: ArrayLike) -> NDArray[np.float32]:
+    """Return the largest class probability; `probabilities` has the classes last.
+
+    Examples
+    --------
+    >>> top1([[0.7, 0.2, 0.1]])
+    array([0.7], dtype=float32)
+    """
+    return _as_score(np.asarray(probabilities, dtype=np.float64).max(axis=-1))
+
+
+def top_diff(probabilities: ArrayLike) -> NDArray[np.float32]:
+    """Return the difference between the two largest class probabilities.
+
+    Examples
+    --------
+    >>> top_diff([[0.7, 0.2, 0.1]])
+    array([0.5], dtype=float32)
+    """
+    values = np.asarray(probabilities, dtype=np.float64)
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
+        )
+    two = np.partition(values, -2, axis=-1)[..., -2:]
+    return _as_score(two[..., 1] - two[..., 0])
+
+
+def entropy(probabilities: ArrayLike) -> NDArray[np.float32]:
+    """Return 1 minus the entropy over its largest value, log(n_classes).
+
+    Examples
+    --------
+    >>> entropy([[0.5, 0.5], [1.0, 0.0]])
+    array([0., 1.], dtype=float32)
+    """
+    values = np.asarray(probabilities, dtype=np.float64)
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
+        )
+    logs = np.log(values, out=np.zeros_like(values), where=values > 0)
+    return _as_score(1.0 + (values * logs).sum(axis=-1) / np.log(values.shape[-1]))
+
+
+def mean(pixels: ArrayLike) -> NDArray[np.float32]:
+    """Return an image's mean pixel confidence; `pixels` is (..., height, width).
+
+    Examples
+    --------
+    >>> mean([[[0.0, 1.0], [1.0, 1.0]]])
+    array([0.75], dtype=float32)
+    """
+    return _as_score(_pixels(pixels).mean(axis=(-2, -1)))
+
+
+def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
+    """Return the `q`-quantile of an image's pixel confidences (linear interpolation).
+
+    Examples
+    --------
+    >>> quantile([[[0.0, 1.0], [1.0, 1.0]]])
+    array([0.75], dtype=float32)
+    """
+    values = _pixels(pixels)
+    if not 0 <= q <= 1:
+        raise ValueError(f"`q` must be in [0, 1], but got {q}.")
+    return _as_score(np.quantile(values.reshape(*values.shape[:-2], -1), q, axis=-1))
+
+
+def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.float32]:
+    """Return the smallest mean over all patches of an image: its least confident place.
+
+    A summed-area table makes the cost independent of the patch size.
+
+    Parameters
+    ----------
+    pixels : (..., height, width)
+        Pixel confidences.
+    size : int or (height, width)
+        Patch size; a patch larger than the image is cut to it.
+
+    Examples
+    --------
+    >>> patch([[[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]], size=2)
+    array([0.75], dtype=float32)
+    """
+    values = _pixels(pixels)
+    rows, columns = (size, size) if isinstance(size, int | np.integer) else size
+    rows = min(checks.count("size", rows), values.shape[-2])
+    columns = min(checks.count("size", columns), values.shape[-1])
+    table = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1] + 1))
+    table[..., 1:, 1:] = values.cumsum(axis=-2).cumsum(axis=-1)
+    sums = (
+        table[..., rows:, columns:]
+        - table[..., :-rows, columns:]
+        - table[..., rows:, :-columns]
+        + table[..., :-rows, :-columns]
+    )
+    return _as_score(sums.min(axis=(-2, -1)) / (rows * columns))
+
+
+def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = checks.numbers("pixels", pixels, np.float64)
+    if values.ndim < 2 or values.size == 0:
+        raise ValueError(
+            "`pixels` must have shape (..., height, width) and not be empty, but got "
+            f"{checks.shape_text(values.shape)}."
+        )
+    return values
+
+
+SCORES: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {
+    "top1": top1,
+    "top_diff": top_diff,
+    "entropy": entropy,
+}
+"""Scores of one predictive distribution, by name."""
+
+AGGREGATES: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {
+    "mean": mean,
+    "quantile": quantile,
+    "patch": patch,
+}
+"""From pixel scores to an image score, by name."""
