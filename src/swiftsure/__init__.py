@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from swiftsure import (
-        bounds,
-        control,
-        exits,
-        losses,
-        paths,
-        planning,
-        report,
-        scores,
-        simulate,
-    )
+    import swiftsure.planning as planning
+    import swiftsure.report as report
+    from swiftsure import bounds, control, exits, losses, paths, scores, simulate
     from swiftsure.calibration import Risk, calibrate
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve

@@ -102,6 +102,14 @@ class Control:
             raise ValueError("`method='ucb'` of crc takes neither `monotone` nor `selection`.")
 
     @property
+    def label(self) -> str:
+        """Name and options, for tables and figures."""
+        extras = [f"{key}={value}" for key, value in self.options().items()]
+        if self.bound != "auto":
+            extras.insert(0, self.bound)
+        return f"{self.name} ({', '.join(extras)})" if extras else self.name
+
+    @property
     def is_monotone(self) -> bool:
         """Whether crc takes the running maximum of losses: yes, unless a selection is named."""
         return self.selection is None if self.monotone is None else self.monotone

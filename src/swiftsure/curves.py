@@ -17,6 +17,7 @@ __all__ = ["RiskCurve"]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
+SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
 """How far past its bound, relative to it, rounding may carry a loss."""
 
@@ -167,22 +168,33 @@ class RiskCurve:
         path : Path
         costs : mapping of (n_exits,) or (n, n_exits)
         """
-        levels = path.per_exit(losses.shape[1])
-        return cls(
+        curve = cls(
             thresholds=path.thresholds,
             loss_range=loss_range,
             relative=True,
             costs=costs,
             risk_name=risk,
             loss_name=loss,
-            path_kind=path.kind,
             _losses=_kernels.Losses(
                 np.ascontiguousarray(losses),
                 np.ascontiguousarray(confidences),
-                levels,
+                np.empty((0, confidences.shape[1]), np.float32),
                 bool(strict),
                 int(min_exit),
             ),
+        )
+        return curve.along(path)
+
+    def along(self, path: Path) -> "RiskCurve":
+        """Return the same samples along another path."""
+        if not self.has_exits:
+            raise ValueError("A curve made from losses at each setting has no other path.")
+        levels = path.per_exit(self._losses.values.shape[1])
+        return replace(
+            self,
+            thresholds=path.thresholds,
+            path_kind=path.kind,
+            _losses=self._losses._replace(thresholds=levels),
             _nested=bool((levels[1:] <= levels[:-1]).all()),
         )
 
@@ -266,7 +278,8 @@ class RiskCurve:
                 f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
                 f" seed {seed}."
             )
-        order = np.random.default_rng(seed).permutation(self.n)
+        # A stream of its own: who drew the samples with the same seed must not meet it here again.
+        order = np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v[order] for k, v in self.costs.items()},

@@ -82,7 +82,7 @@ class ExitRecord:
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
-        given = self.confidences
+        given: Any = self.confidences  # a bare array will do
         scores: dict[str, Any] = dict(given if isinstance(given, Mapping) else {"top1": given})
         if not scores:
             raise ValueError("`confidences` must hold at least one score.")
@@ -285,7 +285,7 @@ class ExitRecord:
             if missing == "raise" and needed:
                 raise ValueError(
                     f"{needed} missing label(s) matter: `record.needs_label(loss={loss!r})`"
-                    ' lists the samples; label them, or pass `missing="worst"` to assume the worst of them.'
+                    ' lists the samples. Label them, or pass `missing="worst"` to assume the worst.'
                 )
             values[np.isnan(values)] = declared.high
         if zero_bounded:
@@ -317,13 +317,12 @@ class ExitRecord:
         )
         missing: Array = np.ones(self.n, bool)
         if loss in self.losses:
-            missing = np.isnan(self.losses[loss]).any(axis=1)
+            missing = np.asarray(np.isnan(self.losses[loss]).any(axis=1))
         score = choose("score", score, self.confidences, preferred="top1")
         route = Path.of(path, self.confidences[score])
         if threshold is not None:
-            keep: Array = route.thresholds >= np.float32(threshold)
-            keep = keep if keep.ndim == 1 else keep.all(axis=1)
-            route = Path(route.thresholds[keep], route.kind)
+            reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
+            route = Path(route.thresholds[reached.all(axis=1)], route.kind)
         curve = RiskCurve.from_exits(
             self.confidences[score],
             self.inconsistencies[loss].astype(np.float64),
@@ -365,7 +364,15 @@ class ExitRecord:
         scores: Iterable[str] | None = None,
         losses: Iterable[str] | None = None,
     ) -> "ExitRecord":
-        """Read a record from Parquet or npz; only the scores and losses named, if any are."""
+        """Read a record from Parquet or npz; only the scores and losses named, if any are.
+
+        An npz may hold `logits` (and `labels`) in place of a record's own arrays.
+        """
+        raw = record_files.logits(path)
+        if raw is not None:
+            return cls.from_logits(
+                **raw, score=scores or "top1", losses=losses or ("zero_one", "brier")
+            )
         return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
 
     def _choose_loss(self, risk: str, loss: str | None) -> str:

@@ -16,7 +16,7 @@ from swiftsure import checks
 from swiftsure.files import replaced
 from swiftsure.losses import LossRange
 
-__all__ = ["VERSION", "kind", "load", "save"]
+__all__ = ["VERSION", "kind", "load", "logits", "save"]
 
 VERSION = 1
 """Version of the file layout; a file of a newer one is refused."""
@@ -70,6 +70,24 @@ def kind(path: str | os.PathLike[str]) -> str:
         with _npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
     return str(_header(path)["kind"])
+
+
+def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return what `ExitRecord.from_logits` takes, if the file is an npz that holds logits."""
+    if not _is_npz(path):
+        return None
+    with _npz(path) as arrays:
+        if "logits" not in arrays:
+            return None
+        arguments: dict[str, Any] = {"costs": {}}
+        for key in arrays:
+            group, _, name = key.partition(".")
+            if group == "costs" and name:
+                arguments["costs"][name] = arrays[key]
+            else:
+                checks.known("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
+                arguments[key] = arrays[key]
+        return arguments
 
 
 def load(

@@ -1,0 +1,125 @@
+"""`swiftsure calibrate`: from a record to a policy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.output import number, print_json, print_table, print_text
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    record: options.RecordFile,
+    risk: options.Risk = "gap",
+    loss: options.Loss = None,
+    epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
+    delta: options.Delta = 0.1,
+    control: Annotated[str, typer.Option(help="ucb, ltt, crc or empirical.")] = "ucb",
+    bound: options.Bound = "auto",
+    score: options.Score = None,
+    path: options.Path_ = None,
+    and_: Annotated[
+        list[str] | None,
+        typer.Option("--and", help="A further risk to hold, RISK:LOSS:EPSILON; repeatable."),
+    ] = None,
+    pool: Annotated[
+        int | None,
+        typer.Option(help="Size of the finite pool the samples came from.", show_default=False),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="Missing labels that matter: raise, or worst (assume the worst).")
+    ] = "raise",
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the policy here.", show_default=False),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the risk curve here.", show_default=False)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Find the fastest setting that keeps the risk, and certify it.
+
+    Exit status 1 if nothing faster than the full model can be certified; the policy is written all
+    the same, and runs the full model.
+
+    [bold]Example[/bold]
+
+        swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02 -o policy.json
+    """
+    import swiftsure as ss
+
+    loaded = ss.load_record(record)
+    risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
+    policy = ss.calibrate(
+        loaded,
+        risks=risks,
+        control=control,
+        bound=bound,
+        delta=delta,
+        path=options.path_of(path),
+        seed=seed,
+        score=score,
+        pool=pool,
+        missing=missing,  # type: ignore[arg-type]
+    )
+    if output is not None:
+        policy.save(output)
+    if figure is not None:
+        curve = loaded.curve(risk, loss, score, options.path_of(path))
+        cost = "exit" if "exit" in curve.costs else next(iter(curve.costs))
+        ss.report.policy_figure(curve, policy, figure, cost=cost)
+    if json:
+        print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
+    else:
+        print_text(str(policy), "bold")
+        certificate = policy.certificate
+        print_table(
+            "Risks",
+            ["risk", "level", "on calibration", "upper bound", "bound"],
+            [
+                [
+                    f"{p.loss} {p.risk}",
+                    number(p.epsilon),
+                    number(p.calibration_risk),
+                    "–" if p.upper_bound is None else number(p.upper_bound),
+                    p.bound or "–",
+                ]
+                for p in certificate.promises
+            ],
+        )
+        print_table(
+            "Costs",
+            ["cost", "full model", "policy", "saved"],
+            [
+                [
+                    name,
+                    number(full),
+                    number(here),
+                    f"{100 * (1 - here / full):.1f} %" if full else "–",
+                ]
+                for name, (full, here) in certificate.costs.items()
+            ],
+        )
+        for target in (output, figure):
+            if target is not None:
+                print_text(f"Wrote {target}")
+    if policy.runs_full_model:
+        raise typer.Exit(1)
+
+
+def _risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821
+    import swiftsure as ss
+
+    parts = text.split(":")
+    try:
+        kind, loss, level = parts
+        return ss.Risk(kind, loss, float(level))
+    except ValueError:
+        raise ValueError(
+            f"`--and` must be RISK:LOSS:EPSILON, such as consistency:brier:0.05, but got {text!r}."
+        ) from None

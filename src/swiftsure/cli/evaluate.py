@@ -1,0 +1,109 @@
+"""`swiftsure evaluate`: repeated splits of a record."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.output import number, print_json, print_table, print_text
+
+__all__ = ["evaluate", "study_rows"]
+
+COLUMNS = [
+    "control",
+    "ε",
+    "test risk",
+    "± sd",
+    "test > ε",
+    "violations",
+    "95 % interval",
+    "mean exit",
+    "gain %",
+]
+
+
+def evaluate(
+    record: options.RecordFile,
+    risk: options.Risk = "gap",
+    loss: options.Loss = None,
+    controls: Annotated[str, typer.Option(help="Controls, with commas.")] = "crc,ucb",
+    epsilons: Annotated[str, typer.Option(help="Levels, with commas.")] = "0.01,0.02,0.05,0.1",
+    delta: options.Delta = 0.1,
+    n_calibration: Annotated[
+        float, typer.Option("--n-calibration", "-n", help="Samples, or a share below 1.")
+    ] = 100,
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    draws: Annotated[
+        int | None, typer.Option(help="Draws for the violation rate.", show_default="splits")
+    ] = None,
+    score: options.Score = None,
+    path: options.Path_ = None,
+    seed: options.Seed = 0,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw risk and efficiency here.", show_default=False)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Calibrate on many random parts of a record and look at the rest.
+
+    "test > ε" counts test parts whose risk is above ε, noise included; "violations" is the rate
+    that δ bounds: calibration sets drawn anew whose choice truly exceeds ε in the pool.
+
+    [bold]Example[/bold]
+
+        swiftsure evaluate record.parquet --loss zero_one -n 500 --figure study.png
+    """
+    import swiftsure as ss
+
+    study = ss.evaluate(
+        ss.load_record(record),
+        risk,
+        loss,
+        controls=[name.strip() for name in controls.split(",")],
+        epsilons=[_level(text) for text in epsilons.split(",")],
+        delta=delta,
+        n_calibration=n_calibration if n_calibration < 1 else int(n_calibration),
+        splits=splits,
+        draws=draws,
+        score=score,
+        path=options.path_of(path),
+        seed=seed,
+        progress=False if json else None,
+    )
+    if figure is not None:
+        ss.report.study_figure(study, figure)
+    if json:
+        print_json(study.summary())
+        return
+    title = (
+        f"{study.loss} {study.risk}, n = {study.n_calibration:,} of {study.n_pool:,}, δ = {delta:g}"
+    )
+    print_table(title, COLUMNS, study_rows(study))
+    if figure is not None:
+        print_text(f"Wrote {figure}")
+
+
+def study_rows(study: Any) -> list[list[str]]:
+    """Return the cells of a study's table."""
+    return [
+        [
+            row["control"],
+            f"{row['epsilon']:g}",
+            f"{row['test_risk']:.4f}",
+            f"{row['test_risk_sd']:.4f}",
+            f"{100 * row['test_exceedance']:.0f} %",
+            f"{100 * row['violations']:.1f} %",
+            f"{100 * row['violations_low']:.1f} – {100 * row['violations_high']:.1f}",
+            number(row["exit_layer"], 3),
+            f"{row['gain']:.1f}",
+        ]
+        for row in study.summary()
+    ]
+
+
+def _level(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"`--epsilons` must be numbers with commas, but got {text!r}.") from None

@@ -1,0 +1,426 @@
+"""Repeated splits: what the controls would have done, and whether their promises hold.
+
+Two different questions, which must not be mixed up:
+
+- *Test risk and its exceedance*: calibrate on a part of the pool, look at the rest. The exceedance
+  of ε includes the noise of the test part, so it may well be above δ although the promise holds.
+- *Violations*: draw calibration sets with replacement, and compare the pool's own risk, which is
+  then the true one, with ε. This is the rate that δ bounds.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from swiftsure import checks
+from swiftsure.control import Control
+from swiftsure.curves import RiskCurve
+from swiftsure.paths import Path, PathLike
+from swiftsure.records import ExitRecord, ThresholdRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["Rates", "Study", "evaluate"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Controls = Iterable[str | Control] | Mapping[str, Control]
+
+ROUNDING = 1e-12
+"""How far above ε a risk may come to lie by rounding alone."""
+
+
+@dataclass(frozen=True)
+class Rates(NDArrayOperatorsMixin):
+    """Rates with their 95 % (Clopper-Pearson) intervals; counts as an array of the rates.
+
+    Examples
+    --------
+    >>> rates = Rates.of(np.array([3, 0]), 100)
+    >>> bool((rates <= 0.1).all()), rates.high.round(3).tolist()
+    (True, [0.085, 0.036])
+    """
+
+    rate: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, counts: NDArray[Any], trials: int) -> "Rates":
+        """Return the rates of `counts` out of `trials`."""
+        k = np.asarray(counts, np.float64)
+        with np.errstate(invalid="ignore"):
+            low = special.betaincinv(k, trials - k + 1, 0.025)
+            high = special.betaincinv(k + 1, trials - k, 0.975)
+        return cls(k / trials, np.where(k == 0, 0.0, low), np.where(k == trials, 1.0, high))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return np.array(self.rate, dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [each.rate if isinstance(each, Rates) else each for each in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __getitem__(self, index: Any) -> "Rates":
+        return Rates(self.rate[index], self.low[index], self.high[index])
+
+    def __len__(self) -> int:
+        return len(self.rate)
+
+    def __float__(self) -> float:
+        return float(self.rate)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rates."""
+        return self.rate.shape
+
+
+@dataclass(frozen=True)
+class Study:
+    """What `evaluate` found. Arrays by control label; splits first, then levels.
+
+    Attributes
+    ----------
+    test_risk : {label: (splits, epsilons)}
+        Mean loss of the test part.
+    test_exceedance : {label: (splits, epsilons)}
+        Whether it is above ε. Not the violation rate: the test part has noise of its own.
+    exit_layer, gain, flops_gain : {label: (splits, epsilons)}
+        Mean cost of the test part (layers, if the record has them), the saving against the full
+        model in per cent, and the same in FLOPs.
+    thresholds : {label: (splits, epsilons)} or with one an exit last
+        What was chosen; infinity for the full model.
+    pool_risk : {label: (draws, epsilons)}
+        True risk, in the pool, of what calibration sets drawn with replacement chose.
+    violations : {label: Rates of (epsilons,)}
+        How often that was above ε: at most δ for `ucb` and `ltt`. `crc` promises the mean only.
+    """
+
+    labels: tuple[str, ...]
+    controls: Mapping[str, Control]
+    epsilons: Floats
+    delta: float
+    n_calibration: int
+    n_pool: int
+    splits: int
+    draws: int
+    risk: str
+    loss: str
+    cost: str | None
+    full_cost: float
+    test_risk: Mapping[str, Floats] = field(repr=False)
+    test_exceedance: Mapping[str, NDArray[np.bool_]] = field(repr=False)
+    exit_layer: Mapping[str, Floats] = field(repr=False)
+    gain: Mapping[str, Floats] = field(repr=False)
+    flops_gain: Mapping[str, Floats] = field(repr=False)
+    thresholds: Mapping[str, NDArray[Any]] = field(repr=False)
+    pool_risk: Mapping[str, Floats] = field(repr=False)
+    violations: Mapping[str, Rates] = field(repr=False)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return one row a control and level: means, spreads over splits, rates with intervals."""
+        rows = []
+        for label in self.labels:
+            for j, epsilon in enumerate(self.epsilons):
+                exceeds = Rates.of(self.test_exceedance[label][:, j].sum(), self.splits)
+                violated = self.violations[label][j]
+                pool = self.pool_risk[label][:, j]
+                rows.append(
+                    {
+                        "control": label,
+                        "epsilon": float(epsilon),
+                        "test_risk": float(self.test_risk[label][:, j].mean()),
+                        "test_risk_sd": float(self.test_risk[label][:, j].std()),
+                        "test_exceedance": float(exceeds),
+                        "exit_layer": float(self.exit_layer[label][:, j].mean()),
+                        "gain": float(self.gain[label][:, j].mean()),
+                        "gain_sd": float(self.gain[label][:, j].std()),
+                        "flops_gain": float(self.flops_gain[label][:, j].mean()),
+                        "mean_risk": float(pool.mean()),
+                        "mean_risk_se": float(pool.std() / np.sqrt(self.draws)),
+                        "violations": float(violated),
+                        "violations_low": float(violated.low),
+                        "violations_high": float(violated.high),
+                    }
+                )
+        return rows
+
+    def to_arrow(self) -> "pa.Table":
+        """Return a tidy table: one row a control, split and level."""
+        import pyarrow as pa
+
+        columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}
+        measures = ("test_risk", "test_exceedance", "exit_layer", "gain", "flops_gain")
+        for label in self.labels:
+            shape = self.test_risk[label].shape
+            columns["control"].append(np.full(shape[0] * shape[1], label))
+            columns["split"].append(np.repeat(np.arange(shape[0]), shape[1]))
+            columns["epsilon"].append(np.tile(self.epsilons, shape[0]))
+            for name in measures:
+                columns.setdefault(name, []).append(getattr(self, name)[label].ravel())
+        return pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return the tidy table as a data frame; needs pandas."""
+        try:
+            import pandas  # noqa: F401, ICN001 (only to say what is missing)
+        except ImportError:
+            raise ImportError(
+                "`to_pandas` needs pandas: pip install 'swiftsure[pandas]'; `to_arrow` does not."
+            ) from None
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+
+def evaluate(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    risk: str = "gap",
+    loss: str | None = None,
+    controls: Controls = ("crc", "ucb", "ltt"),
+    epsilons: ArrayLike = (0.01, 0.02, 0.05, 0.1, 0.2),
+    delta: float = 0.1,
+    n_calibration: int | float = 100,
+    splits: int = 100,
+    seed: int = 0,
+    *,
+    score: str | None = None,
+    path: PathLike = None,
+    draws: int | None = None,
+    progress: bool | None = None,
+) -> Study:
+    """Calibrate on many random parts of a record and see what happens on the rest.
+
+    Parameters
+    ----------
+    record : ExitRecord, ThresholdRecord or RiskCurve
+        The pool; with groups, whole groups are split and drawn.
+    risk, loss, score, path
+        As in `record.curve`.
+    controls : names, Controls, or a mapping of labels to Controls
+    epsilons : (m,)
+        Levels, in (0, B).
+    delta : float
+        Failure probability of `ucb` and `ltt`.
+    n_calibration : int, or a fraction of the pool
+    splits : int
+        Random splits into calibration and test part.
+    draws : int, optional
+        Calibration sets drawn with replacement, for the violation rate; `splits` by default.
+    progress : bool, optional
+        Show a progress bar; by default where standard error is a terminal.
+
+    Returns
+    -------
+    study : Study
+
+    Examples
+    --------
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(2000, seed=0)
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> study = evaluate(record, loss="zero_one", controls=["ucb"], epsilons=[0.05], splits=20)
+    >>> study.test_risk["ucb"].shape
+    (20, 1)
+    """
+    pool = _pool_curve(record, risk, loss, score, path)
+    chosen = _labelled(controls)
+    levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
+    for level in levels:
+        checks.between("epsilons", level, 0.0, pool.loss_range.high)
+    checks.between("delta", delta, 0.0, 1.0)
+    checks.count("splits", splits)
+    draws = splits if draws is None else checks.count("draws", draws)
+    n = _calibration_size(n_calibration, pool.n)
+    rng = np.random.default_rng(seed)
+    follow = isinstance(path, str) and path == "breakpoints"
+    runs = _Runs(pool, chosen, levels, delta, breakpoints=follow)
+    with _progress(progress, splits + draws) as advance:
+        for _ in range(splits):
+            order = rng.permutation(pool.n)
+            runs.split(order[:n], order[n:])
+            advance()
+        for _ in range(draws):
+            runs.draw(rng.integers(0, pool.n, n))
+            advance()
+    return runs.study(delta, n)
+
+
+class _Runs:
+    """Collects what each split and each draw gives."""
+
+    def __init__(
+        self,
+        pool: RiskCurve,
+        controls: Mapping[str, Control],
+        levels: Floats,
+        delta: float,
+        breakpoints: bool,
+    ) -> None:
+        self.pool = pool
+        self.controls = controls
+        self.levels = levels
+        self.delta = delta
+        self.breakpoints = breakpoints
+        self.order = np.argsort(levels, kind="stable")  # controls want rising levels
+        self.cost = next((c for c in ("layers", "exit", *pool.costs) if c in pool.costs), None)
+        # Each control sees its own form of the curve (zero-bounded, …), made once.
+        self.views = {label: control.prepare(pool) for label, control in controls.items()}
+        self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
+        self.everything = np.arange(pool.n)
+        self.pool_means = self._means(pool, self.everything)
+        self.found: dict[str, dict[str, list[NDArray[Any]]]] = {label: {} for label in controls}
+
+    def split(self, calibration: Rows, test: Rows) -> None:
+        curve = self._along(self.pool, calibration)
+        pool = self._means(curve, self.everything) if self.breakpoints else self.pool_means
+        part = self._means(curve, calibration)
+        # What is not in the calibration part is in the test part.
+        means = {
+            name: (len(self.everything) * pool[name] - len(calibration) * part[name]) / len(test)
+            for name in pool
+        }
+        for label in self.controls:
+            index = self._choose(label, calibration)
+            row = self.found[label]
+            row.setdefault("threshold", []).append(curve.thresholds[np.maximum(index, 0)])
+            for name, values in means.items():
+                row.setdefault(name, []).append(_at(values, index))
+                row.setdefault(f"full {name}", []).append(np.full(len(index), values[0]))
+
+    def draw(self, calibration: Rows) -> None:
+        risk = self.pool_means["risk"]
+        if self.breakpoints:
+            risk = self._along(self.pool, calibration).risk(self.everything)
+        for label in self.controls:
+            index = self._choose(label, calibration)
+            self.found[label].setdefault("pool_risk", []).append(_at(risk, index))
+
+    def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
+        """Return mean loss and mean costs at each setting."""
+        names = [self.cost, "flops" if "flops" in self.pool.costs else None]
+        costs = {f"cost {c}": curve.mean_cost(c, rows) for c in dict.fromkeys(names) if c}
+        return {"risk": curve.risk(rows), **costs}
+
+    def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
+        curve = self._along(self.views[label], rows)
+        sorted_levels = self.levels[self.order]
+        index = np.empty(len(self.levels), np.int64)
+        index[self.order] = self.rules[label].indices(curve, sorted_levels, self.delta, rows)
+        return index
+
+    def _along(self, curve: RiskCurve, rows: Rows) -> RiskCurve:
+        """Return the curve along the path that these calibration samples give."""
+        if not self.breakpoints:
+            return curve
+        return curve.along(Path.breakpoints(curve._losses.confidences[rows]))
+
+    def _saving(self, label: str, name: str | None) -> Floats:
+        row = self.found[label]
+        if f"cost {name}" not in row:
+            return np.full((len(row["risk"]), len(self.levels)), np.nan)
+        full = np.array(row[f"full cost {name}"])
+        saved = 100 * (1 - np.array(row[f"cost {name}"]) / np.where(full > 0, full, np.nan))
+        return np.asarray(saved)
+
+    def study(self, delta: float, n: int) -> Study:
+        found = self.found
+        risk = {k: np.array(row["risk"]) for k, row in found.items()}
+        pool_risk = {k: np.array(row["pool_risk"]) for k, row in found.items()}
+        limit = self.levels + ROUNDING
+        draws = len(next(iter(pool_risk.values())))
+        layers = {
+            k: np.array(row[f"cost {self.cost}"])
+            if self.cost is not None
+            else np.full(risk[k].shape, np.nan)
+            for k, row in found.items()
+        }
+        return Study(
+            labels=tuple(self.controls),
+            controls=self.controls,
+            epsilons=self.levels,
+            delta=delta,
+            n_calibration=n,
+            n_pool=self.pool.n,
+            splits=len(next(iter(risk.values()))),
+            draws=draws,
+            risk=self.pool.risk_name,
+            loss=self.pool.loss_name,
+            cost=self.cost,
+            full_cost=float(self.pool.mean_cost(self.cost)[0]) if self.cost else float("nan"),
+            test_risk=risk,
+            test_exceedance={k: values > limit for k, values in risk.items()},
+            exit_layer=layers,
+            gain={k: self._saving(k, self.cost) for k in found},
+            flops_gain={k: self._saving(k, "flops") for k in found},
+            thresholds={k: np.array(row["threshold"]) for k, row in found.items()},
+            pool_risk=pool_risk,
+            violations={
+                k: Rates.of((values > limit).sum(axis=0), draws) for k, values in pool_risk.items()
+            },
+        )
+
+
+def _at(values: Floats, index: NDArray[np.int64]) -> Floats:
+    """Return values at settings; -1 is the full model, setting 0."""
+    return values[np.maximum(index, 0)]
+
+
+def _pool_curve(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    risk: str,
+    loss: str | None,
+    score: str | None,
+    path: PathLike,
+) -> RiskCurve:
+    if not isinstance(record, RiskCurve):
+        return record.curve(risk, loss, score, path)
+    if not record.relative:
+        raise ValueError("`evaluate` needs losses relative to the full model (0 at setting 0).")
+    if loss is not None or score is not None or path is not None:
+        raise ValueError("A RiskCurve has its loss, score and path already; leave them out.")
+    return record
+
+
+def _labelled(controls: Controls) -> dict[str, Control]:
+    if isinstance(controls, str | Control):
+        controls = [controls]
+    if isinstance(controls, Mapping):
+        chosen = dict(controls)
+    else:
+        each = [c if isinstance(c, Control) else Control(c) for c in controls]
+        chosen = {control.label: control for control in each}
+        if len(chosen) < len(each):
+            raise ValueError("`controls` must differ, or be a mapping with a label for each.")
+    if not chosen:
+        raise ValueError("`controls` must not be empty.")
+    return chosen
+
+
+def _calibration_size(n_calibration: int | float, n_pool: int) -> int:
+    if isinstance(n_calibration, float) and 0 < n_calibration < 1:
+        n_calibration = max(1, round(n_calibration * n_pool))
+    size = checks.count("n_calibration", n_calibration)  # type: ignore[arg-type]
+    if size >= n_pool:
+        raise ValueError(
+            f"`n_calibration` must leave test samples: it must be below {n_pool}, but got {size}."
+        )
+    return size
+
+
+def _progress(wanted: bool | None, total: int) -> Any:
+    """Return a context that gives a function to call after each step."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        return nullcontext(lambda: None)
+    from swiftsure.progress import steps
+
+    return steps("evaluating", total)

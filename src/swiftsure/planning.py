@@ -1,0 +1,355 @@
+"""Planning: how many calibration samples a promise needs; what a compute budget can promise."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from swiftsure import bounds, checks
+from swiftsure.calibration import make_policy
+from swiftsure.control import Control, ControlResult, setting
+from swiftsure.curves import RiskCurve
+from swiftsure.losses import LossRange
+from swiftsure.paths import PathLike
+from swiftsure.policy import Policy
+from swiftsure.records import ExitRecord, ThresholdRecord
+
+__all__ = [
+    "BudgetPlan",
+    "GainPlan",
+    "SamplePlan",
+    "gain_by_samples",
+    "lowest_epsilon",
+    "samples_needed",
+]
+
+Record = ExitRecord | ThresholdRecord | RiskCurve
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """How many calibration samples certify a level.
+
+    Attributes
+    ----------
+    n : int
+        Samples with which a setting of risk `risk` is certified with probability `power`.
+    floor : int or None
+        Fewer than this certify nothing, whatever the method; None for losses below 0.
+    """
+
+    n: int
+    floor: int | None
+    epsilon: float
+    delta: float
+    risk: float
+    power: float
+
+
+def samples_needed(
+    epsilon: float,
+    delta: float = 0.1,
+    *,
+    risk: float = 0.0,
+    power: float = 0.9,
+    loss_range: LossRange | tuple[float, float] = (0, 1),
+) -> SamplePlan:
+    """Return how many calibration samples a promise needs, before any are drawn.
+
+    Assumes losses of 0 and B only, which vary most for their mean, and the exact binomial test.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The promise: risk at most ε with probability 1 − δ.
+    risk : float
+        The true risk that a setting worth certifying is expected to have, below ε.
+    power : float
+        How sure to be that such a setting is certified.
+    loss_range : (low, high) or LossRange
+
+    Examples
+    --------
+    >>> samples_needed(0.01).n, samples_needed(0.05, risk=0.02).n
+    (230, 258)
+    """
+    declared = LossRange.of(loss_range)
+    level = checks.between("epsilon", epsilon, 0.0, declared.high) / declared.high
+    checks.between("delta", delta, 0.0, 1.0)
+    checks.between("power", power, 0.0, 1.0)
+    if not 0 <= risk < epsilon:
+        raise ValueError(f"`risk` must be in [0, epsilon), but got {risk:g}.")
+
+    def powerful(n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        allowed = _largest_certified(n, level, delta)
+        chance = np.where(
+            allowed < 0, 0.0, special.bdtr(np.maximum(allowed, 0), n, risk / declared.high)
+        )
+        return np.asarray(chance >= power)
+
+    n = bounds.minimum_samples(epsilon, delta, replace(declared, low=0.0)) or 1
+    while True:  # the power saws up and down with n, so every size is looked at
+        sizes = np.arange(n, 2 * n + 64)
+        found = np.flatnonzero(powerful(sizes))
+        if found.size:
+            break
+        n = int(sizes[-1]) + 1
+        if n > 10_000_000:
+            raise ValueError(
+                f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
+                " samples would be needed."
+            )
+    floor = bounds.minimum_samples(epsilon, delta, declared)
+    return SamplePlan(int(sizes[found[0]]), floor, float(epsilon), delta, risk, power)
+
+
+def _largest_certified(n: NDArray[np.int64], level: float, delta: float) -> NDArray[np.float64]:
+    """Return the most losses among n that the binomial test certifies; -1 if not even none."""
+    guess = np.floor(special.bdtrik(delta, n, level))
+    guess = np.where(np.isfinite(guess), guess, -1.0) + 1
+    for _ in range(3):  # the inverse is off by at most a little
+        too_many = (guess >= 0) & (special.bdtr(np.maximum(guess, 0), n, level) > delta)
+        guess = np.where(too_many, guess - 1, guess)
+    return np.asarray(guess)
+
+
+@dataclass(frozen=True)
+class GainPlan:
+    """What calibration sets of several sizes would give, judged by a pilot record.
+
+    Attributes
+    ----------
+    sizes : (m,)
+    gain : (m,)
+        Mean saving in per cent.
+    certified : (m,)
+        Share of calibration sets that certify anything at all.
+    reached : (m,)
+        Share that save at least `target` per cent (of all, if there is no target: 1).
+    """
+
+    sizes: NDArray[np.int64]
+    gain: NDArray[np.float64]
+    certified: NDArray[np.float64]
+    reached: NDArray[np.float64]
+    target: float
+    power: float
+
+    @property
+    def n(self) -> int | None:
+        """Smallest size from which on the target is reached with the wanted power, or None."""
+        short = np.flatnonzero(self.reached < self.power)
+        first = int(short[-1]) + 1 if short.size else 0
+        return int(self.sizes[first]) if first < len(self.sizes) else None
+
+
+def gain_by_samples(
+    pilot: Record,
+    risk: str = "gap",
+    loss: str | None = None,
+    *,
+    epsilon: float = 0.05,
+    delta: float = 0.1,
+    control: str | Control = "ucb",
+    target: float = 0.0,
+    power: float = 0.9,
+    sizes: tuple[int, ...] = (50, 100, 200, 500, 1000, 2000, 5000),
+    cost: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
+    score: str | None = None,
+    path: PathLike = None,
+) -> GainPlan:
+    """Return what more calibration samples would buy, by drawing from a pilot with replacement.
+
+    An estimate, not a guarantee: it is as good as the pilot. The samples it is made from must not
+    be used again to calibrate at a level or size that was chosen with it.
+
+    Examples
+    --------
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(500, seed=0)
+    >>> pilot = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> plan = gain_by_samples(pilot, loss="zero_one", sizes=(100, 1000), draws=20)
+    >>> bool(plan.gain[0] < plan.gain[1])
+    True
+    """
+    curve = _curve(pilot, risk, loss, score, path)
+    rule = control if isinstance(control, Control) else Control(control)
+    level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
+    checks.between("delta", delta, 0.0, 1.0)
+    mean_cost = curve.mean_cost(_cost_name(curve, cost))
+    saved = 100 * (1 - mean_cost / mean_cost[0])
+    rng = np.random.default_rng(seed)
+    gains = np.zeros((len(sizes), draws))
+    certified = np.zeros((len(sizes), draws), bool)
+    for i, size in enumerate(sizes):
+        for j in range(draws):
+            rows = rng.integers(0, curve.n, checks.count("sizes", size))
+            index = rule.indices(curve, level, delta, rows)[0]
+            gains[i, j] = saved[max(index, 0)]
+            certified[i, j] = index >= 0
+    return GainPlan(
+        sizes=np.asarray(sizes),
+        gain=gains.mean(axis=1),
+        certified=certified.mean(axis=1),
+        reached=(gains >= target).mean(axis=1),
+        target=target,
+        power=power,
+    )
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """The lowest risk level that a compute budget can be certified for.
+
+    Attributes
+    ----------
+    epsilon : float or None
+        The level; None where none below the loss's bound is certified.
+    threshold
+        The setting that meets the budget.
+    cost, full_cost : float
+        Mean cost at that setting on the samples that did not choose it, and of the full model.
+    policy : Policy
+        Ready to run, with `epsilon` in its certificate.
+    """
+
+    epsilon: float | None
+    threshold: float | tuple[float, ...] | None
+    budget: float
+    cost: float
+    full_cost: float
+    n_choice: int
+    n_bound: int
+    policy: Policy
+
+
+def lowest_epsilon(
+    record: Record,
+    budget: float | None = None,
+    risk: str = "gap",
+    loss: str | None = None,
+    *,
+    saving: float | None = None,
+    cost: str | None = None,
+    delta: float = 0.1,
+    bound: str = "auto",
+    choice: float = 0.25,
+    seed: int = 0,
+    score: str | None = None,
+    path: PathLike = None,
+) -> BudgetPlan:
+    """Return the lowest level that can be certified within a compute budget.
+
+    The setting is the safest one whose mean cost meets the budget, judged on a random part of the
+    record; the level is the upper bound of its risk on the rest. Where costs are known for each
+    setting beforehand, no part is needed for the choice.
+
+    **Guarantee**: P(risk of the setting ≤ ε) ≥ 1 − δ over the draw of the record, for the ε that is
+    returned. Choosing the setting and bounding its risk on the same samples would void it. The
+    budget holds for the mean cost as estimated; `cost` is an unbiased estimate.
+
+    Parameters
+    ----------
+    budget : float
+        Largest mean cost, in the unit of `cost`.
+    saving : float
+        In place of `budget`: the least share of the full model's cost to save, in (0, 1).
+    cost : str, optional
+        Which cost; needed where the record has several besides the exit number.
+    choice : float
+        Share of the samples that choose the setting.
+
+    Examples
+    --------
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(4000, seed=0)
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one")
+    >>> 0 < plan.epsilon < 0.1
+    True
+    """
+    curve = _curve(record, risk, loss, score, path)
+    if not curve.relative:
+        raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
+    checks.between("delta", delta, 0.0, 1.0)
+    name = _cost_name(curve, cost)
+    order = np.random.default_rng(seed).permutation(curve.n)
+    known = not curve.has_exits and curve.costs[name].ndim == 1
+    size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
+    if size >= curve.n:
+        raise ValueError(f"`record` must hold more than {size} samples for this `choice`.")
+    part, rest = order[:size], order[size:]
+    mean_cost = curve.mean_cost(name) if known else curve.mean_cost(name, part)
+    limit = _limit(budget, saving, float(mean_cost[0]))
+    affordable = np.flatnonzero(mean_cost <= limit)
+    if not affordable.size:
+        raise ValueError(
+            f"`budget` must be at least {mean_cost.min():g}, the cost of the fastest setting, but"
+            f" got {limit:g}."
+        )
+    index = int(affordable[0])
+    rule = Control("ucb", bound)
+    prepared = rule.prepare(curve)
+    chosen_bound = bounds.resolve(bound, prepared.loss_range)
+    level = chosen_bound.upper(prepared, rest, index, delta, 0) if index else 0.0
+    certified = level < curve.loss_range.high
+    result = ControlResult(
+        index=index if certified and index else None,
+        threshold=setting(curve, index) if certified else None,
+        guarantee="probability",
+        epsilon=level,
+        delta=delta,
+        control="budget",
+        bound=chosen_bound.name,
+        n=len(rest),
+        seed=None,
+        assumptions=(
+            *rule.assumptions(curve, chosen_bound)[:1],
+            f"{name} costs of {'each setting' if known else f'{size:,} other samples'} chose the"
+            " setting, and its risk's upper bound is the level",
+            *rule.assumptions(curve, chosen_bound)[2:],
+        ),
+    )
+    policy = make_policy(record, rule, [curve], [result], result, score=score)
+    outcome = curve.mean_cost(name, rest)
+    return BudgetPlan(
+        epsilon=level if certified else None,
+        threshold=result.threshold,
+        budget=limit,
+        cost=float(outcome[index]),
+        full_cost=float(outcome[0]),
+        n_choice=size,
+        n_bound=len(rest),
+        policy=policy,
+    )
+
+
+def _limit(budget: float | None, saving: float | None, full: float) -> float:
+    if (budget is None) == (saving is None):
+        raise ValueError("`budget` or `saving` must be given, and not both.")
+    if saving is not None:
+        return full * (1 - checks.between("saving", saving, 0.0, 1.0))
+    return checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
+
+
+def _curve(
+    record: Record, risk: str, loss: str | None, score: str | None, path: PathLike
+) -> RiskCurve:
+    return record if isinstance(record, RiskCurve) else record.curve(risk, loss, score, path)
+
+
+def _cost_name(curve: RiskCurve, cost: str | None) -> str:
+    """Return the cost to plan with: the one named, the only one, or the exit number."""
+    names: dict[str, Any] = dict(curve.costs)
+    if cost is not None:
+        return checks.known("cost", cost, names)
+    others = [name for name in names if name != "exit"]
+    if len(others) == 1:
+        return others[0]
+    if not others and "exit" in names:
+        return "exit"
+    raise ValueError(f"`cost` must be given; this record has: {', '.join(names) or 'none'}.")

@@ -1,0 +1,203 @@
+"""Figures, drawn with matplotlib's object interface: nothing touches its global state."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from swiftsure import bounds
+from swiftsure.curves import RiskCurve
+from swiftsure.evaluation import Study
+from swiftsure.files import replaced
+from swiftsure.policy import Policy, percent
+
+__all__ = ["policy_figure", "save_figure", "study_figure"]
+
+COLORS = ("#1f6fb2", "#d9730d", "#2a8a57", "#a23b72", "#6b6b6b", "#8a6d3b")
+INK = "#333333"
+UNITS = {"exit": "mean exit", "layers": "mean layers"}
+
+
+def study_figure(
+    studies: Study | Sequence[Study] | Mapping[str, Study],
+    path: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw the paper's figure: test risk above, efficiency below, over ε.
+
+    One line a control, shaded by the standard deviation over splits; the dotted diagonal is the
+    level itself, which the mean test risk should stay under. Controls without a guarantee are
+    dashed.
+
+    Parameters
+    ----------
+    studies : Study, several, or a mapping of titles to studies
+        One column each.
+    path : path, optional
+        Where to save it (png, pdf or svg).
+
+    Returns
+    -------
+    figure : matplotlib.figure.Figure
+    """
+    named = _named(studies)
+    figure = _figure(4.4 * len(named) + 0.4, 6.2)
+    axes = figure.subplots(2, len(named), sharex="col", squeeze=False)
+    for column, (title, study) in enumerate(named.items()):
+        above, below = axes[:, column]
+        for color, label in zip(_colors(), study.labels, strict=False):
+            promised = study.controls[label].guarantee != "none"
+            legend = label if promised else f"{label}: no guarantee"
+            style = "-" if promised else (0, (5, 1.5))
+            _band(above, study.epsilons, study.test_risk[label], color, legend, style)
+            _band(below, study.epsilons, study.exit_layer[label], color, legend, style)
+        ends = [0.0, float(study.epsilons.max())]
+        above.plot(ends, ends, color=INK, linestyle=":", linewidth=1.2, label="ε")
+        if np.isfinite(study.full_cost):
+            below.axhline(study.full_cost, color=INK, linewidth=1, linestyle=":")
+            below.annotate(
+                "full model",
+                (1, study.full_cost),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=8,
+                color=INK,
+            )
+        above.set_title(title, fontsize=11, loc="left")
+        below.set_xlabel("risk level ε")
+        below.set_ylim(bottom=0)
+        for axis in (above, below):
+            _tidy(axis)
+        if column == 0:
+            above.set_ylabel(f"test risk ({study.loss} {study.risk})")
+            below.set_ylabel(UNITS.get(study.cost or "", f"mean {study.cost}"))
+            above.legend(frameon=False, fontsize=8)
+    return _finished(figure, path)
+
+
+def policy_figure(
+    curve: RiskCurve,
+    policy: Policy,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    cost: str = "exit",
+) -> Figure:
+    """Draw the risk along a path, its upper bound, the level, and what is saved.
+
+    Parameters
+    ----------
+    curve : RiskCurve
+        The calibration curve behind the policy.
+    policy : Policy
+        Of a single risk.
+    path : path, optional
+        Where to save it.
+    cost : str
+        Which cost the lower part shows the saving of.
+    """
+    promise = policy.certificate.promises[0]
+    shown = np.unique(np.linspace(0, curve.n_settings - 1, 160).astype(int))
+    position = np.arange(curve.n_settings)
+    risk = curve.risk()
+    figure = _figure(7.2, 5.6)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    above.plot(position, risk, color=COLORS[0], label="risk on the calibration samples")
+    if promise.bound is not None and policy.certificate.delta is not None:
+        bound = bounds.BOUNDS[promise.bound]
+        ordered = curve
+        if policy.certificate.seed is not None:
+            ordered = curve.shuffled(policy.certificate.seed)
+        rows = np.arange(ordered.n)
+        upper = [bound.upper(ordered, rows, int(k), policy.certificate.delta, 0) for k in shown]
+        sure = percent(1 - policy.certificate.delta)
+        above.plot(shown, upper, color=COLORS[1], label=f"{sure} upper bound ({promise.bound})")
+    above.axhline(promise.epsilon, color=INK, linestyle="--", linewidth=1)
+    above.annotate(f"ε = {promise.epsilon:g}", (0, promise.epsilon), va="bottom", color=INK)
+    spread = max(float(np.abs(risk).max()), promise.epsilon)
+    above.set_ylim(
+        min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
+    )
+    above.set_ylabel(f"{curve.loss_name} {curve.risk_name}")
+    mean_cost = curve.mean_cost(cost)
+    below.plot(position, 100 * (1 - mean_cost / mean_cost[0]), color=COLORS[2])
+    below.set_ylabel(f"saved, % of {cost}")
+    below.set_xlabel("threshold, safest first")
+    _threshold_ticks(below, curve)
+    for axis in (above, below):
+        _tidy(axis)
+        if policy.certificate.index is not None:
+            axis.axvline(policy.certificate.index, color=INK, linewidth=1)
+    if isinstance(policy.threshold, float) and policy.certificate.index is not None:
+        chosen = f" {_threshold_text(policy.threshold)}"
+        below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
+    above.legend(frameon=False, fontsize=9, loc="upper left")
+    return _finished(figure, path)
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure (png, pdf or svg), whole or not at all."""
+    kind = Path(path).suffix.removeprefix(".").lower() or "png"
+    if kind not in ("png", "pdf", "svg"):
+        raise ValueError(f"`path` must end in .png, .pdf or .svg, but got {Path(path).name!r}.")
+    with replaced(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=160)
+
+
+def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, Study]:
+    if isinstance(studies, Mapping):
+        return dict(studies)
+    several = [studies] if isinstance(studies, Study) else list(studies)
+    if not several:
+        raise ValueError("`studies` must not be empty.")
+    return {f"n = {study.n_calibration:,}": study for study in several}
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _colors() -> tuple[str, ...]:
+    return COLORS * 4
+
+
+def _band(axis: Axes, x: Any, runs: Any, color: str, label: str, style: Any) -> None:
+    order = np.argsort(x)
+    mean, spread = runs.mean(axis=0)[order], runs.std(axis=0)[order]
+    axis.plot(x[order], mean, color=color, label=label, linewidth=1.8, linestyle=style)
+    axis.fill_between(x[order], mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+
+
+def _threshold_ticks(axis: Axes, curve: RiskCurve) -> None:
+    where = np.unique(np.linspace(0, curve.n_settings - 1, 8).astype(int))
+    values = curve.thresholds[where]
+    if values.ndim == 1:
+        texts = [_threshold_text(float(v)) for v in values]
+    else:
+        texts = [str(k) for k in where]
+    axis.set_xticks(where, texts)
+
+
+def _threshold_text(value: float) -> str:
+    if np.isinf(value):
+        return "never"
+    return f"1 − {1 - value:.1g}" if 0.995 < value < 1 else f"{value:.3g}"
+
+
+def _tidy(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.margins(x=0.02)
+
+
+def _finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+    if path is not None:
+        save_figure(figure, path)
+    return figure
