@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+ROUNDING = 1e-12
+"""Relative error that a few operations may add up to."""
+
+
 class Losses(NamedTuple):
     """Loss of every sample at every setting of a path, in one of two forms.
 
@@ -215,21 +219,23 @@ def log_deficit(losses, rows, setting, epsilon, delta, goal, bound, star, pool):
     total = 0.0
     deviations = 0.25 * bound * bound
     level = epsilon
-    largest_stake = 1.0 / (bound - epsilon) if star else 1.0 / bound
+    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
     for i in range(n):
         loss = losses.values[rows[i], column(losses, rows[i], setting)]
         if pool > 0:
             level = (pool * epsilon - total) / (pool - i)
-            if level >= bound:
+            if level > bound * (1.0 + ROUNDING):
                 return -np.inf  # the rest of the pool cannot bring the risk up to ε any more
-            largest_stake = 1.0 / (bound - level) if star else 1.0 / max(bound, bound - level)
+            room = max(bound - level, 0.0) if star else max(bound, bound - level)
+            largest_stake = 1.0 / room if room > bound * ROUNDING else 0.0
         horizon = n - i if star else n
         urge = missing if star else urge
         scale = 2.0 * (i + 1) / (horizon * deviations)  # 2 / (horizon · variance)
         stake = min(largest_stake, np.sqrt(scale * urge))
-        missing -= log_growth(stake * (level - loss))
-        if not missing < np.inf:
-            return least
+        gain = stake * (level - loss)
+        if not gain > -1.0 + ROUNDING:
+            return least  # all is lost; rounding must not leave a crumb to start again from
+        missing -= log_growth(gain)
         least = min(least, missing)
         if least <= 0.0:
             return least

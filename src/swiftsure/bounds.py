@@ -217,7 +217,7 @@ def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int 
     >>> minimum_samples(0.01, 0.1, LossRange(0, 1))
     230
     """
-    if loss_range.low < 0:
+    if loss_range.low < 0 or epsilon <= 0:
         return None
     return int(np.ceil(np.log(delta) / np.log1p(-epsilon / loss_range.high) * (1 - 1e-14)))
 
@@ -241,7 +241,7 @@ def smallest_certified(certified: Callable[[float], bool], loss_range: LossRange
 
 def _count(sums: Floats, high: float) -> Floats:
     """Number of full losses that a sum amounts to, rounded up past what rounding may have added."""
-    return np.ceil(sums / high * (1 - 1e-14) - 1e-12)
+    return np.maximum(0.0, np.ceil(sums / high * (1 - 1e-14) - 1e-12))
 
 
 def binomial_p(sums: Floats, _: Floats, n: int, epsilon: float, __: LossRange) -> Floats:
@@ -274,7 +274,7 @@ def hoeffding_bentkus_p(
 ) -> Floats:
     """Return the smaller of Hoeffding's bound in its relative-entropy form and Bentkus's."""
     level = epsilon / declared.high
-    mean = np.minimum(sums / (n * declared.high), level)
+    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be off by a rounding
     distance = special.rel_entr(mean, level) + special.rel_entr(1 - mean, 1 - level)
     hoeffding: Floats = np.exp(-n * distance)
     return np.minimum(hoeffding, bentkus_p(sums, squares, n, epsilon, declared))

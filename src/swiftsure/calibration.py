@@ -97,6 +97,10 @@ def calibrate(
     >>> policy.threshold is not None
     True
     """
+    if isinstance(control, Control) and (bound != "auto" or options):
+        raise ValueError("`bound` and other options are the Control's own; leave them out here.")
+    if not isinstance(record, ExitRecord) and (strict or min_exit or missing != "raise"):
+        raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
     wanted = risks if risks is not None else [Risk(risk, loss, epsilon, zero_bounded)]
     if not wanted:
@@ -148,17 +152,17 @@ def make_policy(
     *,
     score: str | None = None,
     pool: int | None = None,
+    upper: float | None = None,
 ) -> Policy:
-    """Return the policy of a choice, with its certificate."""
+    """Return the policy of a choice, with its certificate; `upper` is the bound if it is known."""
     index = chosen.index or 0
     curve = curves[0]
-    exits = isinstance(record, ExitRecord)
     shares = curve.exit_shares()[index] if curve.has_exits else None
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,
         promises=tuple(
-            _promise(rule, c, r, index, pool) for c, r in zip(curves, results, strict=True)
+            _promise(rule, c, r, index, pool, upper) for c, r in zip(curves, results, strict=True)
         ),
         control=rule.name,
         options=rule.options(),
@@ -185,27 +189,36 @@ def make_policy(
         dial, fixed = record.dial, dict(record.settings)
         safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
     threshold = chosen.threshold
+    value = list(threshold) if isinstance(threshold, tuple) else threshold
     return Policy(
         threshold=threshold,
         score=score,
-        n_exits=record.n_exits if exits else None,  # type: ignore[union-attr]
+        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
         strict=bool(curve._losses.strict),
         min_exit=int(curve._losses.min_exit),
-        settings={dial: safe if threshold is None else threshold, **fixed},
+        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
+        dtype=record.dtype if isinstance(record, ExitRecord) else None,
+        settings={dial: safe if value is None else value, **fixed},
         certificate=certificate,
     )
 
 
 def _promise(
-    rule: Control, curve: RiskCurve, result: ControlResult, index: int, pool: int | None
+    rule: Control,
+    curve: RiskCurve,
+    result: ControlResult,
+    index: int,
+    pool: int | None,
+    upper: float | None,
 ) -> Promise:
-    upper = None
-    if result.bound is not None and result.delta is not None and index > 0:
+    if upper is None and result.bound is not None and result.delta is not None and index > 0:
         seen = rule.prepare(curve)
         if result.seed is not None:
             seen = seen.shuffled(result.seed)
-        bound = bounds.BOUNDS[result.bound]
-        upper = bound.upper(seen, np.arange(seen.n), index, result.delta, pool or 0)
+        bound, level = bounds.BOUNDS[result.bound], result.delta
+        if rule.correction == "bonferroni":
+            level /= max(1, curve.n_settings - 1)
+        upper = bound.upper(seen, np.arange(seen.n), index, level, pool or 0)
     return Promise(
         risk=curve.risk_name,
         loss=curve.loss_name,

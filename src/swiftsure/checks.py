@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 def between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` as a float if it lies strictly between `low` and `high`."""
+    if isinstance(value, str | bool | bytes):
+        raise TypeError(f"`{name}` must be a number, but got {value!r}.")
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -83,7 +85,9 @@ def of_shape(name: str, array: NDArray[Any], axes: Mapping[str, int | None]) -> 
 
 def finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """Return `array` if it holds neither NaN nor infinity; the error says where the first is."""
-    if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+    with np.errstate(invalid="ignore", over="ignore"):
+        suspect = array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
+    if suspect:  # one pass where all is well; a second one only where it may not be
         bad = np.argwhere(~np.isfinite(array))
         if bad.size:
             where = tuple(int(i) for i in bad[0])

@@ -10,7 +10,7 @@ They see nothing but the curve.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +18,20 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
 from swiftsure.curves import RiskCurve, in_range
+from swiftsure.paths import BREAKPOINTS
 
 __all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-CONTROLS = ("empirical", "crc", "ucb", "ltt")
+OPTIONS = {
+    "empirical": ("zero_bounded",),
+    "crc": ("zero_bounded", "monotone", "method", "selection", "delta_prime"),
+    "ucb": ("zero_bounded",),
+    "ltt": ("zero_bounded", "correction"),
+}
+CONTROLS = tuple(OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class ControlResult:
     """
 
     index: int | None
-    threshold: float | tuple[float, ...] | None
+    threshold: float | tuple[float | None, ...] | None
     guarantee: Literal["probability", "expectation", "none"]
     epsilon: float
     delta: float | None
@@ -100,6 +107,9 @@ class Control:
             checks.between("delta_prime", self.delta_prime, 0.0, 1.0)
         if self.method == "ucb" and (self.monotone is not None or self.selection is not None):
             raise ValueError("`method='ucb'` of crc takes neither `monotone` nor `selection`.")
+        for option in self.options():
+            if option not in OPTIONS[self.name]:
+                raise ValueError(f"`{option}` is not an option of {self.name}.")
 
     @property
     def label(self) -> str:
@@ -131,7 +141,7 @@ class Control:
         rows: Rows | None = None,
         pool: int | None = None,
     ) -> NDArray[np.int64]:
-        """Return the setting chosen for each of some rising levels; -1 where there is none.
+        """Return the setting chosen for each level; -1 where there is none.
 
         `rows` are the calibration samples in the order in which they are tested; the order must
         not depend on their losses.
@@ -140,6 +150,8 @@ class Control:
         rows = np.arange(curve.n) if rows is None else rows
         # The full model needs no test; where setting 0 is not the full model, it is tested too.
         start = 1 if curve.relative else 0
+        order = np.argsort(epsilons, kind="stable")  # walks go on from level to level
+        epsilons = epsilons[order]
         if self.name == "empirical":
             chosen = self._plug_in(curve, epsilons, rows, start)
         elif self.name == "crc" and self.method == "crc":
@@ -147,7 +159,9 @@ class Control:
         else:
             chosen = self._tested(curve, epsilons, delta, rows, start, pool)
         chosen[chosen < start] = -1
-        return chosen
+        selected = np.empty_like(chosen)
+        selected[order] = chosen
+        return selected
 
     def prepare(self, curve: RiskCurve) -> RiskCurve:
         """Return the curve that the control really looks at, or refuse it."""
@@ -207,6 +221,10 @@ class Control:
                 ]
             )
         if self.correction == "bonferroni":
+            if curve.path_kind == BREAKPOINTS:
+                raise ValueError(
+                    "`correction='bonferroni'` needs a path that was fixed beforehand, not breakpoints."
+                )
             each = delta / max(1, curve.n_settings - start)
             passes = [bound.p_values(curve, rows, e, size)[start:] <= each for e in epsilons]
             return np.asarray([_last(p) + start for p in passes], np.int64)
@@ -220,7 +238,7 @@ class Control:
         """
         delta = self.delta_prime
         if delta is None:
-            delta = 0.5 * epsilon / (bound * np.sqrt(n)) if n > 1 else 0.5 * epsilon / bound
+            delta = 0.5 * epsilon / (bound * np.sqrt(n))
         return (epsilon - delta * bound) / (1 - delta), float(delta)
 
     def run(
@@ -233,7 +251,11 @@ class Control:
     ) -> ControlResult:
         """Choose one setting."""
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
-        chance = checks.between("delta", 0.5 if delta is None else delta, 0.0, 1.0)
+        checks.count("seed", seed, 0)
+        promises_probability = self.guarantee == "probability"
+        chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
+        if pool is not None and not promises_probability:
+            raise ValueError(f"`pool` goes with ucb and ltt; {self.name} has no use for it.")
         prepared = self.prepare(curve)
         bound = bounds.resolve(self.bound, prepared.loss_range) if self.uses_bound else None
         ordered = bound is not None and bound.uses_order
@@ -245,7 +267,7 @@ class Control:
             threshold=None if index < 0 else setting(curve, index),
             guarantee=self.guarantee,
             epsilon=level,
-            delta=chance if self.guarantee == "probability" else None,
+            delta=chance if promises_probability else None,
             control=self.name,
             bound=None if bound is None else bound.name,
             n=curve.n,
@@ -270,20 +292,19 @@ class Control:
 
     def options(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
-        default = Control(self.name)
         return {
-            key: value
-            for key, value in vars(self).items()
-            if key not in ("name", "bound") and value != getattr(default, key)
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
         }
 
 
-def setting(curve: RiskCurve, index: int) -> float | tuple[float, ...] | None:
+def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | None:
     """Return the threshold of a setting: a number, one an exit, or None for never."""
     value = curve.thresholds[index]
     if value.ndim == 0:
         return None if np.isposinf(value) else float(value)
-    return tuple(float(v) for v in value)
+    return tuple(None if np.isposinf(v) else float(v) for v in value)
 
 
 def _last(passes: NDArray[np.bool_]) -> int:
@@ -398,8 +419,8 @@ def ucb(
     seed : int
         Fixes the order in which betting bounds see the samples. Never choose among seeds.
     pool : int, optional
-        Size of the finite pool that the samples were drawn from without replacement; the promise
-        is then about the pool's risk.
+        Size of the finite pool that the samples (or groups) were drawn from without replacement;
+        the promise is then about the pool's risk.
 
     Examples
     --------

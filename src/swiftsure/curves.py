@@ -108,12 +108,7 @@ class RiskCurve:
                     f" ({declared.low:g}, {declared.high:g})."
                 )
             declared = LossRange(0, 1, whole=True)
-        settings = np.asarray(
-            [np.inf if value is None else value for value in np.ravel(np.asarray(thresholds))],
-            dtype=np.float64,
-        )
-        if np.isnan(settings).any():
-            raise ValueError("`thresholds` must not hold NaN.")
+        settings = dial_array(thresholds)
         values = checks.numbers("losses", losses, np.float64)
         checks.of_shape("losses", values, {"n": None, "K": len(settings)})
         values = in_range("losses", values, declared)
@@ -224,6 +219,8 @@ class RiskCurve:
 
     def loss_at(self, index: int) -> Floats:
         """Return the losses at one setting, (n,)."""
+        if not 0 <= index < self.n_settings:
+            raise IndexError(f"`index` must be in [0, {self.n_settings}), but got {index}.")
         block: Floats = _kernels.gather(self._losses, self._rows(None), index, index + 1)
         return block[:, 0]
 
@@ -268,9 +265,12 @@ class RiskCurve:
     def shuffled(self, seed: int) -> "RiskCurve":
         """Return the curve with its samples in the one order that `seed` gives.
 
-        Betting tests depend on the order of the samples. One permutation, fixed beforehand, makes
-        them valid whatever order the samples came in; never choose among seeds.
+        Betting tests depend on the order of the samples. Samples that come in random order need no
+        more than any fixed permutation. Where the order may have to do with the losses (sorted
+        files), the permutation makes the tests valid over the draw of the seed: draw it at random
+        then, once. Never choose among seeds.
         """
+        checks.count("seed", seed, 0)
         if self.shuffled_with == seed:
             return self
         if self.shuffled_with is not None:
@@ -291,6 +291,8 @@ class RiskCurve:
 
     def by_group(self, groups: ArrayLike) -> "RiskCurve":
         """Return the curve of group means: the unit of every guarantee is then a group."""
+        if self.shuffled_with is not None:
+            raise ValueError("`groups` must be given before the samples are shuffled.")
         labels = np.asarray(groups)
         checks.of_shape("groups", labels, {"n": self.n})
         _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -332,7 +334,21 @@ class RiskCurve:
         return f"sha256:{digest.hexdigest()}"
 
     def _rows(self, rows: Rows | None) -> Rows:
-        return np.arange(self.n) if rows is None else rows
+        if rows is None:
+            return np.arange(self.n)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.n):  # kernels do not look
+            raise IndexError(f"`rows` must be in [0, {self.n}), but go up to {rows.max()}.")
+        return rows
+
+
+def dial_array(thresholds: ArrayLike) -> Floats:
+    """Return the settings of a dial; None or infinity, "never", can only be the first."""
+    listed = [np.inf if value is None else value for value in np.ravel(np.asarray(thresholds))]
+    values: Floats = checks.numbers("thresholds", listed, np.float64)
+    checks.of_shape("thresholds", values, {"K": None})
+    if np.isnan(values).any() or np.isinf(values[1:]).any() or np.isneginf(values[0]):
+        raise ValueError("`thresholds` must be finite, but for a first one of None or infinity.")
+    return values
 
 
 def in_range(name: str, values: NDArray[Any], declared: LossRange) -> NDArray[Any]:

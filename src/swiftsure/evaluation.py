@@ -33,13 +33,13 @@ __all__ = ["Rates", "Study", "evaluate"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Controls = Iterable[str | Control] | Mapping[str, Control]
+Controls = Iterable[str | Control] | Mapping[str, str | Control]
 
 ROUNDING = 1e-12
 """How far above ε a risk may come to lie by rounding alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rates(NDArrayOperatorsMixin):
     """Rates with their 95 % (Clopper-Pearson) intervals; counts as an array of the rates.
 
@@ -78,6 +78,9 @@ class Rates(NDArrayOperatorsMixin):
 
     def __float__(self) -> float:
         return float(self.rate)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -235,6 +238,7 @@ def evaluate(
     pool = _pool_curve(record, risk, loss, score, path)
     chosen = _labelled(controls)
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
+    checks.of_shape("epsilons", levels, {"m": None})
     for level in levels:
         checks.between("epsilons", level, 0.0, pool.loss_range.high)
     checks.between("delta", delta, 0.0, 1.0)
@@ -271,7 +275,6 @@ class _Runs:
         self.levels = levels
         self.delta = delta
         self.breakpoints = breakpoints
-        self.order = np.argsort(levels, kind="stable")  # controls want rising levels
         self.cost = next((c for c in ("layers", "exit", *pool.costs) if c in pool.costs), None)
         # Each control sees its own form of the curve (zero-bounded, …), made once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
@@ -313,10 +316,7 @@ class _Runs:
 
     def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
         curve = self._along(self.views[label], rows)
-        sorted_levels = self.levels[self.order]
-        index = np.empty(len(self.levels), np.int64)
-        index[self.order] = self.rules[label].indices(curve, sorted_levels, self.delta, rows)
-        return index
+        return self.rules[label].indices(curve, self.levels, self.delta, rows)
 
     def _along(self, curve: RiskCurve, rows: Rows) -> RiskCurve:
         """Return the curve along the path that these calibration samples give."""
@@ -382,8 +382,15 @@ def _pool_curve(
     score: str | None,
     path: PathLike,
 ) -> RiskCurve:
-    if not isinstance(record, RiskCurve):
+    if isinstance(record, ExitRecord | ThresholdRecord):
+        if record.groups is not None and isinstance(path, str) and path == "breakpoints":
+            raise ValueError("`path` of breakpoints does not go with groups; pass a grid.")
         return record.curve(risk, loss, score, path)
+    if not isinstance(record, RiskCurve):
+        raise TypeError(
+            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
+            f" {type(record).__name__}."
+        )
     if not record.relative:
         raise ValueError("`evaluate` needs losses relative to the full model (0 at setting 0).")
     if loss is not None or score is not None or path is not None:
@@ -395,7 +402,7 @@ def _labelled(controls: Controls) -> dict[str, Control]:
     if isinstance(controls, str | Control):
         controls = [controls]
     if isinstance(controls, Mapping):
-        chosen = dict(controls)
+        chosen = {k: c if isinstance(c, Control) else Control(c) for k, c in controls.items()}
     else:
         each = [c if isinstance(c, Control) else Control(c) for c in controls]
         chosen = {control.label: control for control in each}
@@ -409,7 +416,12 @@ def _labelled(controls: Controls) -> dict[str, Control]:
 def _calibration_size(n_calibration: int | float, n_pool: int) -> int:
     if isinstance(n_calibration, float) and 0 < n_calibration < 1:
         n_calibration = max(1, round(n_calibration * n_pool))
-    size = checks.count("n_calibration", n_calibration)  # type: ignore[arg-type]
+    if isinstance(n_calibration, float):
+        raise ValueError(
+            "`n_calibration` must be a whole number, or a share in (0, 1), but got"
+            f" {n_calibration:g}."
+        )
+    size = checks.count("n_calibration", n_calibration)
     if size >= n_pool:
         raise ValueError(
             f"`n_calibration` must leave test samples: it must be below {n_pool}, but got {size}."

@@ -26,7 +26,12 @@ def threshold_array(
     >>> threshold_array([None, 0.5])
     array([inf, 0.5], dtype=float32)
     """
-    values = np.asarray(thresholds)
+    try:
+        values = np.asarray(thresholds)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must have rows of one length, but got {thresholds!r}."
+        ) from None
     if values.dtype == object:
         flat = [np.inf if value is None else value for value in values.ravel()]
         try:
@@ -78,8 +83,7 @@ def exit_indices(
     """
     scores = checks.numbers("confidences", confidences, np.float32)
     checks.of_shape("confidences", scores, {"n": None, "n_exits - 1": None})
-    if np.isnan(scores).any():
-        raise ValueError("`confidences` must not hold NaN.")
+    checks.finite("confidences", scores)
     levels = threshold_array(np.inf if thresholds is None else thresholds)
     if levels.ndim == 0:
         levels = np.full(scores.shape[1], levels)

@@ -1,12 +1,17 @@
-"""Writing files whole or not at all."""
+"""Files: written whole or not at all; archives of arrays read without pickles."""
 
 import os
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-__all__ = ["replaced", "write_text"]
+import numpy as np
+
+__all__ = ["npz", "replaced", "write_text"]
 
 
 @contextmanager
@@ -28,6 +33,22 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open an npz file of plain arrays; whatever is wrong with it is one ValueError."""
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        with Path(path).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("it is no archive, or is cut short")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                yield arrays
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a readable npz file ({error}).") from None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -9,7 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.exits import NEVER, threshold_array
 
-__all__ = ["Path", "PathLike"]
+__all__ = ["BREAKPOINTS", "Path", "PathLike"]
+
+BREAKPOINTS = "every breakpoint"
+"""The kind of a path that is made from the calibration confidences."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,18 @@ class Path:
 
     thresholds: NDArray[np.float32]
     kind: str
+
+    def __post_init__(self) -> None:
+        """Keep thresholds in float32, and refuse a path that does not begin at the full model."""
+        values = threshold_array(self.thresholds, "path")
+        if values.ndim not in (1, 2) or values.size == 0:
+            raise ValueError(
+                "`path` must have shape (K,) or (K, n_exits - 1), but got"
+                f" {checks.shape_text(values.shape)}."
+            )
+        if not np.isposinf(values[0]).all():
+            raise ValueError("`path` must begin with the full model: never (None, or infinity).")
+        object.__setattr__(self, "thresholds", values)
 
     def __len__(self) -> int:
         """Return the number of settings, the full model included."""
@@ -74,7 +89,7 @@ class Path:
         array([inf, 0.9, 0.7, 0.5], dtype=float32)
         """
         values = checks.numbers("confidences", confidences, np.float32)
-        return cls._descending(values.ravel(), "every breakpoint")
+        return cls._descending(values.ravel(), BREAKPOINTS)
 
     @classmethod
     def family(cls, thresholds: ArrayLike) -> "Path":

@@ -15,6 +15,7 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records.checks import choose
 
 __all__ = [
     "BudgetPlan",
@@ -89,20 +90,29 @@ def samples_needed(
         )
         return np.asarray(chance >= power)
 
+    about = _normal_size(risk / declared.high, level, delta, power)
+    if about > 10_000_000:
+        raise ValueError(
+            f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
+            " samples would be needed."
+        )
     n = bounds.minimum_samples(epsilon, delta, replace(declared, low=0.0)) or 1
+    n = max(n, int(0.8 * about) if about > 100_000 else 1)  # nothing to be found far below
     while True:  # the power saws up and down with n, so every size is looked at
-        sizes = np.arange(n, 2 * n + 64)
+        sizes = np.arange(n, n + max(256, n // 4))
         found = np.flatnonzero(powerful(sizes))
         if found.size:
             break
         n = int(sizes[-1]) + 1
-        if n > 10_000_000:
-            raise ValueError(
-                f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
-                " samples would be needed."
-            )
     floor = bounds.minimum_samples(epsilon, delta, declared)
     return SamplePlan(int(sizes[found[0]]), floor, float(epsilon), delta, risk, power)
+
+
+def _normal_size(risk: float, level: float, delta: float, power: float) -> float:
+    """Return about how many samples are needed, by the normal approximation."""
+    spread = special.ndtri(1 - delta) * np.sqrt(level * (1 - level))
+    spread += max(0.0, special.ndtri(power)) * np.sqrt(risk * (1 - risk))
+    return float((spread / (level - risk)) ** 2)
 
 
 def _largest_certified(n: NDArray[np.int64], level: float, delta: float) -> NDArray[np.float64]:
@@ -140,9 +150,10 @@ class GainPlan:
     @property
     def n(self) -> int | None:
         """Smallest size from which on the target is reached with the wanted power, or None."""
-        short = np.flatnonzero(self.reached < self.power)
+        order = np.argsort(self.sizes)
+        short = np.flatnonzero(self.reached[order] < self.power)
         first = int(short[-1]) + 1 if short.size else 0
-        return int(self.sizes[first]) if first < len(self.sizes) else None
+        return int(self.sizes[order][first]) if first < len(order) else None
 
 
 def gain_by_samples(
@@ -180,6 +191,10 @@ def gain_by_samples(
     rule = control if isinstance(control, Control) else Control(control)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
     checks.between("delta", delta, 0.0, 1.0)
+    checks.between("power", power, 0.0, 1.0)
+    checks.count("draws", draws)
+    if not sizes:
+        raise ValueError("`sizes` must not be empty.")
     mean_cost = curve.mean_cost(_cost_name(curve, cost))
     saved = 100 * (1 - mean_cost / mean_cost[0])
     rng = np.random.default_rng(seed)
@@ -218,7 +233,7 @@ class BudgetPlan:
     """
 
     epsilon: float | None
-    threshold: float | tuple[float, ...] | None
+    threshold: float | tuple[float | None, ...] | None
     budget: float
     cost: float
     full_cost: float
@@ -306,7 +321,7 @@ def lowest_epsilon(
         control="budget",
         bound=chosen_bound.name,
         n=len(rest),
-        seed=None,
+        seed=seed,
         assumptions=(
             *rule.assumptions(curve, chosen_bound)[:1],
             f"{name} costs of {'each setting' if known else f'{size:,} other samples'} chose the"
@@ -314,7 +329,11 @@ def lowest_epsilon(
             *rule.assumptions(curve, chosen_bound)[2:],
         ),
     )
-    policy = make_policy(record, rule, [curve], [result], result, score=score)
+    if isinstance(record, ExitRecord):
+        score = choose("score", score, record.confidences, preferred="top1")
+    policy = make_policy(
+        record, rule, [curve], [result], result, score=score, upper=level if index else None
+    )
     outcome = curve.mean_cost(name, rest)
     return BudgetPlan(
         epsilon=level if certified else None,

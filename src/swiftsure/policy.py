@@ -1,6 +1,7 @@
 """Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +38,7 @@ class Promise(_Frozen):
     calibration_risk: float
     """Mean loss of the calibration samples at the chosen setting."""
     upper_bound: float | None
-    """What the risk exceeds with probability at most δ, for display; None without a test."""
+    """For display: the upper bound at δ, as if this setting had been fixed beforehand."""
 
     def __str__(self) -> str:
         """Say it in words."""
@@ -188,7 +189,7 @@ def promise_sentence(certificate: Certificate) -> str:
         over += f" from a pool of {certificate.pool:,}, on that pool"
     if certificate.guarantee == "expectation":
         return f"on average {over}, {risks}"
-    return f"with probability at least {percent(1 - (certificate.delta or 0))} {over}, {risks}"
+    return f"with probability at least {_surety(certificate)} {over}, {risks}"
 
 
 def _risks(promises: tuple[Promise, ...]) -> str:
@@ -228,7 +229,7 @@ def _nothing_certified(certificate: Certificate) -> str:
     goals = " and ".join(f"the {p} within {p.epsilon:g}" for p in certificate.promises)
     text = f"nothing faster was certified to keep {goals}"
     if certificate.guarantee == "probability":
-        text += f" with probability at least {percent(1 - (certificate.delta or 0))}"
+        text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
     needed = [_needed(certificate, promise) for promise in certificate.promises]
     most = max(needed)
@@ -237,8 +238,16 @@ def _nothing_certified(certificate: Certificate) -> str:
     return text
 
 
+def _surety(certificate: Certificate) -> str:
+    """Return 1 − δ with all its digits: rounding must not promise more."""
+    return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
+
+
 def _needed(certificate: Certificate, promise: Promise) -> int:
-    if certificate.guarantee == "probability" and certificate.delta is not None:
+    without_pool = certificate.guarantee == "probability" and certificate.pool is None
+    if without_pool and certificate.delta is not None:
         declared = LossRange(*promise.loss_range)
         return minimum_samples(promise.epsilon, certificate.delta, declared) or 0
+    if certificate.guarantee == "expectation" and certificate.options.get("method") != "ucb":
+        return math.ceil(promise.loss_range[1] / promise.epsilon * (1 - 1e-14)) - 1
     return 0

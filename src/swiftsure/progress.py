@@ -7,7 +7,7 @@ __all__ = ["steps"]
 
 
 @contextmanager
-def steps(title: str, total: int) -> Iterator[Callable[[], None]]:
+def steps(title: str, total: int | None) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` steps and give the function that advances it."""
     from rich.console import Console
     from rich.progress import (

@@ -132,7 +132,7 @@ def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.flo
     array([0.75], dtype=float32)
     """
     values = _pixels(pixels)
-    rows, columns = (size, size) if isinstance(size, int | np.integer) else size
+    rows, columns = (size, size) if not isinstance(size, tuple) else size
     rows = min(checks.count("size", rows), values.shape[-2])
     columns = min(checks.count("size", columns), values.shape[-1])
     table = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1] + 1))

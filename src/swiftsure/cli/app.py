@@ -7,6 +7,7 @@ import typer
 
 import swiftsure
 from swiftsure.cli.calibrate import calibrate
+from swiftsure.cli.collect import collect
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.plan import plan
@@ -16,13 +17,12 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="swiftsure",
-    help="Fast inference with a guarantee: set an early-exit threshold by risk control.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, calibrate, evaluate, plan):
+for verb in (demo, collect, calibrate, evaluate, plan):
     app.command()(verb)
 app.add_typer(reproduce, name="reproduce")
 

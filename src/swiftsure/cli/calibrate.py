@@ -1,7 +1,7 @@
 """`swiftsure calibrate`: from a record to a policy."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,6 +54,7 @@ def calibrate(
     import swiftsure as ss
 
     loaded = ss.load_record(record)
+    worst: dict[str, Any] = {"missing": missing} if isinstance(loaded, ss.ExitRecord) else {}
     risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
     policy = ss.calibrate(
         loaded,
@@ -65,14 +66,13 @@ def calibrate(
         seed=seed,
         score=score,
         pool=pool,
-        missing=missing,  # type: ignore[arg-type]
+        **worst,
     )
+    if figure is not None:  # first, so that a figure that is refused leaves the policy alone
+        curve = loaded.curve(risk, loss, score, options.path_of(path), **worst)
+        ss.report.policy_figure(curve, policy, figure)
     if output is not None:
         policy.save(output)
-    if figure is not None:
-        curve = loaded.curve(risk, loss, score, options.path_of(path))
-        cost = "exit" if "exit" in curve.costs else next(iter(curve.costs))
-        ss.report.policy_figure(curve, policy, figure, cost=cost)
     if json:
         print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
     else:

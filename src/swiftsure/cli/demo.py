@@ -35,8 +35,10 @@ def demo(
         swiftsure demo --epsilon 0.02 --n 2000
     """
     import swiftsure as ss
+    from swiftsure import checks
     from swiftsure.simulate import Population
 
+    checks.count("draws", draws)
     population = Population(overconfidence=3.0)
     sample = population.sample(n, seed)
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"])
@@ -87,7 +89,7 @@ def demo(
         [
             [
                 f"{row['epsilon']:g}",
-                number(row["threshold"]),  # type: ignore[arg-type]
+                number(row["threshold"]),
                 f"{row['saved']:.1f}",
                 f"{row['true_risk']:.4f}",
             ]

@@ -63,7 +63,7 @@ def evaluate(
         controls=[name.strip() for name in controls.split(",")],
         epsilons=[_level(text) for text in epsilons.split(",")],
         delta=delta,
-        n_calibration=n_calibration if n_calibration < 1 else int(n_calibration),
+        n_calibration=int(n_calibration) if n_calibration.is_integer() else n_calibration,
         splits=splits,
         draws=draws,
         score=score,

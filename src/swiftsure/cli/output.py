@@ -45,12 +45,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))  # noqa: T201
 
 
-def number(value: float | tuple[float, ...] | None, digits: int = 4) -> str:
+def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> str:
     """Write a number, or the thresholds of several exits; None is the full model."""
     if value is None:
         return "full model"
     if isinstance(value, tuple):
-        return "(" + ", ".join(number(each, digits) for each in value) + ")"
+        each = ("never" if level is None else number(level, digits) for level in value)
+        return "(" + ", ".join(each) + ")"
     return "–" if math.isnan(value) else f"{value:.{digits}g}"
 
 

@@ -19,15 +19,21 @@ def plan(
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
     true_risk: Annotated[
-        float, typer.Option(help="Risk that a setting worth certifying really has.")
-    ] = 0.0,
-    loss_bound: Annotated[float, typer.Option(help="Largest loss, B (2 for Brier).")] = 1.0,
+        float | None,
+        typer.Option(help="Risk that a setting worth certifying really has.", show_default="0"),
+    ] = None,
+    loss_bound: Annotated[
+        float | None, typer.Option(help="Largest loss, B (2 for Brier).", show_default="1")
+    ] = None,
     power: Annotated[float, typer.Option(help="How sure to be that it is certified.")] = 0.9,
     saving: Annotated[
         float | None,
         typer.Option(help="Share of the cost to save: find the lowest ε.", show_default=False),
     ] = None,
-    target: Annotated[float, typer.Option(help="Saving in % to reach, for the table.")] = 0.0,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Saving in % to reach, for the table.", show_default="0"),
+    ] = None,
     cost: Annotated[str | None, typer.Option(help="Which cost.", show_default=False)] = None,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
@@ -53,14 +59,28 @@ def plan(
 
         swiftsure plan record.parquet --loss zero_one --saving 0.4 -o policy.json
     """
+    given = {"--saving": saving, "--output": output, "--target": target}
+    given |= {"--true-risk": true_risk, "--loss-bound": loss_bound}
     if record is None:
-        _promise(epsilon, delta, true_risk, loss_bound, power, json)
+        _refuse(given, ("--saving", "--output", "--target"), "needs a record")
+        bound_b = 1.0 if loss_bound is None else loss_bound
+        _promise(epsilon, delta, true_risk or 0.0, bound_b, power, json)
     elif saving is None:
+        _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
+        _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target, power, seed, shared, json)
+        _sizes(record, epsilon, delta, target or 0.0, power, seed, shared, json)
     else:
+        _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
+        _refuse(given, ("--target",), "does not go with --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
         _budget(record, saving, delta, seed, shared, output, json)
+
+
+def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
+    for option in options:
+        if given[option] is not None:
+            raise ValueError(f"`{option}` {why}.")
 
 
 def _promise(
@@ -101,7 +121,8 @@ def _sizes(
         **shared,
     )
     if json:
-        print_json({k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()})
+        plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()}
+        print_json({"n": found.n, **plain})
         return
     print_table(
         f"Calibration sets drawn from the pilot, ε = {epsilon:g}, δ = {delta:g}",
@@ -113,6 +134,9 @@ def _sizes(
             )
         ],
     )
+    if target:
+        reached = f"{found.n:,} samples reach" if found.n else "None of these sizes reaches"
+        print_text(f"{reached} a saving of {target:g} % with {100 * power:g} % chance.")
 
 
 def _budget(

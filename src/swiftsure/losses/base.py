@@ -56,12 +56,12 @@ class LossRange:
         if isinstance(value, LossRange):
             return value
         try:
-            low, high = value
+            low, high = (float(each) for each in value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"`loss_range` must be a pair (low, high), but got {value!r}."
             ) from None
-        return cls(float(low), float(high))
+        return cls(low, high)
 
     def gap(self) -> "LossRange":
         """Range of the difference of two such losses."""

@@ -11,7 +11,6 @@ __all__ = [
     "BRIER",
     "ZERO_ONE",
     "brier",
-    "brier_against_drawn",
     "brier_inconsistency",
     "zero_one",
     "zero_one_inconsistency",
@@ -47,17 +46,6 @@ def brier_inconsistency(probabilities: Array) -> Array:
     """
     distance: Array = np.square(probabilities - probabilities[:, -1:, :]).sum(axis=-1)
     return distance
-
-
-def brier_against_drawn(probabilities: Array, labels: Array) -> Array:
-    """Brier loss of each exit less the last exit's, against given labels, in [-2, 2].
-
-    With labels drawn from the last exit this is the paper's consistency loss (Eq. 8); with its
-    most probable class it is what the paper's code computes, which is another risk.
-    """
-    losses = brier(probabilities, labels)
-    difference: Array = losses - losses[:, -1:]
-    return difference
 
 
 ZERO_ONE = register(

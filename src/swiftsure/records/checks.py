@@ -21,6 +21,7 @@ __all__ = [
     "label_array",
     "loss_array",
     "replace_fields",
+    "temperature_tuple",
 ]
 
 Array = NDArray[Any]
@@ -149,6 +150,17 @@ def group_array(groups: ArrayLike | None, n: int) -> Array | None:
             f"`groups` must be whole numbers or text, but their dtype is {array.dtype}."
         )
     return array
+
+
+def temperature_tuple(values: ArrayLike | None, n_exits: int) -> tuple[float, ...] | None:
+    """Return one positive temperature an exit, or None."""
+    if values is None:
+        return None
+    array = checks.numbers("temperatures", values, np.float64)
+    checks.of_shape("temperatures", array, {"n_exits": n_exits})
+    if not (np.isfinite(array).all() and (array > 0).all()):
+        raise ValueError(f"`temperatures` must be positive and finite, but got {array.tolist()}.")
+    return tuple(array.tolist())
 
 
 def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:

@@ -1,7 +1,7 @@
 """ExitRecord: what happened at every exit of a network."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.curves import RiskCurve, cost_array
 from swiftsure.losses import LOSSES, Loss, LossRange
-from swiftsure.losses.classification import brier_against_drawn
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -29,6 +28,8 @@ __all__ = ["ExitRecord"]
 
 Array = NDArray[Any]
 
+IDENTITY = ("loss_ranges", "inconsistency_ranges", "fingerprint", "temperatures", "dtype")
+TABLES = ("confidences", "losses", "inconsistencies", "costs")
 CHUNK = 4096
 """Samples whose probabilities are held in float64 at once."""
 
@@ -56,6 +57,10 @@ class ExitRecord:
         Which samples depend on each other (rows of one user, frames of one video).
     fingerprint : str, optional
         Fingerprint of the model that made the record; arrays alone have none.
+    temperatures : (n_exits,), optional
+        What logits were divided by.
+    dtype : str, optional
+        Inference dtype of the model's run.
 
     Raises
     ------
@@ -79,6 +84,8 @@ class ExitRecord:
     ids: Array = None  # type: ignore[assignment]
     groups: Array | None = None
     fingerprint: str | None = None
+    temperatures: tuple[float, ...] | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
@@ -123,6 +130,7 @@ class ExitRecord:
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, n),
             groups=record_checks.group_array(self.groups, n),
+            temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
         )
 
     @classmethod
@@ -174,9 +182,10 @@ class ExitRecord:
                 "`logits` must have 2 exits and 2 classes or more, but got shape"
                 f" {checks.shape_text(values.shape)}."
             )
-        scale = np.broadcast_to(np.asarray(temperatures, np.float64), (n_exits,))[:, None]
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise ValueError("`temperatures` must be positive and finite.")
+        scale = record_checks.temperature_tuple(
+            np.full(n_exits, temperatures) if np.ndim(temperatures) == 0 else temperatures, n_exits
+        )
+        columns = np.asarray(scale)[:, None]
         checks.known("label", label, ["expected", "sample", "argmax"])
         score_names = [score] if isinstance(score, str) else list(score)
         chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in losses]
@@ -185,7 +194,7 @@ class ExitRecord:
 
         parts: dict[str, list[Array]] = {}
         for start in range(0, n, CHUNK):
-            p = probabilities(values[start : start + CHUNK], scale)
+            p = probabilities(values[start : start + CHUNK], columns)
             for name in score_names:
                 measure = SCORES[checks.known("score", name, SCORES)]
                 parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
@@ -214,6 +223,7 @@ class ExitRecord:
             costs={} if costs is None else {k: np.asarray(v) for k, v in costs.items()},
             ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
             groups=None if groups is None else np.asarray(groups),
+            temperatures=None if set(scale or ()) == {1.0} else scale,
         )
 
     @property
@@ -251,7 +261,8 @@ class ExitRecord:
         zero_bounded : bool
             Count no exit that does better than the last one (Eq. 16).
         missing : {"raise", "worst"}
-            What to do where a label is missing and matters: refuse, or assume the worst loss.
+            What to do where a label is missing and matters: refuse, or assume the worst loss. The
+            worst is valid if one sample's label being missing has nothing to do with the others.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         """
@@ -260,13 +271,13 @@ class ExitRecord:
         confidences = self.confidences[score]
         if risk == "gap":
             declared = LossRange.of(self.loss_ranges[loss]).gap()
-            values = self.losses[loss].astype(np.float64)
-            values -= values[:, -1:]
+            values = np.array(self.losses[loss], np.float64, order="C")
+            values -= values[:, -1:].copy()
             if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
                 values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
         else:
             declared = LossRange.of(self.inconsistency_ranges[loss])
-            values = self.inconsistencies[loss].astype(np.float64)
+            values = np.array(self.inconsistencies[loss], np.float64, order="C")
         curve = RiskCurve.from_exits(
             confidences,
             values,
@@ -278,10 +289,10 @@ class ExitRecord:
             risk=risk,
             loss=loss,
         )
+        checks.known("missing", missing, ["raise", "worst"])
         unlabelled = np.flatnonzero(np.isnan(values).any(axis=1))
         if len(unlabelled):
-            checks.known("missing", missing, ["raise", "worst"])
-            needed = np.isnan(curve.losses(unlabelled)).any(axis=1).sum()
+            needed = int(_any_setting(curve, unlabelled, np.isnan).sum())
             if missing == "raise" and needed:
                 raise ValueError(
                     f"{needed} missing label(s) matter: `record.needs_label(loss={loss!r})`"
@@ -299,6 +310,8 @@ class ExitRecord:
         path: PathLike = None,
         *,
         threshold: float | None = None,
+        strict: bool = False,
+        min_exit: int = 0,
     ) -> Array:
         """Return the ids of the samples whose label is missing and would matter.
 
@@ -311,6 +324,8 @@ class ExitRecord:
         threshold : float, optional
             Consider only settings with thresholds of at least this. Settings below it can then be
             calibrated with `missing="worst"` only.
+        strict, min_exit
+            As in `curve`.
         """
         checks.known(
             "loss", loss, [k for k in self.inconsistencies if gap_is_known_by_agreement(k)]
@@ -329,17 +344,18 @@ class ExitRecord:
             route,
             {},
             LossRange.of(self.inconsistency_ranges[loss]),
+            strict=strict,
+            min_exit=checks.count("min_exit", min_exit, 0),
         )
         rows = np.flatnonzero(missing)
-        matters = [
-            curve.losses(rows[i : i + CHUNK]).any(axis=1) for i in range(0, len(rows), CHUNK)
-        ]
-        chosen: Array = self.ids[rows[np.concatenate([np.zeros(0, bool), *matters])]]
+        chosen: Array = self.ids[rows[_any_setting(curve, rows, np.abs)]]
         return chosen
 
     def take(self, rows: ArrayLike) -> "ExitRecord":
         """Return the record of some samples, by position."""
         index = np.asarray(rows)
+        if index.size == 0:
+            raise ValueError("`rows` must not be empty.")
         return ExitRecord(
             {k: v[index] for k, v in self.confidences.items()},
             losses={k: v[index] for k, v in self.losses.items()},
@@ -350,6 +366,50 @@ class ExitRecord:
             ids=self.ids[index],
             groups=None if self.groups is None else self.groups[index],
             fingerprint=self.fingerprint,
+            temperatures=self.temperatures,
+            dtype=self.dtype,
+        )
+
+    @classmethod
+    def concatenate(cls, records: Sequence["ExitRecord"]) -> "ExitRecord":
+        """Return the record of all samples of several records of one model; ids must differ."""
+        if not records:
+            raise ValueError("`records` must not be empty.")
+        first = records[0]
+        for other in records[1:]:
+            differing = [name for name in IDENTITY if getattr(other, name) != getattr(first, name)]
+            differing += [
+                name for name in TABLES if set(getattr(other, name)) != set(getattr(first, name))
+            ]
+            differing += [
+                f"costs['{name}']"
+                for name, values in first.costs.items()
+                if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
+            ]
+            if differing:
+                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
+
+        def joined(tables: str) -> dict[str, Array]:
+            names = getattr(first, tables)
+            return {k: np.concatenate([getattr(r, tables)[k] for r in records]) for k in names}
+
+        costs = dict(first.costs)
+        for name, values in first.costs.items():
+            if values.ndim == 2:
+                costs[name] = np.concatenate([record.costs[name] for record in records])
+        groups = [record.groups for record in records if record.groups is not None]
+        return cls(
+            joined("confidences"),
+            losses=joined("losses"),
+            inconsistencies=joined("inconsistencies"),
+            costs=costs,
+            loss_ranges=first.loss_ranges,
+            inconsistency_ranges=first.inconsistency_ranges,
+            ids=np.concatenate([record.ids for record in records]),
+            groups=np.concatenate(groups) if groups else None,
+            fingerprint=first.fingerprint,
+            temperatures=first.temperatures,
+            dtype=first.dtype,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -386,7 +446,18 @@ def _against_last(loss: Loss, p: Array, label: str, rng: np.random.Generator) ->
         return loss.against_last(p)
     last = p[:, -1]
     if label == "argmax":
-        return brier_against_drawn(p, last.argmax(axis=-1))
-    cumulative = last.cumsum(axis=-1)
-    drawn = (rng.random((len(last), 1)) * cumulative[:, -1:] > cumulative).sum(axis=-1)
-    return brier_against_drawn(p, drawn)
+        chosen = last.argmax(axis=-1)
+    else:
+        cumulative = last.cumsum(axis=-1)
+        chosen = (rng.random((len(last), 1)) * cumulative[:, -1:] > cumulative).sum(axis=-1)
+    losses = loss.against_labels(p, chosen)
+    difference: Array = losses - losses[:, -1:]
+    return difference
+
+
+def _any_setting(curve: RiskCurve, rows: Array, test: Callable[[Array], Array]) -> Array:
+    """Return which samples pass a test at some setting; (n, K) is looked at in parts."""
+    parts = [
+        test(curve.losses(rows[i : i + CHUNK])).any(axis=1) for i in range(0, len(rows), CHUNK)
+    ]
+    return np.concatenate([np.zeros(0, bool), *parts])

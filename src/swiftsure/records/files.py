@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.files import replaced
+from swiftsure.files import npz, replaced
 from swiftsure.losses import LossRange
 
 __all__ = ["VERSION", "kind", "load", "logits", "save"]
@@ -50,7 +50,9 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
         "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
         "fingerprint": record.fingerprint,
     }
-    if header["kind"] == "thresholds":
+    if header["kind"] == "exits":
+        header |= {"temperatures": record.temperatures, "dtype": record.dtype}
+    else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
     table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
@@ -67,7 +69,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
 def kind(path: str | os.PathLike[str]) -> str:
     """Return "exits" or "thresholds", from the file's own words."""
     if _is_npz(path):
-        with _npz(path) as arrays:
+        with npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
     return str(_header(path)["kind"])
 
@@ -76,7 +78,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return what `ExitRecord.from_logits` takes, if the file is an npz that holds logits."""
     if not _is_npz(path):
         return None
-    with _npz(path) as arrays:
+    with npz(path) as arrays:
         if "logits" not in arrays:
             return None
         arguments: dict[str, Any] = {"costs": {}}
@@ -115,6 +117,7 @@ def _load_parquet(
         names = [c.removeprefix(f"{prefix}/") for c in present if c.startswith(f"{prefix}/")]
         wanted[attribute] = _selection(attribute, names, only.get(attribute))
         columns += [f"{prefix}/{name}" for name in wanted[attribute]]
+    _refuse_unknown(only.get("losses"), wanted, present)
     try:
         table = pq.read_table(path, columns=columns)
     except (pa.ArrowException, OSError) as error:
@@ -140,6 +143,8 @@ def _load_parquet(
     if header["kind"] == "thresholds":
         del arguments["confidences"]
         arguments |= {key: header[key] for key in ("thresholds", "dial", "settings")}
+    else:
+        arguments |= {key: header[key] for key in ("temperatures", "dtype")}
     return arguments
 
 
@@ -148,7 +153,7 @@ def _load_npz(
 ) -> dict[str, Any]:
     """Read `confidences.NAME`, `losses.NAME`, `costs.NAME`, … from an npz without pickles."""
     arguments: dict[str, Any] = {}
-    with _npz(path) as arrays:
+    with npz(path) as arrays:
         names = set(arrays)
         single = {"thresholds", "ids", "groups"}
         groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges"}
@@ -170,6 +175,16 @@ def _load_npz(
                     " costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME."
                 )
     return arguments
+
+
+def _refuse_unknown(
+    losses: Iterable[str] | None, wanted: Mapping[str, list[str]], present: Iterable[str]
+) -> None:
+    """Refuse the name of a loss that the file holds in neither form."""
+    known = [c.partition("/")[2] for c in present if c.startswith(("loss/", "inconsistency/"))]
+    for name in losses or ():
+        if name not in [*wanted["losses"], *wanted["inconsistencies"]]:
+            checks.known("losses", name, dict.fromkeys(known))
 
 
 def _selection(
@@ -205,15 +220,6 @@ def _header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix == ".npz" or (Path(path).is_file() and zipfile.is_zipfile(path))
-
-
-def _npz(path: str | os.PathLike[str]) -> Any:
-    if not Path(path).is_file():
-        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a readable npz file ({error}).") from None
 
 
 def _lists(values: Array) -> pa.Array:

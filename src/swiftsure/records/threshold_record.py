@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.curves import RiskCurve, cost_array
+from swiftsure.curves import RiskCurve, cost_array, dial_array
 from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
@@ -64,9 +64,9 @@ class ThresholdRecord:
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
-        dial = [np.inf if t is None else t for t in np.ravel(np.asarray(self.thresholds))]
-        thresholds = checks.numbers("thresholds", dial, np.float64)
-        checks.of_shape("thresholds", thresholds, {"K": None})
+        thresholds = dial_array(self.thresholds)
+        if self.dial in self.settings:
+            raise ValueError(f"`settings` must not hold the dial itself, {self.dial!r}.")
         n = checks.numbers("losses", next(iter((self.losses or self.inconsistencies).values()), []))
         axes = {"n": n.shape[0] if n.ndim else 0, "K": len(thresholds)}
         ranges, soft = declared_ranges(self)
@@ -129,15 +129,18 @@ class ThresholdRecord:
             self.costs,
             declared,
             relative=True,
-            groups=self.groups,
             risk=risk,
             loss=loss,
         )
-        return curve.zero_bounded() if zero_bounded else curve
+        if zero_bounded:
+            curve = curve.zero_bounded()
+        return curve if self.groups is None else curve.by_group(self.groups)
 
     def take(self, rows: ArrayLike) -> "ThresholdRecord":
         """Return the record of some samples, by position."""
         index = np.asarray(rows)
+        if index.size == 0:
+            raise ValueError("`rows` must not be empty.")
         return ThresholdRecord(
             self.thresholds,
             losses={k: v[index] for k, v in self.losses.items()},

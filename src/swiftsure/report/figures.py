@@ -75,7 +75,7 @@ def study_figure(
             _tidy(axis)
         if column == 0:
             above.set_ylabel(f"test risk ({study.loss} {study.risk})")
-            below.set_ylabel(UNITS.get(study.cost or "", f"mean {study.cost}"))
+            below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             above.legend(frameon=False, fontsize=8)
     return _finished(figure, path)
 
@@ -85,7 +85,7 @@ def policy_figure(
     policy: Policy,
     path: str | os.PathLike[str] | None = None,
     *,
-    cost: str = "exit",
+    cost: str | None = None,
 ) -> Figure:
     """Draw the risk along a path, its upper bound, the level, and what is saved.
 
@@ -97,8 +97,8 @@ def policy_figure(
         Of a single risk.
     path : path, optional
         Where to save it.
-    cost : str
-        Which cost the lower part shows the saving of.
+    cost : str, optional
+        Which cost the lower part shows the saving of; the first by default.
     """
     promise = policy.certificate.promises[0]
     shown = np.unique(np.linspace(0, curve.n_settings - 1, 160).astype(int))
@@ -110,8 +110,10 @@ def policy_figure(
     if promise.bound is not None and policy.certificate.delta is not None:
         bound = bounds.BOUNDS[promise.bound]
         ordered = curve
+        if policy.certificate.options.get("zero_bounded"):
+            ordered = ordered.zero_bounded()
         if policy.certificate.seed is not None:
-            ordered = curve.shuffled(policy.certificate.seed)
+            ordered = ordered.shuffled(policy.certificate.seed)
         rows = np.arange(ordered.n)
         upper = [bound.upper(ordered, rows, int(k), policy.certificate.delta, 0) for k in shown]
         sure = percent(1 - policy.certificate.delta)
@@ -123,9 +125,11 @@ def policy_figure(
         min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
     )
     above.set_ylabel(f"{curve.loss_name} {curve.risk_name}")
-    mean_cost = curve.mean_cost(cost)
-    below.plot(position, 100 * (1 - mean_cost / mean_cost[0]), color=COLORS[2])
-    below.set_ylabel(f"saved, % of {cost}")
+    cost = cost or next(iter(curve.costs), None)
+    if cost is not None:
+        mean_cost = curve.mean_cost(cost)
+        below.plot(position, 100 * (1 - mean_cost / mean_cost[0]), color=COLORS[2])
+        below.set_ylabel(f"saved, % of {cost}")
     below.set_xlabel("threshold, safest first")
     _threshold_ticks(below, curve)
     for axis in (above, below):
@@ -154,7 +158,15 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
     several = [studies] if isinstance(studies, Study) else list(studies)
     if not several:
         raise ValueError("`studies` must not be empty.")
-    return {f"n = {study.n_calibration:,}": study for study in several}
+    named: dict[str, Study] = {}
+    for study in several:
+        title = f"n = {study.n_calibration:,}"
+        if title in named:
+            title = f"{study.loss} {study.risk}, {title}"
+        while title in named:
+            title += " "
+        named[title] = study
+    return named
 
 
 def _figure(width: float, height: float) -> Figure:

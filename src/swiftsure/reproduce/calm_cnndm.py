@@ -7,9 +7,8 @@ T5-large, and its mean number of decoder layers per token.
 import csv
 import io
 import os
-import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from swiftsure.control import Control
 from swiftsure.evaluation import Study, evaluate
-from swiftsure.files import write_text
+from swiftsure.files import npz, write_text
 from swiftsure.records import ThresholdRecord
 
 __all__ = ["CONTROLS", "CalmResult", "calm_cnndm", "load_measurements"]
@@ -119,21 +118,16 @@ def calm_cnndm(
 
 def load_measurements(data: str | os.PathLike[str]) -> ThresholdRecord:
     """Read the measurements; the loss is 1 less ROUGE-L."""
-    try:
-        with np.load(data, allow_pickle=False) as arrays:
-            needed = ("thresholds", "mean_layers", "rouge_l")
-            missing = [name for name in needed if name not in arrays]
-            if missing:
-                raise ValueError(f"{data} lacks {', '.join(missing)}.")
-            thresholds, layers, rouge = (arrays[name] for name in needed)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{data} is not a readable npz file ({error}).") from None
+    with npz(data) as arrays:
+        needed = ("thresholds", "mean_layers", "rouge_l")
+        missing = [name for name in needed if name not in arrays]
+        if missing:
+            raise ValueError(f"{data} lacks {', '.join(missing)}.")
+        thresholds, layers, rouge = (arrays[name] for name in needed)
     return ThresholdRecord(thresholds, losses={"rouge_l": 1.0 - rouge}, costs={"layers": layers})
 
 
 def _only(study: Study, labels: Sequence[str]) -> Study:
-    from dataclasses import replace
-
     return replace(study, labels=tuple(label for label in labels if label in study.labels))
 
 

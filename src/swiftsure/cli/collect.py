@@ -1,0 +1,103 @@
+"""`swiftsure collect`: from a model and data to a record."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.output import number, print_json, print_table, print_text
+
+__all__ = ["collect"]
+
+
+def collect(
+    model: Annotated[
+        str, typer.Option(help="module:function that returns a staged model.", show_default=False)
+    ],
+    data: Annotated[
+        str, typer.Option(help="module:function that returns batches.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
+        "record.parquet"
+    ),
+    losses: Annotated[str, typer.Option(help="Losses, with commas.")] = "zero_one,brier",
+    scores: Annotated[str, typer.Option(help="Scores, with commas.")] = "top1",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device, such as cuda.", show_default="the model's")
+    ] = None,
+    seconds: Annotated[bool, typer.Option(help="Also measure the time to each exit.")] = False,
+    shards: Annotated[
+        Path | None,
+        typer.Option(help="Folder for pieces, to resume a killed run from.", show_default=False),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Run a model on data and record what happens at every exit.
+
+    The two functions take no arguments and are looked up in the current folder too. The first
+    returns a staged model in evaluation mode, the second an iterable of (inputs, labels).
+
+    [bold]Example[/bold]
+
+        swiftsure collect --model mymodel:build --data mydata:calibration -o record.parquet
+    """
+    try:
+        from swiftsure.torch import collect as run
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+
+    staged = _called("--model", model)
+    if device is not None and hasattr(staged, "to"):
+        staged = staged.to(device)
+    record = run(
+        staged,
+        _called("--data", data),
+        losses=[name.strip() for name in losses.split(",")],
+        scores=[name.strip() for name in scores.split(",")],
+        dtype=dtype,
+        device=device,
+        seconds=seconds,
+        shards=shards,
+        progress=False if json else None,
+    )
+    record.save(output)
+    exits = [
+        {
+            "exit": k + 1,
+            **{f"mean {name}": float(v[:, k].mean()) for name, v in record.losses.items()},
+            **{f"{name}": float(v[k]) for name, v in record.costs.items() if name != "exit"},
+        }
+        for k in range(record.n_exits)
+    ]
+    if json:
+        print_json({"samples": record.n, "exits": exits, "file": str(output)})
+        return
+    print_table(
+        f"{record.n:,} samples",
+        list(exits[0]),
+        [[number(float(value)) for value in row.values()] for row in exits],
+    )
+    print_text(f"Wrote {output}")
+
+
+def _called(option: str, target: str) -> Any:
+    """Return what the function named by module:function returns."""
+    module, _, name = target.partition(":")
+    if not name:
+        raise ValueError(f"`{option}` must be module:function, but got {target!r}.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"`{option}`: cannot import {module!r} ({error}).") from None
+    except AttributeError:
+        raise ValueError(f"`{option}`: {module!r} has no function {name!r}.") from None
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    return function()

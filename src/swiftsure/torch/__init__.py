@@ -1,0 +1,34 @@
+"""Running early-exit models in PyTorch: exits that really save compute."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise ImportError("swiftsure.torch needs PyTorch: pip install 'swiftsure[torch]'.") from None
+
+from swiftsure.torch.collecting import collect
+from swiftsure.torch.costs import exit_flops, exit_seconds
+from swiftsure.torch.cut import cut
+from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.heads import attach_heads, train_heads
+from swiftsure.torch.runtime import EarlyExit, ExitOutput
+from swiftsure.torch.staged import Scored, Staged, StagedModel, check
+from swiftsure.torch.stream import Stream
+from swiftsure.torch.temperature import fit_temperatures
+
+__all__ = [
+    "EarlyExit",
+    "ExitOutput",
+    "Scored",
+    "Staged",
+    "StagedModel",
+    "Stream",
+    "attach_heads",
+    "check",
+    "collect",
+    "cut",
+    "exit_flops",
+    "exit_seconds",
+    "fingerprint",
+    "fit_temperatures",
+    "train_heads",
+]

@@ -1,0 +1,200 @@
+"""Making a plain network early-exit: attach heads at named layers, and train them."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from swiftsure import checks
+from swiftsure.torch.cut import CutModel, cut
+
+__all__ = ["PooledHead", "attach_heads", "train_heads"]
+
+
+class PooledHead(nn.Module):
+    """Mean over positions, normalisation, and a linear layer.
+
+    Takes feature maps (n, channels, height, width), tokens (n, tokens, width), vectors (n, width).
+    """
+
+    def __init__(self, width: int, n_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, n_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, (n, n_classes)."""
+        if features.ndim == 4:
+            features = features.mean(dim=(2, 3))
+        elif features.ndim == 3:
+            features = features.mean(dim=1)
+        logits: Tensor = self.linear(self.norm(features))
+        return logits
+
+
+def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutModel:
+    """Return a plain classifier as a staged model, with an untrained head after each named layer.
+
+    Parameters
+    ----------
+    model : nn.Module
+        From inputs to logits (n, n_classes).
+    at : names of submodules
+        In the order in which they run.
+    example : Tensor
+        A small batch, to see what the layers give.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+    >>> model = attach_heads(network, at=["1"], example=torch.zeros(2, 3, 8, 8))
+    >>> [tuple(output.shape) for output in model.eval()(torch.zeros(2, 3, 8, 8))]
+    [(2, 10), (2, 10)]
+    """
+    names = dict(model.named_modules())
+    for name in at:
+        checks.known("at", name, names)
+    widths: dict[str, int] = {}
+    hooks = [
+        names[name].register_forward_hook(
+            lambda _module, _inputs, output, name=name: widths.update({name: _width(name, output)})
+        )
+        for name in at
+    ]
+    was_training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            logits = model(example)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise ValueError("`model` must give logits of shape (n, n_classes).")
+    missing = [name for name in at if name not in widths]
+    if missing:
+        raise ValueError(f"`at`: {', '.join(missing)} is not run by the network.")
+    heads = [PooledHead(widths[name], logits.shape[1]).to(example.device) for name in at]
+    return cut(model, at, heads)
+
+
+def _width(name: str, output: Any) -> int:
+    if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"`at`: {name!r} gives {type(output).__name__}, but heads need one tensor of 2 to 4"
+            " axes."
+        )
+    return int(output.shape[1] if output.ndim == 4 else output.shape[-1])
+
+
+def train_heads(
+    model: CutModel,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    *,
+    epochs: int = 10,
+    learning_rate: float = 1e-3,
+    frozen: bool = True,
+    distill: float = 0.5,
+    label_smoothing: float = 0.0,
+    progress: bool | None = None,
+) -> list[dict[str, Any]]:
+    """Train the heads of a staged model, with its network frozen or along with it.
+
+    AdamW under a one-cycle schedule, on the mean cross-entropy of all exits; part of it against the
+    last exit's distribution, which is what early answers are judged by.
+
+    Parameters
+    ----------
+    model : CutModel
+        From `attach_heads` or `cut`.
+    loader : iterable of (inputs, labels)
+        Run once an epoch; must have a length.
+    frozen : bool
+        Leave the network as it is (in evaluation mode, no gradients), and train the heads alone.
+        Otherwise all is trained jointly, the last exit included.
+    distill : float
+        Share of the loss that is against the last exit, in [0, 1].
+
+    Returns
+    -------
+    history : list of dict
+        Mean loss and training accuracy of each exit, an epoch each.
+    """
+    checks.count("epochs", epochs)
+    if not 0 <= distill <= 1:
+        raise ValueError(f"`distill` must be in [0, 1], but got {distill}.")
+    length = len(loader)  # type: ignore[arg-type]
+    if length == 0:
+        raise ValueError("`loader` must not be empty.")
+    parameters = list(model.heads.parameters()) if frozen else list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=learning_rate, total_steps=epochs * length, pct_start=0.2
+    )
+    model.train(not frozen)
+    model.heads.train()
+    device = next(model.heads.parameters()).device
+    history = []
+    with _bar(progress, epochs * length) as advance:
+        for _ in range(epochs):
+            totals = torch.zeros(2, model.n_exits)
+            seen = 0
+            for inputs, labels in loader:
+                x, y = inputs.to(device), labels.to(device)
+                outputs = _outputs(model, x, frozen)
+                losses = _losses(outputs, y, distill, label_smoothing)
+                trained = losses[:-1] if frozen else losses
+                loss = torch.stack(trained).mean()
+                if not torch.isfinite(loss):
+                    raise ValueError("The training loss is not finite: lower `learning_rate`.")
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+                seen += len(y)
+                with torch.no_grad():
+                    totals[0] += torch.stack(losses).cpu() * len(y)
+                    right = [(o.argmax(dim=1) == y).sum() for o in outputs]
+                    totals[1] += torch.stack(right).cpu()
+                advance()
+            history.append(
+                {"loss": (totals[0] / seen).tolist(), "accuracy": (totals[1] / seen).tolist()}
+            )
+    model.eval()
+    return history
+
+
+def _outputs(model: CutModel, inputs: Tensor, frozen: bool) -> list[Tensor]:
+    state = model.begin(inputs)
+    outputs = []
+    for k in range(model.n_exits):
+        with torch.no_grad() if frozen else nullcontext():
+            state = model.advance(k, state)
+        outputs.append(model.head(k, state))
+    return outputs
+
+
+def _losses(
+    outputs: list[Tensor], labels: Tensor, distill: float, smoothing: float
+) -> list[Tensor]:
+    teacher = outputs[-1].detach().softmax(dim=1)
+    losses = []
+    for k, output in enumerate(outputs):
+        hard = cross_entropy(output, labels, label_smoothing=smoothing)
+        last = k == len(outputs) - 1
+        soft = hard if last else cross_entropy(output, teacher)
+        losses.append((1 - distill) * hard + distill * soft)
+    return losses
+
+
+def _bar(wanted: bool | None, total: int) -> Any:
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        return nullcontext(lambda: None)
+    from swiftsure.progress import steps
+
+    return steps("training", total)

@@ -1,0 +1,214 @@
+"""Stream: gathers the survivors of successive batches, so that late stages run full batches."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from swiftsure import checks
+from swiftsure.torch.runtime import EarlyExit, ExitOutput, Gathered, plain_output, refuse_nan
+from swiftsure.torch.staged import batch_size, device_of, rows_of
+
+__all__ = ["Stream", "StreamResult"]
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """Samples that left together.
+
+    Attributes
+    ----------
+    ids : (m,)
+        Numbers of the samples, in the order in which they were pushed, from 0.
+    outputs
+        What the exit's head gave, with the samples first.
+    exit : int
+        Where they left, 0-based.
+    """
+
+    ids: Tensor
+    outputs: Any
+    exit: int
+
+
+class Stream:
+    """A scheduler for offline throughput and for serving.
+
+    Samples that go on after an exit wait before the next stage until `batch_size` of them are
+    there. At most `2 · batch_size` samples wait before any stage, so memory is bounded; and none
+    waits while more than `max_wait` further batches are pushed, so waiting is bounded too.
+
+    Parameters
+    ----------
+    fast : EarlyExit
+    batch_size : int
+        How many samples a stage runs at once.
+    max_wait : int
+        After how many further pushes a stage runs what it has.
+
+    Examples
+    --------
+    >>> stream = Stream(fast, batch_size=256)  # doctest: +SKIP
+    >>> for output in stream.run(batches, ordered=True):
+    ...     ...  # doctest: +SKIP
+    """
+
+    def __init__(self, fast: EarlyExit, batch_size: int, max_wait: int = 32) -> None:
+        self.fast = fast
+        self.batch_size = checks.count("batch_size", batch_size)
+        self.max_wait = checks.count("max_wait", max_wait)
+        self.pushed = 0
+        self._ticks = 0
+        self._waiting: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
+
+    def push(self, batch: Any) -> list[StreamResult]:
+        """Take a batch and return whoever left meanwhile, of this batch or of earlier ones."""
+        n = batch_size(batch)
+        results: list[StreamResult] = []
+        with self.fast.context(batch):
+            ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
+            self.pushed += n
+            self._ticks += 1
+            self._waiting[0].append(_Group(ids, self.fast.model.begin(batch), self._ticks))
+            for k in range(len(self._waiting)):
+                self._drain(k, results)
+        return results
+
+    def flush(self) -> list[StreamResult]:
+        """Run whatever still waits, and return it."""
+        results: list[StreamResult] = []
+        first = next((group for line in self._waiting for group in line), None)
+        if first is not None:
+            with self.fast.context(first.state):
+                for k in range(len(self._waiting)):
+                    self._drain(k, results, everything=True)
+        return results
+
+    @property
+    def in_flight(self) -> int:
+        """Number of samples that have not left yet."""
+        return sum(len(group.ids) for line in self._waiting for group in line)
+
+    def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
+        """Run batches: `StreamResult`s as they come, or an `ExitOutput` a batch in its order."""
+        if not ordered:
+            for batch in batches:
+                yield from self.push(batch)
+            yield from self.flush()
+            return
+        desk = _Desk(self.pushed)
+        for batch in batches:
+            desk.expect(batch_size(batch))
+            yield from desk.sorted(self.push(batch))
+        yield from desk.sorted(self.flush())
+
+    def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
+        """Run stage k while it has a full batch, or samples that have waited long enough."""
+        line = self._waiting[k]
+        while line:
+            count = sum(len(group.ids) for group in line)
+            overdue = self._ticks - line[0].since >= self.max_wait
+            if not (k == 0 or everything or overdue or count >= self.batch_size):
+                break
+            self._step(k, _taken(line, self.batch_size), results)
+            if k + 1 < len(self._waiting):
+                self._drain(k + 1, results)  # at once, so that no line grows long
+
+    def _step(self, k: int, group: "_Group", results: list[StreamResult]) -> None:
+        """Run one stage, let go who leaves, and queue the rest for the next."""
+        fast, last = self.fast, self.fast.model.n_exits - 1
+        ids, state = group.ids, fast.stage(k, group.state)
+        if k == last:
+            output = fast.scaled(k, fast.model.head(k, state))
+            results.append(_result(ids, plain_output(output), k))
+            return
+        if fast.may_fire(k):
+            output = fast.scaled(k, fast.model.head(k, state))
+            stay, gone, _ = fast.part(k, output)
+            if gone is not None and stay is not None:
+                results.append(_result(ids[gone], rows_of(plain_output(output), gone), k))
+                if len(stay) == 0:
+                    return
+                ids, state = ids[stay], fast.model.select(state, stay)
+        self._waiting[k + 1].append(_Group(ids, state, group.since))
+
+
+def _result(ids: Tensor, outputs: Any, k: int) -> StreamResult:
+    refuse_nan(outputs, torch.full_like(ids, k), ids)
+    return StreamResult(ids, outputs, k)
+
+
+@dataclass(frozen=True)
+class _Group:
+    ids: Tensor
+    state: Any
+    since: int
+
+
+def _taken(line: deque[_Group], size: int) -> _Group:
+    """Take up to `size` samples from the head of a line, as one group."""
+    parts, count = [], 0
+    while line and count < size:
+        group = line.popleft()
+        room = size - count
+        if len(group.ids) > room:
+            index = torch.arange(len(group.ids), device=device_of(group.state))
+            rest = _Group(group.ids[room:], rows_of(group.state, index[room:]), group.since)
+            line.appendleft(rest)
+            group = _Group(group.ids[:room], rows_of(group.state, index[:room]), group.since)
+        parts.append(group)
+        count += len(group.ids)
+    if len(parts) == 1:
+        return parts[0]
+    ids = torch.cat([part.ids for part in parts])
+    states = [pytree.tree_flatten(part.state) for part in parts]
+    leaves = [
+        torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+        for leaves in zip(*(leaves for leaves, _ in states), strict=True)
+    ]
+    return _Group(ids, pytree.tree_unflatten(leaves, states[0][1]), parts[0].since)
+
+
+class _Desk:
+    """Puts results back into batches, in the order in which these came."""
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        self.open: deque[_Open] = deque()
+
+    def expect(self, n: int) -> None:
+        self.open.append(_Open(self.next, n))
+        self.next += n
+
+    def sorted(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
+        for result in results:
+            for batch in self.open:
+                batch.put(result)
+        while self.open and self.open[0].missing == 0:
+            batch = self.open.popleft()
+            yield ExitOutput(batch.gathered.tree, batch.exits, None)
+
+
+class _Open:
+    """A batch some of whose samples have not left yet."""
+
+    def __init__(self, start: int, n: int) -> None:
+        self.start, self.n, self.missing = start, n, n
+        self.gathered = Gathered(n)
+        self.exits = torch.zeros(n, dtype=torch.long)
+
+    def put(self, result: StreamResult) -> None:
+        mine = ((result.ids >= self.start) & (result.ids < self.start + self.n)).nonzero()[:, 0]
+        if len(mine) == 0:
+            return
+        where = result.ids[mine] - self.start
+        if len(mine) == self.n:  # in their order, so that they can be taken as they are
+            mine = mine[where.argsort()]
+            where = where.sort().values
+        self.gathered.put(where, rows_of(result.outputs, mine))
+        self.exits[where.cpu()] = result.exit
+        self.missing -= len(mine)

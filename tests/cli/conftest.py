@@ -1,0 +1,105 @@
+"""Runs commands in this process, in a folder of their own with records to try them on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.cli import main
+from swiftsure.simulate import Population
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def sample():
+    return Population(n_exits=4, overconfidence=1.5).sample(800, 0)
+
+
+@pytest.fixture(scope="session")
+def record(sample):
+    return ss.ExitRecord.from_logits(
+        sample.logits, sample.labels, costs={"flops": [1e9, 2e9, 3e9, 5e9]}
+    )
+
+
+@pytest.fixture(scope="session")
+def thresholds():
+    """A record of thresholds; the last is too fast."""
+    rng = np.random.default_rng(0)
+    losses = np.clip(0.5 + 0.1 * rng.normal(size=(500, 5)) + np.linspace(0, 0.2, 5) ** 1.5, 0, 1)
+    return ss.ThresholdRecord(
+        np.linspace(1, 0.2, 5),
+        losses={"rouge_l": losses},
+        costs={"layers": np.linspace(24, 4, 5)},
+    )
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory, sample, record, thresholds):
+    """Records in every format, written once."""
+    folder = tmp_path_factory.mktemp("records")
+    record.save(folder / "record.parquet")
+    record.save(folder / "pilot.parquet")
+    record.take(np.arange(20)).save(folder / "tiny.parquet")
+    thresholds.save(folder / "thresholds.parquet")
+    np.savez(folder / "logits.npz", logits=sample.logits, labels=sample.labels)
+    np.savez(
+        folder / "arrays.npz",
+        **{
+            "confidences": record.confidences["top1"],
+            "losses.zero_one": record.losses["zero_one"],
+            "inconsistencies.zero_one": record.inconsistencies["zero_one"],
+            "costs.flops": record.costs["flops"],
+        },
+    )
+    rng = np.random.default_rng(1)
+    quality = 0.4 - 0.1 * np.linspace(0, 1, 6) + 0.05 * rng.normal(size=(1100, 6))
+    np.savez(
+        folder / "calm_cnndm.npz",
+        thresholds=np.linspace(1, 0.5, 6),
+        mean_layers=np.linspace(15, 5, 6),
+        rouge_l=np.clip(quality, 0, 1),
+    )
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, files, monkeypatch):
+    """The current folder, with links to the records."""
+    for path in files.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """Run `swiftsure` with some arguments."""
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["swiftsure", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return Done(ended.value.code or 0, shown.out, shown.err)
+
+    return command
+
+
+@pytest.fixture
+def made(folder, files):
+    """Name the files that a command left in the folder."""
+    before = {path.name for path in files.iterdir()}
+
+    def names():
+        return {path.name for path in folder.iterdir()} - before
+
+    return names

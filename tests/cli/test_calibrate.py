@@ -1,0 +1,170 @@
+"""`swiftsure calibrate`."""
+
+import json
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.policy import Policy
+
+ZERO_ONE = ("--loss", "zero_one")
+
+
+def table(lines):
+    """The cells of lines with tabs."""
+    return [line.split("\t") for line in lines]
+
+
+def test_a_policy_is_written_and_said(run, record, made):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--epsilon", 0.02, "-o", "policy.json")
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.02)
+    assert not policy.runs_full_model
+    assert (done.status, done.err) == (0, "")
+    assert Policy.load("policy.json") == policy
+    assert done.out.splitlines()[0] == str(policy)
+    assert done.out.splitlines()[-1] == "Wrote policy.json"
+    assert made() == {"policy.json"}
+
+
+def test_a_pipe_gets_lines_with_tabs(run, record):
+    done = run("calibrate", "record.parquet", *ZERO_ONE)
+    policy = ss.calibrate(record, loss="zero_one")
+    promise = policy.certificate.promises[0]
+    _, *rest = done.out.splitlines()
+    risks, costs = table(rest[:2]), table(rest[2:])
+    assert risks == [
+        ["risk", "level", "on calibration", "upper bound", "bound"],
+        [
+            "zero_one gap",
+            "0.05",
+            f"{promise.calibration_risk:.4g}",
+            f"{promise.upper_bound:.4g}",
+            "star",
+        ],
+    ]
+    assert costs[0] == ["cost", "full model", "policy", "saved"]
+    assert [cells[0] for cells in costs[1:]] == ["exit", "flops"]
+    full, here = policy.certificate.costs["flops"]
+    assert costs[2][1:] == ["5e+09", f"{here:.4g}", f"{100 * (1 - here / full):.1f} %"]
+    assert "\x1b" not in done.out
+
+
+def test_json_is_the_policy_and_nothing_else(run, record, made):
+    done = run(
+        "calibrate", "record.parquet", *ZERO_ONE, "--json", "-o", "p.json", "--figure", "f.png"
+    )
+    shown = json.loads(done.out)
+    policy = ss.calibrate(record, loss="zero_one")
+    assert shown.pop("sentence") == str(policy)
+    assert Policy.model_validate(shown, strict=False) == policy == Policy.load("p.json")
+    assert (done.status, done.err) == (0, "")
+    assert made() == {"p.json", "f.png"}
+
+
+@pytest.mark.parametrize("name", ["record.parquet", "arrays.npz", "logits.npz"])
+def test_every_format_gives_the_same_policy(run, record, name):
+    done = run("calibrate", name, *ZERO_ONE, "--json")
+    policy = ss.calibrate(record, loss="zero_one")
+    assert json.loads(done.out)["threshold"] == policy.threshold
+    assert json.loads(done.out)["certificate"]["n"] == 800
+
+
+def test_a_record_with_one_loss_needs_no_name(run):
+    assert run("calibrate", "arrays.npz").status == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["--epsilon", "0.03"], {"epsilon": 0.03}),
+        (["--delta", "0.01"], {"delta": 0.01}),
+        (["--risk", "consistency"], {"risk": "consistency"}),
+        (["--control", "crc"], {"control": "crc"}),
+        (["--control", "ltt", "--bound", "wsr"], {"control": "ltt", "bound": "wsr"}),
+        (["--control", "empirical"], {"control": "empirical"}),
+        (["--path", "breakpoints"], {"path": "breakpoints"}),
+        (["--path", "logit"], {"path": "logit"}),
+        (["--path", "0.99,0.9,0.8"], {"path": [0.99, 0.9, 0.8]}),
+        (["--seed", "7"], {"seed": 7}),
+        (["--pool", "900"], {"pool": 900}),
+        (["--score", "top1"], {"score": "top1"}),
+        (["--missing", "worst"], {"missing": "worst"}),
+        (
+            ["--and", "consistency:zero_one:0.04", "--and", "gap:brier:0.03"],
+            {
+                "risks": [
+                    ss.Risk("gap", "zero_one", 0.05),
+                    ss.Risk("consistency", "zero_one", 0.04),
+                    ss.Risk("gap", "brier", 0.03),
+                ]
+            },
+        ),
+    ],
+)
+def test_options_reach_the_library(run, record, options, arguments):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, *options, "--json")
+    shown = json.loads(done.out)
+    del shown["sentence"]
+    policy = ss.calibrate(record, **{"loss": "zero_one", **arguments})
+    assert Policy.model_validate(shown, strict=False) == policy
+    assert done.status == (1 if policy.runs_full_model else 0)
+
+
+def test_further_risks_are_all_shown(run):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--and", "consistency:brier:0.2")
+    rows = table(done.out.splitlines()[1:4])
+    assert [cells[:2] for cells in rows[1:]] == [
+        ["zero_one gap", "0.05"],
+        ["brier consistency", "0.2"],
+    ]
+
+
+def test_nothing_certified_is_status_1_and_the_full_model(run, made):
+    done = run("calibrate", "tiny.parquet", *ZERO_ONE, "-o", "policy.json", "--figure", "f.png")
+    assert done.status == 1
+    assert done.err == ""
+    assert done.out.startswith("Always runs the full model: nothing faster was certified")
+    assert Policy.load("policy.json").runs_full_model
+    assert made() == {"policy.json", "f.png"}
+    done = run("calibrate", "tiny.parquet", *ZERO_ONE, "--json")
+    assert done.status == 1
+    assert json.loads(done.out)["threshold"] is None
+
+
+@pytest.mark.parametrize("name", ["f.png", "f.pdf", "f.svg"])
+@pytest.mark.parametrize("source", ["arrays.npz", "thresholds.parquet"])
+def test_a_figure_is_drawn(run, folder, source, name):
+    done = run("calibrate", source, "--figure", name)
+    assert done.status in (0, 1)
+    assert done.out.splitlines()[-1] == f"Wrote {name}"
+    assert (folder / name).stat().st_size > 5000
+
+
+def test_threshold_records_have_their_own_dial(run, thresholds):
+    done = run("calibrate", "thresholds.parquet", "--epsilon", 0.1)
+    assert done.status == 0
+    chosen = ss.calibrate(thresholds, epsilon=0.1).threshold
+    assert done.out.startswith(f"Runs at threshold = {chosen:g}: ")
+
+
+def test_a_figure_without_costs(run, thresholds, folder):
+    ss.ThresholdRecord(thresholds.thresholds, losses=thresholds.losses).save("bare.parquet")
+    done = run("calibrate", "bare.parquet", "--epsilon", 0.1, "--figure", "f.png")
+    assert done.status in (0, 2)
+    assert "Traceback" not in done.err
+
+
+def test_missing_labels_that_matter(run, sample):
+    labels = np.where(np.arange(800) % 3, sample.labels, -1)
+    np.savez("some.npz", logits=sample.logits, labels=labels)
+    done = run("calibrate", "some.npz", *ZERO_ONE)
+    assert done.status == 2
+    assert "missing label(s) matter" in done.err
+    assert run("calibrate", "some.npz", *ZERO_ONE, "--missing", "worst").status in (0, 1)
+
+
+def test_an_older_policy_is_replaced(run, folder):
+    (folder / "policy.json").write_text("older")
+    assert run("calibrate", "record.parquet", *ZERO_ONE, "-o", "policy.json").status == 0
+    assert Policy.load("policy.json").threshold is not None

@@ -1,0 +1,87 @@
+"""`swiftsure demo`."""
+
+import json
+
+import pytest
+
+from swiftsure.policy import Policy
+
+QUICK = ("--n", "300", "--draws", "12")
+
+
+def test_it_runs_and_leaves_policy_and_figure(run, folder, made):
+    done = run("demo", *QUICK)
+    assert (done.status, done.err) == (0, "")
+    assert made() == {"results"}
+    output = folder / "results" / "demo"
+    assert {path.name for path in output.iterdir()} == {"policy.json", "policy.png"}
+    assert (output / "policy.png").read_bytes().startswith(b"\x89PNG")
+    policy = Policy.load(output / "policy.json")
+    assert policy.threshold is not None
+    assert str(policy) in done.out
+    assert done.out.rstrip().endswith("Wrote results/demo/policy.json and results/demo/policy.png")
+
+
+def test_a_pipe_gets_lines_with_tabs(run):
+    lines = run("demo", *QUICK, "-o", "here").out.splitlines()
+    assert "ε\tthreshold\tsaved %\ttrue risk" in lines
+    assert "rule\tbroken" in lines
+    rows = [line.split("\t") for line in lines if "\t" in line]
+    assert [cells[0] for cells in rows[1:5]] == ["0.01", "0.02", "0.05", "0.1"]
+    assert len(rows) == 1 + 4 + 1 + 3
+
+
+def test_json_and_nothing_else(run, folder):
+    done = run("demo", *QUICK, "--epsilon", "0.03", "-o", "here", "--json")
+    assert (done.status, done.err) == (0, "")
+    shown = json.loads(done.out)
+    policy = Policy.load(folder / "here" / "policy.json")
+    assert shown["sentence"] == str(policy)
+    assert shown["threshold"] == policy.threshold
+    assert policy.certificate.promises[0].epsilon == 0.03
+    assert policy.certificate.n == 300
+    levels = [row["epsilon"] for row in shown["tradeoff"]]
+    assert levels == [0.01, 0.02, 0.03, 0.05, 0.1]
+    saved = [row["saved"] for row in shown["tradeoff"]]
+    assert saved == sorted(saved)  # a higher level never certifies less
+    assert len(shown["violations"]) == 3
+    assert all(0 <= share <= 1 for share in shown["violations"].values())
+
+
+def test_it_shows_what_it_is_meant_to_show(run):
+    """Trust and the naive rule break the promise; Swiftsure keeps it."""
+    shown = json.loads(run("demo", "--n", "400", "--draws", "60", "--json").out)
+    trust, naive, certified = shown["violations"].values()
+    assert trust == 1.0
+    assert naive > 0.25
+    assert certified <= 0.2
+
+
+def test_a_seed_fixes_it(run):
+    first, again, other = (
+        json.loads(run("demo", *QUICK, "--seed", seed, "--json").out) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first["tradeoff"] != other["tradeoff"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilon", "2"], "`epsilon` must be in (0, 1), but got 2"),
+        (["--delta", "0"], "`delta` must be in (0, 1)"),
+        (["--n", "0"], "`n` must be at least 1"),
+    ],
+)
+def test_errors_leave_nothing(run, made, options, message):
+    done = run("demo", *options)
+    assert done.status == 2
+    assert message in done.err
+    assert not made()
+
+
+def test_draws_are_checked(run, made):
+    done = run("demo", "--n", "100", "--draws", "0")
+    assert done.status == 2
+    assert "draws" in done.err
+    assert not made()

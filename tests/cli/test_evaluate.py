@@ -1,0 +1,78 @@
+"""`swiftsure evaluate`."""
+
+import json
+
+import pytest
+
+import swiftsure as ss
+
+QUICK = ("--loss", "zero_one", "--splits", "4")
+
+
+def test_a_pipe_gets_lines_with_tabs(run, record, made):
+    done = run("evaluate", "record.parquet", *QUICK, "-n", "300", "--epsilons", "0.05, 0.1")
+    assert (done.status, done.err) == (0, "")
+    header, *rows = [line.split("\t") for line in done.out.splitlines()]
+    assert header[:4] == ["control", "ε", "test risk", "± sd"]
+    assert {len(cells) for cells in rows} == {len(header)}
+    study = ss.evaluate(record, "gap", "zero_one", ["crc", "ucb"], [0.05, 0.1], 0.1, 300, 4)
+    found = study.summary()
+    assert len(rows) == len(found) == 4
+    for cells, row in zip(rows, found, strict=True):
+        shown = dict(zip(header, cells, strict=True))
+        assert (shown["control"], shown["ε"]) == (row["control"], f"{row['epsilon']:g}")
+        assert shown["test risk"] == f"{row['test_risk']:.4f}"
+        assert shown["± sd"] == f"{row['test_risk_sd']:.4f}"
+        assert shown["test > ε"] == f"{100 * row['test_exceedance']:.0f} %"
+        assert shown["violations"] == f"{100 * row['violations']:.1f} %"
+        low, high = shown["95 % interval"].split(" – ")
+        assert float(low) == pytest.approx(100 * row["violations_low"], abs=0.051)
+        assert float(high) == pytest.approx(100 * row["violations_high"], abs=0.051)
+        assert shown["gain %"] == f"{row['gain']:.1f}"
+    assert not made()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ([], {}),
+        (["--controls", "ltt, empirical"], {"controls": ["ltt", "empirical"]}),
+        (["--delta", "0.3"], {"delta": 0.3}),
+        (["-n", "0.25"], {"n_calibration": 200}),
+        (["--n-calibration", "250"], {"n_calibration": 250}),
+        (["--draws", "7"], {"draws": 7}),
+        (["--seed", "5"], {"seed": 5}),
+        (["--path", "0.99,0.9,0.5"], {"path": [0.99, 0.9, 0.5]}),
+        (["--path", "breakpoints"], {"path": "breakpoints"}),
+        (["--risk", "consistency"], {"risk": "consistency"}),
+        (["--score", "top1"], {"score": "top1"}),
+    ],
+)
+def test_json_is_the_summary_and_nothing_else(run, record, options, arguments):
+    done = run("evaluate", "record.parquet", *QUICK, "--json", *options)
+    assert (done.status, done.err) == (0, "")
+    usual = {"controls": ["crc", "ucb"], "epsilons": [0.01, 0.02, 0.05, 0.1], "splits": 4}
+    study = ss.evaluate(record, loss="zero_one", **{**usual, **arguments})
+    assert json.loads(done.out) == study.summary()
+
+
+def test_what_is_not_known_is_null(run):
+    """NaN is not JSON; a record of thresholds knows no FLOPs."""
+    done = run("evaluate", "thresholds.parquet", "--splits", "2", "--json")
+    rows = json.loads(done.out, parse_constant=pytest.fail)
+    assert all(row["flops_gain"] is None for row in rows)
+    assert all(row["gain"] is not None for row in rows)
+
+
+def test_a_figure_is_drawn(run, folder, made):
+    done = run("evaluate", "record.parquet", *QUICK, "--figure", "study.pdf")
+    assert done.out.splitlines()[-1] == "Wrote study.pdf"
+    assert (folder / "study.pdf").read_bytes().startswith(b"%PDF")
+    assert made() == {"study.pdf"}
+    done = run("evaluate", "record.parquet", *QUICK, "--figure", "study.png", "--json")
+    assert len(json.loads(done.out)) == 8
+    assert made() == {"study.pdf", "study.png"}
+
+
+def test_samples_are_whole(run):
+    assert run("evaluate", "record.parquet", *QUICK, "-n", "100.7").status == 2

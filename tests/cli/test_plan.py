@@ -1,0 +1,119 @@
+"""`swiftsure plan`."""
+
+import json
+
+import pytest
+
+import swiftsure as ss
+from swiftsure.planning import gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.policy import Policy
+
+ZERO_ONE = ("--loss", "zero_one")
+
+
+def test_samples_from_the_promise_alone(run, made):
+    done = run("plan", "--epsilon", "0.01")
+    assert (done.status, done.err) == (0, "")
+    first, second = done.out.splitlines()
+    assert first.startswith("230 calibration samples certify a risk of at most 0.01")
+    assert second.startswith("Fewer than 230 certify nothing")
+    assert not made()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ([], {}),
+        (["--epsilon", "0.1", "--delta", "0.05"], {"epsilon": 0.1, "delta": 0.05}),
+        (["--true-risk", "0.02", "--power", "0.7"], {"risk": 0.02, "power": 0.7}),
+        (["--epsilon", "0.1", "--loss-bound", "2"], {"epsilon": 0.1, "loss_range": (0, 2)}),
+    ],
+)
+def test_samples_as_json(run, options, arguments):
+    done = run("plan", "--json", *options)
+    assert json.loads(done.out) == vars(samples_needed(**{"epsilon": 0.05, **arguments}))
+    assert (done.status, done.err) == (0, "")
+
+
+def test_gains_of_a_pilot(run, thresholds):
+    options = ("--cost", "layers", "--epsilon", "0.08", "--target", "30", "--seed", "2")
+    done = run("plan", "thresholds.parquet", *options)
+    assert (done.status, done.err) == (0, "")
+    header, *rows, last = [line.split("\t") for line in done.out.splitlines()]
+    assert last == ["200 samples reach a saving of 30 % with 90 % chance."]
+    assert header == ["samples", "mean gain %", "certify anything", "save 30 %"]
+    plan = gain_by_samples(thresholds, cost="layers", epsilon=0.08, target=30.0, seed=2)
+    assert 0 < plan.reached[1] < plan.reached[-1]
+    assert [int(cells[0].replace(",", "")) for cells in rows] == plan.sizes.tolist()
+    assert [cells[1] for cells in rows] == [f"{gain:.1f}" for gain in plan.gain]
+    assert [cells[3] for cells in rows] == [f"{100 * share:.0f} %" for share in plan.reached]
+    shown = json.loads(run("plan", "thresholds.parquet", *options, "--json").out)
+    assert shown["gain"] == plan.gain.tolist()
+    assert shown["sizes"] == plan.sizes.tolist()
+
+
+def test_the_size_that_reaches_the_target_is_said(run):
+    done = run("plan", "thresholds.parquet", "--target", "30", "--json")
+    assert "n" in json.loads(done.out)
+
+
+def test_the_lowest_level_of_a_budget(run, record, made):
+    options = (*ZERO_ONE, "--cost", "exit", "--saving", "0.4", "--delta", "0.2", "--seed", "3")
+    done = run("plan", "record.parquet", *options, "-o", "policy.json")
+    assert (done.status, done.err) == (0, "")
+    plan = lowest_epsilon(record, loss="zero_one", cost="exit", saving=0.4, delta=0.2, seed=3)
+    saved = 100 * (1 - plan.cost / plan.full_cost)
+    first, *rest = done.out.splitlines()
+    assert first.startswith(f"Saving {saved:.1f} %, the lowest certified level is")
+    assert f"ε = {plan.epsilon:.4g} (threshold {plan.threshold:.4g})" in first
+    assert rest[0] == str(plan.policy)
+    assert Policy.load("policy.json") == plan.policy
+    assert made() == {"policy.json"}
+
+
+def test_the_lowest_level_as_json(run, thresholds):
+    done = run("plan", "thresholds.parquet", "--saving", "0.4", "--bound", "hoeffding", "--json")
+    plan = lowest_epsilon(thresholds, saving=0.4, bound="hoeffding")
+    shown = json.loads(done.out)
+    assert shown.pop("sentence") == str(plan.policy)
+    assert shown == {key: value for key, value in vars(plan).items() if key != "policy"}
+
+
+def test_no_level_is_status_1(run, record):
+    record.take(range(8)).save("few.parquet")
+    options = (*ZERO_ONE, "--saving", "0.4", "--cost", "exit", "--bound", "empirical_bernstein")
+    done = run("plan", "few.parquet", *options, "-o", "policy.json")
+    assert done.status == 1
+    assert done.err == ""
+    assert "No level can be certified" in done.out
+    assert Policy.load("policy.json").runs_full_model
+    shown = json.loads(run("plan", "few.parquet", *options, "--json").out)
+    assert (shown["epsilon"], shown["threshold"]) == (None, None)
+
+
+def test_an_impossible_saving_is_refused(run, made):
+    options = (*ZERO_ONE, "--cost", "exit", "--saving", "0.9")
+    done = run("plan", "record.parquet", *options, "-o", "p.json")
+    assert done.status == 2
+    assert "the cost of the fastest setting" in done.err
+    assert not made()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--saving", "0.4"),
+        ("-o", "policy.json"),
+        ("thresholds.parquet", "-o", "policy.json"),
+        ("thresholds.parquet", "--true-risk", "0.01"),
+    ],
+)
+def test_options_that_do_not_belong_are_refused(run, arguments):
+    assert run("plan", *arguments).status == 2
+
+
+def test_the_policy_runs(run, record):
+    """What `plan` writes is what `EarlyExit` and `Policy.exits` take."""
+    run("plan", "record.parquet", *ZERO_ONE, "--cost", "exit", "--saving", "0.4", "-o", "p.json")
+    exits = ss.Policy.load("p.json").exits(record.confidences["top1"])
+    assert 1 - (exits.mean() + 1) / 4 == pytest.approx(0.4, abs=0.06)

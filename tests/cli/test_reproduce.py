@@ -1,0 +1,53 @@
+"""`swiftsure reproduce`."""
+
+import json
+
+import pytest
+
+from swiftsure.reproduce import calm_cnndm
+
+FILES = {"calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv"}
+CALM = ("reproduce", "calm-cnndm", "--data", "calm_cnndm.npz", "--splits", "3")
+
+
+def test_table_and_files(run, folder, made):
+    done = run(*CALM)
+    assert (done.status, done.err) == (0, "")
+    output = folder / "results" / "calm_cnndm"
+    assert {path.name for path in output.iterdir()} == FILES
+    lines = done.out.splitlines()
+    header, *rows = [line.split("\t") for line in lines if "\t" in line]
+    assert header == ["control", "n", "ε=0.03", "ε=0.05", "ε=0.1"]
+    table = calm_cnndm("calm_cnndm.npz", splits=3).table()
+    assert len(rows) == len(table) == 12
+    for cells, row in zip(rows, table, strict=True):
+        assert cells[:2] == [row["control"], f"{row['n']:,}"]
+        assert cells[2:] == [f"{row[level]:.2f}" for level in header[2:]]
+    assert lines[-3:] == [f"Wrote results/calm_cnndm/{name}" for name in sorted(FILES)]
+    assert made() == {"results"}
+
+
+def test_json_and_nothing_else(run, folder):
+    done = run(*CALM, "-o", "here", "--seed", "2", "--delta", "0.2", "--json")
+    shown = json.loads(done.out)
+    assert (done.status, done.err) == (0, "")
+    expected = calm_cnndm("calm_cnndm.npz", splits=3, seed=2, delta=0.2).table()
+    assert shown["table"] == expected
+    assert {path.name for path in (folder / "here").iterdir()} == FILES
+    assert [path.rpartition("/")[2] for path in shown["files"]] == sorted(FILES)
+
+
+@pytest.mark.parametrize("data", ["absent.npz", "logits.npz", "record.parquet"])
+def test_other_files_are_refused(run, made, data):
+    done = run("reproduce", "calm-cnndm", "--data", data)
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.startswith("swiftsure: ")
+    assert done.err.count("\n") == 1
+    assert not made()
+
+
+def test_data_must_be_given(run):
+    done = run("reproduce", "calm-cnndm")
+    assert done.status == 2
+    assert "--data" in done.err

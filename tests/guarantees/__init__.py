@@ -1,0 +1,1 @@
+"""What is promised, and tests that would notice if it were not kept."""

@@ -1,0 +1,63 @@
+"""What a certificate shows beside its promise: true as well."""
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from guarantees.checkers import check_rate
+
+SETTINGS = {
+    "fixed sequence": ({}, [0.0334, 0.0405, 0.09]),
+    "bonferroni": ({"correction": "bonferroni"}, [0.03] * 40),
+}
+
+
+@pytest.mark.parametrize(("options", "risks"), SETTINGS.values(), ids=SETTINGS)
+def test_the_upper_bound_of_the_chosen_setting_covers_its_risk(options, risks):
+    """The setting was chosen by its losses; the bound shown for it must allow for that."""
+    rng = np.random.default_rng(0)
+    misses, draws = 0, 300
+    for _ in range(draws):
+        losses = np.zeros((500, len(risks) + 1))
+        losses[:, 1:] = rng.random((500, len(risks))) < risks
+        settings = np.arange(len(risks) + 1)[::-1]
+        curve = ss.RiskCurve.from_losses(settings, losses, binary=True, relative=True)
+        certificate = ss.calibrate(curve, control="ltt", epsilon=0.05, **options).certificate
+        if certificate.index is not None:
+            upper = certificate.promises[0].upper_bound
+            misses += upper is not None and risks[certificate.index - 1] > upper
+    check_rate(misses, draws, 0.1)
+
+
+@pytest.mark.parametrize("bound", ["star", "wsr", "binomial", "hoeffding_bentkus"])
+def test_the_upper_bound_of_a_certified_setting_is_at_most_epsilon(bound):
+    """Test and bound say the same: what was certified at ε has a bound of ε or less."""
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        losses = np.zeros((400, 12))
+        losses[:, 1:] = rng.random((400, 11)) < np.arange(1, 12) * 0.01
+        curve = ss.RiskCurve.from_losses(np.arange(12)[::-1], losses, loss_range=(0, 1))
+        policy = ss.calibrate(curve, epsilon=0.08, bound=bound, seed=seed)
+        assert policy.threshold is not None
+        assert policy.certificate.promises[0].upper_bound <= 0.08 + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("control", "options", "promise"),
+    [
+        ("ucb", {}, "probability"),
+        ("ltt", {}, "probability"),
+        ("crc", {}, "expectation"),
+        ("crc", {"method": "ucb"}, "expectation"),
+        ("crc", {"selection": "paper"}, "none"),
+        ("crc", {"selection": "contiguous"}, "none"),
+        ("crc", {"monotone": False}, "none"),
+        ("empirical", {}, "none"),
+    ],
+)
+def test_a_policy_promises_what_its_control_does(control, options, promise):
+    """And says in its sentence where it promises nothing."""
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((500, 2)))
+    policy = ss.calibrate(curve, control=control, epsilon=0.05, **options)
+    assert policy.certificate.guarantee == promise
+    assert ("no guarantee" in str(policy)) == (promise == "none")

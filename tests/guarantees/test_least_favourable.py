@@ -1,0 +1,108 @@
+"""Settings whose risk is 0, or just above ε: an error of one place violates every time."""
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from guarantees.checkers import (
+    Task,
+    check_rate,
+    check_violations,
+    check_violations_exactly,
+)
+from guarantees.library import ANY_LOSS, NON_NEGATIVE, ORDER_FREE, rule
+from guarantees.sources import Types, independent_columns, two_settings
+from swiftsure.bounds import BOUNDS
+
+TINY = 1e-6
+
+CONTROLS = {
+    "ucb": {},
+    "ltt": {},
+    "ltt-bonferroni": {"correction": "bonferroni"},
+}
+
+
+def chooser(control, bound):
+    return rule(control.partition("-")[0], bound=bound, **CONTROLS[control])
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_setting_just_above_epsilon_is_chosen_with_probability_at_most_delta(control, bound):
+    """Two settings with risks 0 and ε + tiny."""
+    task = Task(0.1, 0.1, binary=bound == "binomial")
+    check_violations(chooser(control, bound), two_settings(0.1 + TINY), task, n=60, draws=1000)
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_safe_settings_before_the_unsafe_ones_change_nothing(control, bound):
+    """Five settings that lose nothing, then five that lose ε + tiny, independently."""
+    source = independent_columns(*[0.0] * 5, *[0.1 + TINY] * 5)
+    task = Task(0.1, 0.1, binary=bound == "binomial")
+    check_violations(chooser(control, bound), source, task, n=60, draws=500)
+
+
+@pytest.mark.parametrize("bound", NON_NEGATIVE)
+def test_losses_up_to_two_are_held_below_epsilon(bound):
+    """Losses of 0 or 2, ε on either side of 1."""
+    for epsilon in (0.2, 1.2):
+        source = independent_columns(0.0, epsilon + TINY, epsilon + TINY, high=2.0)
+        task = Task(epsilon, 0.1, 0, 2)
+        check_violations(rule("ucb", bound=bound), source, task, n=40, draws=600)
+
+
+@pytest.mark.parametrize("bound", ANY_LOSS)
+@pytest.mark.parametrize("high", [1.0, 2.0])
+def test_gaps_of_both_signs_are_held_below_epsilon(bound, high):
+    """Gaps of −B, 0 and B whose mean is just above ε."""
+    vectors = high * np.asarray([[0, 0, -1], [0, 0, 0], [0, 0, 1]])
+    for epsilon in (0.05 * high, 0.6 * high):
+        up = (epsilon + TINY) / high
+        for better in (0.0, 0.5 * (1 - up)):
+            weights = np.asarray([better, 1 - up - 2 * better, up + better])
+            source = Types(vectors, weights)
+            task = Task(epsilon, 0.1, -high, high)
+            check_violations(rule("ucb", bound=bound), source, task, n=50, draws=600)
+
+
+@pytest.mark.parametrize("bound", ORDER_FREE)
+def test_two_settings_exactly(bound):
+    """Risks 0 and ε + tiny for every n up to 120: the probability is summed, not sampled."""
+    choose = rule("ucb", bound=bound)
+    for n in (1, 2, 5, 22, 40, 120):
+        for epsilon in (0.1, 0.5):
+            task = Task(epsilon, 0.1, binary=bound == "binomial")
+            check_violations_exactly(choose, two_settings(epsilon + TINY), task, n)
+
+
+@pytest.mark.parametrize("bound", ORDER_FREE)
+@pytest.mark.parametrize("control", CONTROLS)
+def test_three_dependent_settings_exactly(control, bound):
+    """Two settings with dependent 0/1 losses, safe and unsafe in any combination, n = 13."""
+    vectors = np.asarray([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]], float)
+    task = Task(0.3, 0.2, binary=bound == "binomial")
+    bad = task.epsilon + TINY
+    for first, second, both in [
+        (bad, bad, 0.0),  # as opposed as can be
+        (bad, bad, bad),  # the same
+        (bad, bad, bad**2),  # independent
+        (bad, 0.05, 0.0),  # unsafe before safe: no monotonicity
+        (0.05, bad, 0.05),
+        (0.2, 0.6, 0.1),
+    ]:
+        weights = np.asarray([1 - first - second + both, second - both, first - both, both])
+        check_violations_exactly(chooser(control, bound), Types(vectors, weights), task, n=13)
+
+
+@pytest.mark.parametrize("bound", NON_NEGATIVE)
+def test_a_setting_0_that_is_not_the_full_model_is_tested_too(bound):
+    """Losses that are not relative to a full model: every setting just above ε, the first too."""
+    rng = np.random.default_rng(0)
+    count, draws = 0, 600
+    for draw in range(draws):
+        losses = (rng.random((60, 3)) < 0.1 + TINY).astype(float)
+        curve = ss.RiskCurve.from_losses([2, 1, 0], losses, loss_range=(0, 1), relative=False)
+        count += ss.control.ucb(curve, 0.1, 0.1, bound, seed=draw).index is not None
+    check_rate(count, draws, 0.1)

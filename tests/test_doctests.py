@@ -1,0 +1,65 @@
+"""Every example of every docstring runs and gives what it says."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import swiftsure
+
+ROOT = Path(swiftsure.__file__).parent
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+EXTRAS = ("torch", "transformers", "safetensors", "sacrebleu", "rouge_score", "sentencepiece")
+"""What the optional parts of the library need."""
+
+
+def module_names():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = list(module_names())
+
+
+def load(name):
+    """Import a module of the library, or skip if an extra is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in EXTRAS or "pip install" in str(error):
+            pytest.skip(f"{name} needs an extra: {error}")
+        raise
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name, tmp_path, monkeypatch):
+    module = load(name)
+    monkeypatch.chdir(tmp_path)  # examples may write files
+    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
+    report = []
+    for test in doctest.DocTestFinder().find(module, name):
+        runner.run(test, out=report.append)
+    assert not runner.failures, "".join(report)
+
+
+def test_the_modules_are_found():
+    assert {"swiftsure", "swiftsure.planning", "swiftsure.report.figures"} <= set(MODULES)
+
+
+def test_there_are_examples_to_run():
+    """Else a broken finder would pass for working examples."""
+    finder = doctest.DocTestFinder()
+    for name in ("evaluation", "planning", "control", "bounds", "calibration", "records", "curves"):
+        packages = [each for each in MODULES if each.startswith(f"swiftsure.{name}")]
+        found = [test for each in packages for test in finder.find(load(each))]
+        assert sum(len(test.examples) for test in found) > 1, name
+
+
+def test_a_wrong_example_is_noticed(tmp_path):
+    """A test of the test above."""
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, None)
+    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
+    runner.run(test, out=lambda _: None)
+    assert runner.failures == 1

@@ -1,0 +1,469 @@
+"""Planning: sample sizes against brute force, budgets against populations of known risk."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest
+
+import swiftsure as ss
+from swiftsure import bounds
+from swiftsure.planning import GainPlan, gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.simulate import Population
+
+GRID = [0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.3]
+
+
+def make_record(n=800, seed=0, **arguments):
+    sample = Population(n_exits=4, overconfidence=1.5).sample(n, seed)
+    return ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"], **arguments)
+
+
+@pytest.fixture(scope="module")
+def record():
+    return make_record()
+
+
+# -------------------------------------------------------------------------------- samples_needed
+
+
+def brute_force(epsilon, delta, risk, power, bound=1.0):
+    """The smallest n at which the exact test certifies a true risk with the wanted power."""
+    n = 1
+    while True:
+        allowed = np.flatnonzero(binom.cdf(np.arange(n + 1), n, epsilon / bound) <= delta)
+        if allowed.size and binom.cdf(allowed[-1], n, risk / bound) >= power:
+            return n
+        n += 1
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "risk", "power", "bound"),
+    [
+        (0.05, 0.1, 0.0, 0.9, 1.0),
+        (0.05, 0.1, 0.01, 0.9, 1.0),
+        (0.05, 0.1, 0.02, 0.9, 1.0),
+        (0.05, 0.1, 0.03, 0.5, 1.0),
+        (0.1, 0.05, 0.05, 0.8, 1.0),
+        (0.2, 0.01, 0.1, 0.95, 1.0),
+        (0.3, 0.3, 0.2, 0.99, 1.0),
+        (0.9, 0.5, 0.1, 0.9, 1.0),
+        (0.1, 0.1, 0.0, 0.9, 2.0),
+        (0.1, 0.1, 0.04, 0.9, 2.0),
+        (1.5, 0.1, 1.0, 0.9, 2.0),
+        (0.05, 0.1, 0.02, 0.9, 0.5),
+    ],
+)
+def test_samples_needed_are_the_fewest(epsilon, delta, risk, power, bound):
+    plan = samples_needed(epsilon, delta, risk=risk, power=power, loss_range=(0, bound))
+    assert plan.n == brute_force(epsilon, delta, risk, power, bound)
+    assert plan.floor == math.ceil(math.log(delta) / math.log(1 - epsilon / bound))
+    assert plan.floor <= plan.n
+    assert (plan.epsilon, plan.delta, plan.risk, plan.power) == (epsilon, delta, risk, power)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 0.1), (0.05, 0.05), (0.5, 0.5), (0.1, 0.01)])
+def test_the_floor_is_where_lossless_samples_begin_to_certify(epsilon, delta):
+    floor = samples_needed(epsilon, delta).floor
+    whole = ss.LossRange(0, 1, whole=True)
+    assert bounds.certify(np.zeros(floor), epsilon, delta, loss_range=whole)
+    if floor > 1:
+        assert not bounds.certify(np.zeros(floor - 1), epsilon, delta, loss_range=whole)
+
+
+def test_losses_below_zero_have_no_floor():
+    plan = samples_needed(0.05, loss_range=(-1, 1))
+    assert plan.floor is None
+    assert plan.n == samples_needed(0.05).n
+
+
+def test_closer_risks_need_more_samples():
+    needed = [samples_needed(0.05, risk=risk).n for risk in (0.0, 0.01, 0.02, 0.03, 0.04)]
+    assert needed == sorted(set(needed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0}, r"`epsilon` must be in \(0, 1\)"),
+        ({"epsilon": 1.0}, r"`epsilon` must be in \(0, 1\)"),
+        ({"epsilon": 2.0, "loss_range": (0, 2)}, r"`epsilon` must be in \(0, 2\)"),
+        ({"epsilon": 0.1, "delta": 0.0}, "`delta`"),
+        ({"epsilon": 0.1, "delta": 1.0}, "`delta`"),
+        ({"epsilon": 0.1, "power": 1.0}, "`power`"),
+        ({"epsilon": 0.1, "risk": 0.1}, r"`risk` must be in \[0, epsilon\), but got 0.1"),
+        ({"epsilon": 0.1, "risk": -0.01}, r"`risk` must be in \[0, epsilon\)"),
+        ({"epsilon": 0.1, "risk": float("nan")}, r"`risk` must be in \[0, epsilon\)"),
+    ],
+)
+def test_errors_of_samples_needed(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        samples_needed(**arguments)
+
+
+def test_a_risk_too_close_to_the_level_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"`risk` of 0\.0499 is too close to"):
+        samples_needed(0.05, risk=0.0499)
+
+
+# -------------------------------------------------------------------------------- gain_by_samples
+
+
+def test_gains_agree_with_drawing_by_hand(record):
+    plan = gain_by_samples(
+        record,
+        loss="zero_one",
+        epsilon=0.1,
+        delta=0.2,
+        target=30.0,
+        sizes=(40, 150),
+        draws=25,
+        seed=4,
+        path=GRID,
+    )
+    rng = np.random.default_rng(4)
+    confidences, losses = record.confidences["top1"], record.losses["zero_one"]
+    exit_costs = record.curve(path=GRID).mean_cost("exit")
+    for i, size in enumerate((40, 150)):
+        gains, certified = [], []
+        for _ in range(25):
+            rows = rng.integers(0, record.n, size)
+            drawn = ss.ExitRecord(confidences[rows], losses={"zero_one": losses[rows]})
+            index = ss.Control("ucb").indices(drawn.curve(path=GRID), np.array([0.1]), 0.2)[0]
+            gains.append(100 * (1 - exit_costs[max(index, 0)] / 4))
+            certified.append(index >= 0)
+        assert plan.gain[i] == pytest.approx(np.mean(gains))
+        assert plan.certified[i] == np.mean(certified)
+        assert plan.reached[i] == np.mean(np.array(gains) >= 30.0)
+    assert 0 < plan.reached[0] < plan.reached[1]
+
+
+def test_more_samples_buy_more(record):
+    plan = gain_by_samples(record, epsilon=0.05, sizes=(30, 60, 150, 500, 2000), path=GRID)
+    assert plan.gain[0] == plan.certified[0] == 0  # fewer than the floor of 45
+    assert (np.diff(plan.gain) > -1).all()
+    assert plan.gain[-1] > plan.gain[1] + 10
+    np.testing.assert_array_equal(plan.sizes, [30, 60, 150, 500, 2000])
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"),
+    [
+        ([0.0, 0.5, 0.9, 1.0], 300),
+        ([0.95, 0.5, 0.89, 1.0], 400),  # "from which on": the lucky first size does not count
+        ([1.0, 1.0, 1.0, 1.0], 100),
+        ([1.0, 1.0, 1.0, 0.8], None),
+        ([0.0, 0.0, 0.0, 0.0], None),
+    ],
+)
+def test_the_size_that_reaches_the_target(reached, expected):
+    sizes = np.array([100, 200, 300, 400])
+    plan = GainPlan(sizes, np.zeros(4), np.ones(4), np.array(reached), target=20.0, power=0.9)
+    assert plan.n == expected
+
+
+def test_the_size_that_reaches_the_target_whatever_the_order():
+    sizes, reached = np.array([1000, 100]), np.array([1.0, 0.2])
+    plan = GainPlan(sizes, np.zeros(2), np.ones(2), reached, target=20.0, power=0.9)
+    assert plan.n == 1000
+
+
+def test_gains_of_the_cost_that_is_named():
+    record = make_record(300, costs={"flops": [1.0, 10.0, 10.0, 10.0], "money": [5, 6, 7, 8]})
+    arguments = {"sizes": (200,), "draws": 20, "epsilon": 0.1, "path": GRID}
+    found = {
+        name: gain_by_samples(record, cost=name, **arguments).gain[0]
+        for name in ("exit", "flops", "money")
+    }
+    assert found["flops"] > found["exit"] > found["money"] > 0
+    with pytest.raises(ValueError, match="`cost` must be given; this record has: exit, flops"):
+        gain_by_samples(record, **arguments)
+    with pytest.raises(ValueError, match="Did you mean 'flops'"):
+        gain_by_samples(record, cost="flop", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 1.0}, "`epsilon`"),
+        ({"delta": 0.0}, "`delta`"),
+        ({"sizes": (0,)}, "`sizes` must be at least 1"),
+        ({"sizes": (1.5,)}, "`sizes` must be a whole number"),
+        ({"control": "usb"}, "Did you mean 'ucb'"),
+        ({"loss": "brier"}, "`loss` must be one of: zero_one"),
+    ],
+)
+def test_errors_of_gain_by_samples(record, arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        gain_by_samples(record, path=GRID, draws=2, **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"draws": 0}, {"power": 2.0}, {"sizes": ()}])
+def test_draws_power_and_sizes_are_checked(record, arguments):
+    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
+        gain_by_samples(record, path=GRID, **{"sizes": (50,), "draws": 2, **arguments})
+
+
+# --------------------------------------------------------------------------------- lowest_epsilon
+
+
+@pytest.mark.parametrize("bound", ["auto", "wsr", "empirical_bernstein"])
+def test_one_part_chooses_and_the_rest_bounds(record, bound):
+    plan = lowest_epsilon(
+        record, saving=0.4, delta=0.15, bound=bound, choice=0.3, seed=7, path=GRID
+    )
+    order = np.random.default_rng(7).permutation(record.n)
+    part, rest = record.take(order[:240]), record.take(order[240:])
+    assert (plan.n_choice, plan.n_bound) == (240, 560)
+    curve = part.curve(path=GRID)
+    index = int(np.flatnonzero(curve.mean_cost("exit") <= 4 * 0.6)[0])
+    assert plan.threshold == curve.thresholds[index]
+    losses = rest.curve(path=GRID).loss_at(index)
+    upper = bounds.upper_bound(losses, 0.15, bound=bound, loss_range=ss.LossRange(-1, 1, True))
+    assert plan.epsilon == pytest.approx(upper, abs=1e-8)
+    assert plan.budget == pytest.approx(2.4)
+    assert plan.cost == pytest.approx(rest.curve(path=GRID).mean_cost("exit")[index])
+    assert plan.full_cost == 4.0
+
+
+def test_a_budget_is_a_saving_in_other_words(record):
+    by_saving = lowest_epsilon(record, saving=0.25)
+    by_budget = lowest_epsilon(record, 3.0)
+    assert by_saving == by_budget
+
+
+def test_more_saving_costs_more_risk(record):
+    levels = [lowest_epsilon(record, saving=saving).epsilon for saving in (0.4, 0.6, 0.7)]
+    assert 0 < levels[0] < levels[1] < levels[2] < 1
+
+
+def threshold_record(n=400, K=6, per_sample=False):
+    rng = np.random.default_rng(1)
+    losses = np.clip(0.3 + np.linspace(0, 0.15, K) + 0.1 * rng.normal(size=(n, K)), 0, 1)
+    layers = np.linspace(12, 2, K)
+    return ss.ThresholdRecord(
+        np.linspace(1, 0.5, K),
+        losses={"rouge_l": losses},
+        costs={"layers": np.tile(layers, (n, 1)) if per_sample else layers},
+        dial="confidence",
+    )
+
+
+def test_known_costs_leave_every_sample_for_the_bound():
+    record = threshold_record()
+    plan = lowest_epsilon(record, 6.0, seed=5)
+    assert (plan.n_choice, plan.n_bound) == (0, 400)
+    assert plan.threshold == pytest.approx(0.7)  # 12, 10, 8, then 6 layers
+    order = np.random.default_rng(5).permutation(400)
+    losses = record.losses["rouge_l"][:, 3] - record.losses["rouge_l"][:, 0]
+    upper = bounds.upper_bound(losses[order], 0.1, bound="star", loss_range=(-1, 1))
+    assert plan.epsilon == pytest.approx(upper, abs=1e-8)
+    assert (plan.cost, plan.full_cost) == (6.0, 12.0)
+    assert plan.policy.settings == {"confidence": pytest.approx(0.7)}
+
+
+def test_costs_of_each_sample_are_not_known_beforehand():
+    assert lowest_epsilon(threshold_record(per_sample=True), 6.0).n_choice == 100
+
+
+def test_of_several_affordable_settings_the_safest_is_taken():
+    plan = lowest_epsilon(threshold_record(), 11.0)
+    assert plan.threshold == pytest.approx(0.9)
+    assert plan.cost == 10.0
+
+
+def test_groups_are_the_units_of_a_budget():
+    record = make_record(800, groups=np.arange(800) // 4)
+    plan = lowest_epsilon(record, saving=0.4, path=GRID)
+    assert (plan.n_choice, plan.n_bound) == (50, 150)
+    assert plan.policy.certificate.unit == "groups"
+
+
+def test_curves_have_budgets_too():
+    curve = threshold_record().curve()
+    of_curve, of_record = (lowest_epsilon(each, 6.0) for each in (curve, threshold_record()))
+    assert of_curve.epsilon == of_record.epsilon
+
+
+def test_a_budget_for_the_full_model_needs_no_bound(record):
+    plan = lowest_epsilon(record, 4.0)
+    assert (plan.epsilon, plan.threshold) == (0.0, None)
+    assert plan.policy.runs_full_model
+
+
+def test_nothing_certified_is_none_and_the_full_model():
+    plan = lowest_epsilon(make_record(12), saving=0.4, bound="empirical_bernstein")
+    assert plan.epsilon is None
+    assert plan.threshold is None
+    assert plan.policy.runs_full_model
+    assert str(plan.policy).startswith("Always runs the full model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "`budget` or `saving` must be given, and not both"),
+        ({"budget": 3.0, "saving": 0.2}, "`budget` or `saving` must be given, and not both"),
+        ({"budget": 0.5}, "`budget` must be at least 1, the cost of the fastest setting"),
+        ({"budget": 0.0}, "`budget`"),
+        ({"saving": 0.9}, "`budget` must be at least 1"),
+        ({"saving": 0.0}, r"`saving` must be in \(0, 1\)"),
+        ({"saving": 1.0}, r"`saving` must be in \(0, 1\)"),
+        ({"saving": 40}, r"`saving` must be in \(0, 1\)"),
+        ({"saving": 0.4, "delta": 1.0}, "`delta`"),
+        ({"saving": 0.4, "choice": 0.0}, "`choice`"),
+        ({"saving": 0.4, "choice": 0.9999}, "must hold more than 800 samples"),
+        ({"saving": 0.4, "cost": "layer"}, "`cost` must be one of: exit"),
+        ({"saving": 0.4, "bound": "bentkus"}, "'bentkus' needs losses of at least 0"),
+        ({"saving": 0.4, "bound": "stars"}, "Did you mean 'star'"),
+    ],
+)
+def test_errors_of_lowest_epsilon(record, arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        lowest_epsilon(record, **arguments)
+
+
+def test_budgets_need_losses_relative_to_the_full_model():
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.full((50, 2), 0.1), [2.0, 1.0])
+    with pytest.raises(ValueError, match="relative to the full model"):
+        lowest_epsilon(curve, 1.0)
+
+
+# -------------------------------------------------------------------- the policy of a budget plan
+
+
+@pytest.fixture(scope="module")
+def plans(record):
+    return {
+        "exits": lowest_epsilon(record, saving=0.4, seed=3),
+        "thresholds": lowest_epsilon(threshold_record(), 6.0),
+    }
+
+
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+def test_the_policy_of_a_budget_goes_through_a_file(plans, kind, tmp_path):
+    policy = plans[kind].policy
+    policy.save(tmp_path / "policy.json")
+    assert ss.Policy.load(tmp_path / "policy.json") == policy
+    assert policy.threshold == plans[kind].threshold
+    assert policy.certificate.promises[0].epsilon == plans[kind].epsilon
+    assert policy.certificate.guarantee == "probability"
+
+
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+def test_the_sentence_names_level_and_choice(plans, kind):
+    plan = plans[kind]
+    text = str(plan.policy)
+    assert f"at most {plan.epsilon:g}" in text
+    assert "with probability at least 90 %" in text
+    assert "chose the setting" in text
+    assert "were fixed before" not in text  # the level was not
+    assert "\n" not in text
+
+
+def test_the_sentence_of_thresholds_names_their_dial(plans):
+    assert str(plans["thresholds"].policy).startswith("Runs at confidence = 0.7: ")
+
+
+def test_the_policy_of_a_budget_names_its_score(plans):
+    assert plans["exits"].policy.score == "top1"
+    assert "None" not in str(plans["exits"].policy)
+
+
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+def test_the_upper_bound_of_a_budget_is_its_level(plans, kind):
+    promise = plans[kind].policy.certificate.promises[0]
+    assert promise.upper_bound == pytest.approx(promise.epsilon, abs=1e-8)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("exits", 3), ("thresholds", 0)])
+def test_the_certificate_of_a_budget_records_its_seed(plans, kind, seed):
+    assert plans[kind].policy.certificate.seed == seed
+
+
+def test_the_sentence_of_a_budget_for_the_full_model(record):
+    assert "full model" in str(lowest_epsilon(record, 4.0, "consistency").policy)
+
+
+# ------------------------------------------------------------------ the guarantee of a budget plan
+
+
+def broken_promises(truths, levels, delta):
+    """P-value of "the true risk is above the level no more often than δ"."""
+    failures = int(np.sum(np.asarray(truths) > np.asarray(levels)))
+    return binomtest(failures, len(truths), delta, alternative="greater").pvalue
+
+
+@pytest.mark.parametrize("risk", ["gap", "consistency"])
+def test_the_level_holds_as_often_as_promised(risk):
+    """On a population whose risk is known at every threshold."""
+    population = Population(n_exits=3, overconfidence=2.0)
+    rng = np.random.default_rng(12)
+    path = ss.Path.grid(GRID)
+    true_risk = dict(zip(path.thresholds, population.risk(path.thresholds, risk), strict=True))
+    shares = population.exit_probabilities(path.thresholds)
+    true_cost = dict(zip(path.thresholds, shares @ [1.0, 2.0, 3.0], strict=True))
+    plans = []
+    for _ in range(600):
+        sample = population.sample(300, rng)
+        record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"])
+        plans.append(lowest_epsilon(record, 1.8, risk, delta=0.2, path=path))
+    chosen = [np.float32(plan.threshold) for plan in plans]
+    levels = [plan.epsilon for plan in plans]
+    assert broken_promises([true_risk[t] for t in chosen], levels, 0.2) > 1e-6
+
+    # The cost is unbiased: the samples that estimate it did not choose the setting.
+    errors = np.array([plan.cost - true_cost[t] for plan, t in zip(plans, chosen, strict=True)])
+    assert abs(errors.mean()) < 4.5 * errors.std() / np.sqrt(len(errors))
+    assert np.mean([true_cost[t] for t in chosen]) < 1.8 + 0.03
+
+
+def lucky_curve(rng, n=300, K=25, risk=0.1):
+    """Settings of one and the same risk, whose costs follow their losses."""
+    losses = (rng.random((n, K + 1)) < risk).astype(float)
+    losses[:, 0] = 0.0
+    costs = 1.0 + losses
+    costs[:, 0] = 9.0
+    costs[:, -1] = 0.5  # always affordable
+    return ss.RiskCurve.from_losses(np.arange(K + 1), losses, costs, binary=True)
+
+
+def level_of_luck(curve, budget, delta, choice):
+    return lowest_epsilon(curve, budget, delta=delta, choice=choice).epsilon
+
+
+def level_on_the_same_samples(curve, budget, delta, _):
+    """Broken: the samples that chose the setting also bound its risk."""
+    index = int(np.flatnonzero(curve.mean_cost("cost") <= budget)[0])
+    return bounds.upper_bound(
+        curve.loss_at(index), delta, bound="binomial", loss_range=ss.LossRange(0, 1, True)
+    )
+
+
+def best_level_of_all(curve, budget, delta, _):
+    """Broken: the lowest bound of all affordable settings, on the same samples."""
+    affordable = np.flatnonzero(curve.mean_cost("cost") <= budget)
+    declared = ss.LossRange(0, 1, True)
+    return min(
+        bounds.upper_bound(curve.loss_at(int(k)), delta, bound="binomial", loss_range=declared)
+        for k in affordable
+    )
+
+
+def luck(rule, budget, delta=0.1, repetitions=400):
+    rng = np.random.default_rng(99)
+    levels = [rule(lucky_curve(rng), budget, delta, 0.5) for _ in range(repetitions)]
+    return broken_promises(np.full(repetitions, 0.1), levels, delta)
+
+
+@pytest.mark.parametrize("budget", [1.07, 1.2])
+def test_luck_in_the_choice_does_not_reach_the_bound(budget):
+    assert luck(level_of_luck, budget) > 1e-6
+
+
+def test_choosing_and_bounding_on_the_same_samples_is_noticed():
+    assert luck(level_on_the_same_samples, 1.07) < 1e-6
+
+
+def test_taking_the_best_of_all_settings_is_noticed():
+    assert luck(best_level_of_all, 1.2, repetitions=100) < 1e-6
