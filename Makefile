@@ -51,12 +51,12 @@ clean: ## Remove caches and build products; the virtual environment stays
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
-	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (about a minute)"
+	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,torch]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e '.[dev,docs]'
+	@$(PIP) -e '.[dev,torch,docs]'
 	@touch $@

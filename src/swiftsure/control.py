@@ -223,7 +223,7 @@ class Control:
         if self.correction == "bonferroni":
             if curve.path_kind == BREAKPOINTS:
                 raise ValueError(
-                    "`correction='bonferroni'` needs a path that was fixed beforehand, not breakpoints."
+                    "`correction='bonferroni'` needs a path fixed beforehand, not breakpoints."
                 )
             each = delta / max(1, curve.n_settings - start)
             passes = [bound.p_values(curve, rows, e, size)[start:] <= each for e in epsilons]

@@ -97,7 +97,7 @@ def train_heads(
     loader: Iterable[tuple[Tensor, Tensor]],
     *,
     epochs: int = 10,
-    learning_rate: float = 1e-3,
+    learning_rate: float = 1e-2,
     frozen: bool = True,
     distill: float = 0.5,
     label_smoothing: float = 0.0,
