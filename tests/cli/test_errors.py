@@ -273,6 +273,13 @@ def test_a_refused_figure_leaves_the_policy_alone(run, figure):
     assert Path("policy.json").read_text() == "older"
 
 
+@pytest.mark.xfail(reason="the figure is drawn before the policy is refused", strict=True)
+def test_a_refused_policy_leaves_the_figure_alone(run):
+    Path("figure.png").write_text("older")
+    assert_refused(run(*CALIBRATE, "-o", "nowhere/policy.json", "--figure", "figure.png"))
+    assert Path("figure.png").read_text() == "older"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_folders_that_may_not_be_written(run, folder):
     (folder / "locked").mkdir(mode=0o500)

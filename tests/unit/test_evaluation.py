@@ -186,6 +186,16 @@ def test_the_full_model_has_no_risk_and_no_gain(record):
     assert not np.asarray(found.violations["ucb"]).any()
 
 
+def test_doing_better_than_the_full_model_is_no_exceedance():
+    losses = np.zeros((200, 2))
+    losses[::2, 1] = -1.0
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses)
+    found = ss.evaluate(curve, controls=["ucb"], epsilons=[0.1], splits=5)
+    assert (found.test_risk["ucb"] < -0.3).all()
+    assert not found.test_exceedance["ucb"].any()
+    assert not np.asarray(found.violations["ucb"]).any()
+
+
 def test_rounding_is_no_exceedance():
     """Every loss is 0.1 = ε; some means of tenths come out a hair above it."""
     above = 0

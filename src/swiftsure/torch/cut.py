@@ -136,9 +136,37 @@ def _node_of(nodes: list[fx.Node], name: str) -> fx.Node:
 
 
 def _live_after(before: list[fx.Node], later: list[fx.Node]) -> list[fx.Node]:
-    """Return the values computed before a cut that are used after it, weights aside."""
-    used = {source for node in later for source in node.all_input_nodes}
+    """Return the tensors computed before a cut that are used after it, weights aside.
+
+    A number read off a tensor's shape is not kept: it would not follow the samples. The tensor is,
+    and the number is read off it again.
+    """
+    used = {
+        tensor
+        for node in later
+        for source in node.all_input_nodes
+        for tensor in _tensors_behind(source)
+    }
     return [node for node in before if node in used and node.op != "get_attr"]
+
+
+def _tensors_behind(node: fx.Node) -> set[fx.Node]:
+    if not _is_shape(node):
+        return {node}
+    return {tensor for source in node.all_input_nodes for tensor in _tensors_behind(source)}
+
+
+def _is_shape(node: fx.Node) -> bool:
+    """Whether a value is a shape, a length, or computed from such alone."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim")
+    plain = getattr(node.target, "__module__", "") in ("_operator", "builtins")
+    sources = node.all_input_nodes
+    return plain and bool(sources) and all(_is_shape(source) for source in sources)
 
 
 def _piece(
@@ -150,7 +178,7 @@ def _piece(
         known[node] = graph.placeholder(node.name)
 
     def resolve(node: fx.Node) -> fx.Node:
-        if node not in known:  # a weight that an earlier piece also uses
+        if node not in known:  # a weight, or a length, that an earlier piece also uses
             known[node] = graph.node_copy(node, resolve)
         return known[node]
 

@@ -1,9 +1,10 @@
 """EarlyExit: runs a staged model under a policy, and really skips what is saved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from swiftsure import checks
 from swiftsure.policy import Policy
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.scoring import confidence
-from swiftsure.torch.staged import Scored, StagedModel, batch_size, device_of, rows_of
+from swiftsure.torch.staged import Scored, StagedModel, device_of, rows_of
+from swiftsure.torch.staged import batch_size as size_of
 
 __all__ = ["EarlyExit", "ExitOutput", "Gathered", "plain_output", "refuse_nan"]
 
@@ -26,16 +28,26 @@ class ExitOutput:
     Attributes
     ----------
     outputs
-        Whatever the heads give, with the batch first; logits after temperature scaling.
+        Whatever the heads give, with the batch first; logits after temperature scaling. Reading
+        them raises where a classifier's output is NaN, and says of which sample at which exit.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
         What decided; NaN where an exit was not reached or its head not needed. None from a stream.
     """
 
-    outputs: Any
+    raw: Any
     exits: Tensor
     confidences: Tensor | None
+
+    @cached_property
+    def outputs(self) -> Any:
+        """Outputs of all samples, looked through for NaN when they are first read.
+
+        Not before, on a GPU: looking means waiting, and the next batch can be on its way meanwhile.
+        """
+        refuse_nan(self.raw, self.exits)
+        return self.raw
 
     @property
     def predictions(self) -> Tensor:
@@ -121,6 +133,28 @@ class EarlyExit(nn.Module):
         with self.context(batch):
             return self._run(batch)
 
+    def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
+        """Run many batches and give their results in order, the faster way for the device.
+
+        On a GPU late stages run full batches, gathered from several (see `Stream`). On a CPU, where
+        small batches are nearly as efficient, each batch is compacted by itself.
+
+        Parameters
+        ----------
+        batches : iterable
+        batch_size : int, optional
+            How many samples a stage gathers on a GPU; the first batch's by default.
+        """
+        from swiftsure.torch.stream import Stream
+
+        waiting = iter(batches)
+        for batch in waiting:
+            if device_of(batch).type == "cpu":
+                yield self(batch)
+            else:
+                gathered = Stream(self, batch_size or size_of(batch))
+                yield from gathered.run(chain([batch], waiting), ordered=True)
+
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
         """Run without gradients, in the dtype that the policy was made for."""
@@ -165,7 +199,7 @@ class EarlyExit(nn.Module):
         return output / temperatures[exit_index]
 
     def _run(self, batch: Any) -> ExitOutput:
-        model, n, device = self.model, batch_size(batch), device_of(batch)
+        model, n, device = self.model, size_of(batch), device_of(batch)
         last = model.n_exits - 1
         exits = torch.full((n,), last, dtype=torch.long, device=device)
         seen = torch.full((n, last), torch.nan, device=device)
@@ -178,7 +212,10 @@ class EarlyExit(nn.Module):
                 continue
             output = self.scaled(k, model.head(k, state))
             stay, gone, scores = self.part(k, output)
-            seen[here, k] = scores
+            if len(scores) == n:
+                seen[:, k] = scores
+            else:
+                seen[here, k] = scores
             if gone is None or stay is None:
                 continue
             exits[here[gone]] = k
@@ -190,8 +227,10 @@ class EarlyExit(nn.Module):
         if len(here) or n == 0:
             output = self.scaled(last, model.head(last, self.stage(last, state)))
             gathered.put(here, plain_output(output))
-        refuse_nan(gathered.tree, exits)
-        return ExitOutput(gathered.tree, exits, seen)
+        found = ExitOutput(gathered.tree, exits, seen)
+        if device.type == "cpu":
+            refuse_nan(found.raw, exits)
+        return found
 
 
 class Gathered:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,14 +26,20 @@ class StreamResult:
     ids : (m,)
         Numbers of the samples, in the order in which they were pushed, from 0.
     outputs
-        What the exit's head gave, with the samples first.
+        What the exit's head gave, with the samples first; looked through for NaN when first read.
     exit : int
         Where they left, 0-based.
     """
 
     ids: Tensor
-    outputs: Any
+    raw: Any
     exit: int
+
+    @cached_property
+    def outputs(self) -> Any:
+        """Outputs of these samples; raises where a classifier's is NaN."""
+        refuse_nan(self.raw, torch.full_like(self.ids, self.exit), self.ids)
+        return self.raw
 
 
 class Stream:
@@ -124,22 +131,17 @@ class Stream:
         ids, state = group.ids, fast.stage(k, group.state)
         if k == last:
             output = fast.scaled(k, fast.model.head(k, state))
-            results.append(_result(ids, plain_output(output), k))
+            results.append(StreamResult(ids, plain_output(output), k))
             return
         if fast.may_fire(k):
             output = fast.scaled(k, fast.model.head(k, state))
             stay, gone, _ = fast.part(k, output)
             if gone is not None and stay is not None:
-                results.append(_result(ids[gone], rows_of(plain_output(output), gone), k))
+                results.append(StreamResult(ids[gone], rows_of(plain_output(output), gone), k))
                 if len(stay) == 0:
                     return
                 ids, state = ids[stay], fast.model.select(state, stay)
         self._waiting[k + 1].append(_Group(ids, state, group.since))
-
-
-def _result(ids: Tensor, outputs: Any, k: int) -> StreamResult:
-    refuse_nan(outputs, torch.full_like(ids, k), ids)
-    return StreamResult(ids, outputs, k)
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,6 @@ class _Open:
         if len(mine) == self.n:  # in their order, so that they can be taken as they are
             mine = mine[where.argsort()]
             where = where.sort().values
-        self.gathered.put(where, rows_of(result.outputs, mine))
+        self.gathered.put(where, rows_of(result.raw, mine))
         self.exits[where.cpu()] = result.exit
         self.missing -= len(mine)
