@@ -11,15 +11,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["npz", "replaced", "write_text"]
+__all__ = ["npz", "replaced", "writable", "write_text"]
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a file can be written to, as far as can be seen beforehand."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(f"`path` must be in an existing folder, but {target.parent} is not one.")
+    if target.is_dir():
+        raise ValueError(f"`path` must be a file, but {target} is a folder.")
+    return target
 
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path to write to; it takes the place of `path` only if all went well."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise ValueError(f"`path` must be in an existing folder, but {target.parent} is not one.")
+    target = writable(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     os.close(handle)
     temporary = Path(name)

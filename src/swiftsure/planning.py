@@ -90,20 +90,21 @@ def samples_needed(
         )
         return np.asarray(chance >= power)
 
-    about = _normal_size(risk / declared.high, level, delta, power)
-    if about > 10_000_000:
-        raise ValueError(
-            f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
-            " samples would be needed."
-        )
+    # The power saws up and down with n, so sizes are looked at one by one: first those just above
+    # the least, then, where those are known to be far too few, from near what is needed.
     n = bounds.minimum_samples(epsilon, delta, replace(declared, low=0.0)) or 1
-    n = max(n, int(0.8 * about) if about > 100_000 else 1)  # nothing to be found far below
-    while True:  # the power saws up and down with n, so every size is looked at
-        sizes = np.arange(n, n + max(256, n // 4))
+    about = _normal_size(risk / declared.high, level, delta, power)
+    while True:
+        sizes = np.arange(n, n + max(4096, n // 4))
         found = np.flatnonzero(powerful(sizes))
         if found.size:
             break
-        n = int(sizes[-1]) + 1
+        if about > 10_000_000:
+            raise ValueError(
+                f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
+                " samples would be needed."
+            )
+        n = max(int(sizes[-1]) + 1, int(0.8 * about) if about > 100_000 else 0)
     floor = bounds.minimum_samples(epsilon, delta, declared)
     return SamplePlan(int(sizes[found[0]]), floor, float(epsilon), delta, risk, power)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import swiftsure as ss
@@ -150,6 +150,8 @@ def test_exit_form_and_table_form_choose_the_same(
     rule, record, path, epsilon, delta, strict, min_exit
 ):
     """Looking up losses by exit is a way to store the table, not another method."""
+    # A path of breakpoints was not fixed beforehand, which Bonferroni's correction needs.
+    assume(path != "breakpoints" or rule.correction != "bonferroni")
     curve, table = along(record, path, strict=strict, min_exit=min_exit)
     if rule.bound in ("bentkus", "hoeffding_bentkus"):
         curve, table = curve.zero_bounded(), table.zero_bounded()

@@ -77,7 +77,6 @@ def test_losses_below_zero_have_no_floor():
     assert plan.n == samples_needed(0.05).n
 
 
-@pytest.mark.xfail(reason="the search begins where a normal approximation says", strict=True)
 @pytest.mark.parametrize(
     ("epsilon", "delta", "risk", "power", "expected"),
     [

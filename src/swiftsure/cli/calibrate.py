@@ -52,7 +52,14 @@ def calibrate(
         swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02 -o policy.json
     """
     import swiftsure as ss
+    from swiftsure.files import writable
+    from swiftsure.report.figures import figure_kind
 
+    for target in (output, figure):  # a file that is refused must not leave the other written
+        if target is not None:
+            writable(target)
+    if figure is not None:
+        figure_kind(figure)
     loaded = ss.load_record(record)
     worst: dict[str, Any] = {"missing": missing} if isinstance(loaded, ss.ExitRecord) else {}
     risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
@@ -68,7 +75,7 @@ def calibrate(
         pool=pool,
         **worst,
     )
-    if figure is not None:  # first, so that a figure that is refused leaves the policy alone
+    if figure is not None:
         curve = loaded.curve(risk, loss, score, options.path_of(path), **worst)
         ss.report.policy_figure(curve, policy, figure)
     if output is not None:

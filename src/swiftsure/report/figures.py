@@ -16,7 +16,7 @@ from swiftsure.evaluation import Study
 from swiftsure.files import replaced
 from swiftsure.policy import Policy, percent
 
-__all__ = ["policy_figure", "save_figure", "study_figure"]
+__all__ = ["figure_kind", "policy_figure", "save_figure", "study_figure"]
 
 COLORS = ("#1f6fb2", "#d9730d", "#2a8a57", "#a23b72", "#6b6b6b", "#8a6d3b")
 INK = "#333333"
@@ -145,11 +145,17 @@ def policy_figure(
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure (png, pdf or svg), whole or not at all."""
+    kind = figure_kind(path)
+    with replaced(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=160)
+
+
+def figure_kind(path: str | os.PathLike[str]) -> str:
+    """Return the format that a file name asks for."""
     kind = Path(path).suffix.removeprefix(".").lower() or "png"
     if kind not in ("png", "pdf", "svg"):
         raise ValueError(f"`path` must end in .png, .pdf or .svg, but got {Path(path).name!r}.")
-    with replaced(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=160)
+    return kind
 
 
 def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, Study]:
