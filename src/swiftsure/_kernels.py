@@ -203,19 +203,36 @@ def log_growth(gain):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def bet(missing, total, deviations, loss, level, largest_stake, i, n, log_level, bound, star):  # type: ignore[no-untyped-def]
+    """Take one sample into account: what is missing to the goal, in logs, and the moments so far.
+
+    The stake is WSR's, or STaR's, which aims at what is still missing. Once all is lost, an
+    infinite amount is missing: rounding must not leave a crumb to start again from.
+    """
+    horizon = n - i if star else n
+    urge = missing if star else log_level
+    stake = min(largest_stake, np.sqrt(2.0 * (i + 1) * urge / (horizon * deviations)))
+    gain = stake * (level - loss)
+    missing = missing - log_growth(gain) if gain > -1.0 + ROUNDING else np.inf
+    total += loss
+    mean = (0.5 * bound + total) / (i + 2)
+    return missing, total, deviations + (loss - mean) * (loss - mean)
+
+
+@compiled
 def log_deficit(losses, rows, setting, epsilon, delta, goal, bound, star, pool):  # type: ignore[no-untyped-def]
     """What the best wealth of a bet against "the risk is at least ε" lacks to `goal`, in logs.
 
     0 or less: the wealth reached `goal`, so the risk at `setting` is certified to be below ε with
-    failure probability 1/goal. The stakes are tuned for failure probability `delta`: WSR's, or
-    STaR's, which aims at what is still missing. Stops as soon as the goal is reached, and once the
-    wealth is 0, which is final. With `pool` > 0 the rows are a sample without replacement from a
-    pool of that size, and ε is replaced at each step by the mean that the rest of it would need.
+    failure probability 1/goal. The stakes are tuned for failure probability `delta`. Stops as soon
+    as the goal is reached, and once the wealth is 0, which is final. With `pool` > 0 the rows are a
+    sample without replacement from a pool of that size, and ε is replaced at each step by the mean
+    that the rest of it would need.
     """
     n = rows.size
     missing = np.log(goal)
     least = missing
-    urge = -np.log(delta)  # WSR's log(1/δ); STaR replaces it by what is missing
+    log_level = -np.log(delta)
     total = 0.0
     deviations = 0.25 * bound * bound
     level = epsilon
@@ -228,26 +245,70 @@ def log_deficit(losses, rows, setting, epsilon, delta, goal, bound, star, pool):
                 return -np.inf  # the rest of the pool cannot bring the risk up to ε any more
             room = max(bound - level, 0.0) if star else max(bound, bound - level)
             largest_stake = 1.0 / room if room > bound * ROUNDING else 0.0
-        horizon = n - i if star else n
-        urge = missing if star else urge
-        scale = 2.0 * (i + 1) / (horizon * deviations)  # 2 / (horizon · variance)
-        stake = min(largest_stake, np.sqrt(scale * urge))
-        gain = stake * (level - loss)
-        if not gain > -1.0 + ROUNDING:
-            return least  # all is lost; rounding must not leave a crumb to start again from
-        missing -= log_growth(gain)
+        missing, total, deviations = bet(
+            missing, total, deviations, loss, level, largest_stake, i, n, log_level, bound, star
+        )
         least = min(least, missing)
-        if least <= 0.0:
+        if least <= 0.0 or missing == np.inf:
             return least
-        total += loss
-        mean = (0.5 * bound + total) / (i + 2)
-        deviations += (loss - mean) * (loss - mean)
     return least
 
 
 @compiled
-def select_by_betting(losses, rows, epsilons, delta, bound, star, pool, start):  # type: ignore[no-untyped-def]
-    """Fixed sequence of betting tests from setting `start`, for rising levels.
+def certify_two(losses, rows, setting, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
+    """Whether a setting is certified, and the next one: two bets side by side.
+
+    Each bet is a chain of operations that wait for one another, so two take little longer than one.
+    """
+    n = rows.size
+    log_level = -np.log(delta)
+    cap = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
+    lacks, lacks_next = log_level, log_level
+    total, total_next = 0.0, 0.0
+    spread, spread_next = 0.25 * bound * bound, 0.25 * bound * bound
+    i = 0
+    while i < n and 0.0 < lacks < np.inf and 0.0 < lacks_next < np.inf:
+        row = rows[i]
+        loss = losses.values[row, column(losses, row, setting)]
+        loss_next = losses.values[row, column(losses, row, setting + 1)]
+        lacks, total, spread = bet(
+            lacks, total, spread, loss, epsilon, cap, i, n, log_level, bound, star
+        )
+        lacks_next, total_next, spread_next = bet(
+            lacks_next,
+            total_next,
+            spread_next,
+            loss_next,
+            epsilon,
+            cap,
+            i,
+            n,
+            log_level,
+            bound,
+            star,
+        )
+        i += 1
+    k = i
+    while k < n and 0.0 < lacks < np.inf:
+        loss = losses.values[rows[k], column(losses, rows[k], setting)]
+        lacks, total, spread = bet(
+            lacks, total, spread, loss, epsilon, cap, k, n, log_level, bound, star
+        )
+        k += 1
+    if not lacks <= 0.0:
+        return False, False  # the walk ends here, so the next one does not matter
+    while i < n and 0.0 < lacks_next < np.inf:
+        loss = losses.values[rows[i], column(losses, rows[i], setting + 1)]
+        lacks_next, total_next, spread_next = bet(
+            lacks_next, total_next, spread_next, loss, epsilon, cap, i, n, log_level, bound, star
+        )
+        i += 1
+    return True, lacks_next <= 0.0
+
+
+@compiled
+def select_by_betting(losses, rows, epsilons, delta, bound, star, pool, start, stop):  # type: ignore[no-untyped-def]
+    """Fixed sequence of betting tests of settings `start` to `stop`, for rising levels.
 
     Returns for each level the last certified setting (`start - 1` if none). What is certified at a
     level is certified at any higher one, so each level goes on where the one before it stopped.
@@ -256,12 +317,17 @@ def select_by_betting(losses, rows, epsilons, delta, bound, star, pool, start): 
     goal = 1.0 / delta
     last = start - 1
     for j in range(epsilons.size):
-        while last + 1 < losses.thresholds.shape[0]:
-            deficit = log_deficit(
-                losses, rows, last + 1, epsilons[j], delta, goal, bound, star, pool
-            )
-            if not deficit <= 0.0:
-                break
-            last += 1
+        passed = True
+        while passed and last + 1 < stop:
+            if pool == 0 and last + 2 < stop:
+                first, second = certify_two(losses, rows, last + 1, epsilons[j], delta, bound, star)
+                last += int(first) + int(second)
+                passed = second
+            else:
+                deficit = log_deficit(
+                    losses, rows, last + 1, epsilons[j], delta, goal, bound, star, pool
+                )
+                passed = deficit <= 0.0
+                last += int(passed)
         selected[j] = last
     return selected

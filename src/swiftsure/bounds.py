@@ -8,8 +8,10 @@ the losses one by one. A bet's wealth has mean at most 1 wherever the risk is ε
 then reaches 1/δ with probability at most δ (Ville's inequality).
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +38,12 @@ Rows = NDArray[np.int64]
 
 WSR_LEVEL = 0.1
 """The one fixed level that the bets behind WSR's p-value are tuned for."""
+
+MANY_ROWS = 100_000
+"""From how many samples on a walk is worth several threads."""
+
+SETTINGS_EACH = 8
+"""Settings that a thread tests at a time."""
 
 OUT_OF_REACH = 1e300
 """A wealth that no bet reaches, so that it runs through all samples."""
@@ -153,19 +161,26 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet a setting, each stopped as soon as it is decided."""
-        run = _kernels.select_by_betting
-        high = curve.loss_range.high
-        if not pool:
-            selected: NDArray[np.int64] = run(
-                curve._losses, rows, epsilons, delta, high, self.star, 0, start
+        high, stop = curve.loss_range.high, curve.n_settings
+
+        def walk(levels: Floats, first: int, end: int) -> NDArray[np.int64]:
+            selected: NDArray[np.int64] = _kernels.select_by_betting(
+                curve._losses, rows, levels, delta, high, self.star, pool, first, end
             )
             return selected
-        # Whether a pool's bets are monotone in ε is not known: each level walks from the start.
-        levels = [
-            run(curve._losses, rows, epsilons[j : j + 1], delta, high, self.star, pool, start)
-            for j in range(len(epsilons))
-        ]
-        return np.concatenate(levels)
+
+        if pool:  # whether a pool's bets are monotone in ε is not known: each level walks alone
+            return np.concatenate(
+                [walk(epsilons[j : j + 1], start, stop) for j in range(len(epsilons))]
+            )
+        if len(rows) < MANY_ROWS:
+            return walk(epsilons, start, stop)
+        return np.concatenate(
+            [
+                _walk_in_parallel(walk, epsilons[j : j + 1], start, stop)
+                for j in range(len(epsilons))
+            ]
+        )
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
@@ -204,6 +219,23 @@ class BettingBound(Bound):
                 curve._losses, rows, setting, epsilon, delta, goal, high, self.star, pool
             )
         )
+
+
+def _walk_in_parallel(
+    walk: Callable[[Floats, int, int], NDArray[np.int64]], level: Floats, start: int, stop: int
+) -> NDArray[np.int64]:
+    """Walk a path with all processors: each takes a few settings, and the first failure ends it."""
+    workers = os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:  # kernels run without the interpreter's lock
+        while start < stop:
+            ends = range(start, min(start + workers * SETTINGS_EACH, stop), SETTINGS_EACH)
+            parts = [(first, min(first + SETTINGS_EACH, stop)) for first in ends]
+            found = pool.map(lambda part: int(walk(level, *part)[0]), parts)
+            for (_, end), last in zip(parts, found, strict=True):
+                if last < end - 1:
+                    return np.asarray([last])
+            start = parts[-1][1]
+    return np.asarray([stop - 1])
 
 
 def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:

@@ -136,15 +136,15 @@ def wealths(losses, epsilon, delta, B, star, pool=None):
         level = epsilon
         if pool is not None:
             level = (pool * epsilon - sum(losses[: i - 1])) / (pool - i + 1)
-            if level >= B:
+            if level > B * (1 + 1e-12):  # at B itself the rest of the pool can still reach ε
                 return [*path, math.inf]
         seen = range(1, i)
         variance = (B * B / 4 + sum((losses[j - 1] - means[j]) ** 2 for j in seen)) / i
         if star:
-            cap = 1 / (B - level)
+            cap = 1 / (B - level) if B - level > 1e-12 * B else 0.0
             stake = math.sqrt(2 * math.log(1 / (delta * wealth)) / ((n - i + 1) * variance))
         else:
-            cap = min(1 / B, 1 / (B - level))
+            cap = 1 / max(B, B - level)
             stake = math.sqrt(2 * math.log(1 / delta) / (n * variance))
         wealth *= 1 - min(cap, stake) * (losses[i - 1] - level)
         if wealth <= 1e-14:
@@ -465,3 +465,27 @@ def test_long_bets_keep_their_accuracy():
         deviations += (loss - (0.5 + total) / (i + 1)) ** 2
     assert best > 3
     assert -math.log(p_value(losses, 0.05, bound="wsr")) == pytest.approx(best, abs=1e-8)
+
+
+@pytest.mark.parametrize("bound", ["wsr", "star"])
+@pytest.mark.parametrize("each", [1, 3])
+def test_walking_in_parallel_ends_where_walking_alone_does(monkeypatch, bound, each):
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        settings = int(rng.integers(2, 40))
+        rates = np.sort(rng.uniform(0, 0.3, settings))
+        losses = (rng.random((300, settings)) < rates) - 1.0 * (rng.random((300, settings)) < 0.02)
+        losses[:, 0] = 0.0
+        curve = ss.RiskCurve.from_losses(np.linspace(1, 0, settings), losses)
+        alone = [ss.control.ucb(curve, level, bound=bound).index for level in (0.05, 0.1, 0.2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(bounds, "MANY_ROWS", 1)
+            patch.setattr(bounds, "SETTINGS_EACH", each)
+            together = [
+                ss.control.ucb(curve, level, bound=bound).index for level in (0.05, 0.1, 0.2)
+            ]
+            levels = np.asarray([0.05, 0.1, 0.2])
+            rule = ss.Control("ucb", bound=bound)
+            at_once = rule.indices(curve.shuffled(0), levels, 0.1).tolist()
+        assert together == alone
+        assert at_once == [-1 if index is None else index for index in alone]

@@ -96,14 +96,16 @@ def collect(
     """
     run = _Run(model, losses, scores, temperatures, dtype, device, seconds)
     store = _Store(run, shards, checks.count("shard_size", shard_size))
-    total = len(loader) if isinstance(loader, Sized) else None
+    total = _length(loader)
     try:
         with _bar(progress, total) as advance:
             for batch in _after(loader, store.done):
                 store.add(run.reduce(batch, store.done))
                 advance()
-    except Exception as error:
+    except BaseException as error:
         kept = store.flush()
+        if kept is None or not isinstance(error, Exception):
+            raise  # nothing to keep, or an interruption that must go on
         where = f" in {shards}" if shards is not None else ", in this error's `record`"
         raise InterruptedCollectionError(
             f"{type(error).__name__} after {store.done:,} samples, which are kept{where}: {error}",
@@ -303,9 +305,21 @@ def _after(loader: Iterable[Any], done: int) -> Iterator[Any]:
         done = 0
 
 
-def _without_first(batch: Any, done: int) -> Any:
+def _without_first(batch: Any, done: int) -> dict[str, Any]:
+    inputs, labels, extras = _parts(batch)
+    rest = {key: values[done:] for key, values in extras.items()}
+    if labels is not None:
+        rest["labels"] = labels[done:]
     kinds = (Tensor, np.ndarray)
-    return pytree.tree_map_only(kinds, lambda leaf: leaf[done:], batch)
+    return {"inputs": pytree.tree_map_only(kinds, lambda leaf: leaf[done:], inputs), **rest}
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """Return the number of batches, if the loader knows it."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader of a data set without a length
+        return None
 
 
 def _parts(batch: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from swiftsure import checks
 from swiftsure.policy import Policy
 from swiftsure.torch.fingerprint import fingerprint
-from swiftsure.torch.scoring import confidence
+from swiftsure.torch.scoring import MODEL_SCORE, confidence
 from swiftsure.torch.staged import Scored, StagedModel, device_of, rows_of
 from swiftsure.torch.staged import batch_size as size_of
 
@@ -186,6 +186,11 @@ class EarlyExit(nn.Module):
         n_stay = int(staying.sum())
         if n_stay == len(scores):
             return None, None, scores
+        if self.score == MODEL_SCORE and scores.isnan().any():  # the output may look well
+            row = int(scores.isnan().nonzero()[0, 0])
+            raise ValueError(
+                f"The confidence at exit {exit_index + 1} is NaN for row {row} of what reached it."
+            )
         order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
         return order[:n_stay], order[n_stay:], scores
 

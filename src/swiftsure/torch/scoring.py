@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, special
 
 from swiftsure import checks
 from swiftsure.torch.staged import Scored
@@ -28,9 +28,9 @@ def top_diff(logits: Tensor) -> Tensor:
 
 def entropy(logits: Tensor) -> Tensor:
     """Return 1 minus the entropy over log(n_classes)."""
-    logs = logits.log_softmax(dim=1)
-    spread = (logs.exp() * logs).nan_to_num().sum(dim=1)  # 0 log 0 = 0
-    return (1.0 + spread / math.log(logits.shape[1])).clamp(0.0, 1.0)
+    spread = special.entr(logits.softmax(dim=1)).sum(dim=1)  # 0 log 0 = 0, and NaN stays NaN
+    score: Tensor = (1.0 - spread / math.log(logits.shape[1])).clamp(0.0, 1.0)
+    return score
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {

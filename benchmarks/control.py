@@ -1,0 +1,49 @@
+"""One threshold from one calibration set, against the paper's algorithms."""
+
+import data
+import reference
+from measure import Result, best_times
+
+from swiftsure import control
+
+TITLE = "control: `ucb`, times faster than Algorithms 1 and 2 written in NumPy"
+
+EPSILON, DELTA = 0.05, 0.1
+SIZES = ((1_000, 100, 30), (10_000, 1_000, 3))
+"""Samples, settings, and rounds of measuring."""
+
+
+def run() -> list[Result]:
+    results = []
+    for n, n_settings, rounds in SIZES:
+        record = data.record(n, "gap", "brier")
+        curve = record.curve("gap", "brier", path=data.linear_path(n_settings)).shuffled(0)
+        losses, bound = curve.losses(), curve.loss_range.high
+
+        def paper(losses=losses, bound=bound) -> int:
+            return reference.algorithm_1(losses, EPSILON, DELTA, bound)
+
+        def wsr(curve=curve) -> int | None:
+            return control.ucb(curve, EPSILON, DELTA, bound="wsr").index
+
+        def default(curve=curve) -> int | None:
+            return control.ucb(curve, EPSILON, DELTA).index
+
+        assert (wsr() or 0) == paper(), "the library and the reference differ"
+        times = best_times({"paper": paper, "wsr": wsr, "default": default}, rounds)
+        slow = times["paper"]
+        size = f"n = {n:,}, K = {n_settings:,}"
+        results += [
+            Result(
+                f"{size}, WSR",
+                slow / times["wsr"],
+                at_least=300,
+                note=f"same threshold (setting {wsr()}); reference {slow * 1e3:,.0f} ms",
+            ),
+            Result(
+                f"{size}, default bound (STaR)",
+                slow / times["default"],
+                note=f"setting {default()}; {times['default'] * 1e3:.2g} ms",
+            ),
+        ]
+    return results

@@ -1,0 +1,1 @@
+"""The PyTorch runtime: exits where the rule says, and only the compute that they need."""
