@@ -279,6 +279,13 @@ class _Runs:
         # Each control sees its own form of the curve (zero-bounded, …), made once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
         self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
+        # In fixed sequence, ltt with a bound chooses what ucb chooses with it.
+        self.kinds = {
+            label: replace(control, name="ucb")
+            if control.name == "ltt" and control.correction == "fixed_sequence"
+            else control
+            for label, control in controls.items()
+        }
         self.everything = np.arange(pool.n)
         self.pool_means = self._means(pool, self.everything)
         self.found: dict[str, dict[str, list[NDArray[Any]]]] = {label: {} for label in controls}
@@ -292,8 +299,7 @@ class _Runs:
             name: (len(self.everything) * pool[name] - len(calibration) * part[name]) / len(test)
             for name in pool
         }
-        for label in self.controls:
-            index = self._choose(label, calibration)
+        for label, index in self._choices(calibration).items():
             row = self.found[label]
             row.setdefault("threshold", []).append(curve.thresholds[np.maximum(index, 0)])
             for name, values in means.items():
@@ -304,8 +310,7 @@ class _Runs:
         risk = self.pool_means["risk"]
         if self.breakpoints:
             risk = self._along(self.pool, calibration).risk(self.everything)
-        for label in self.controls:
-            index = self._choose(label, calibration)
+        for label, index in self._choices(calibration).items():
             self.found[label].setdefault("pool_risk", []).append(_at(risk, index))
 
     def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
@@ -313,6 +318,14 @@ class _Runs:
         names = [self.cost, "flops" if "flops" in self.pool.costs else None]
         costs = {f"cost {c}": curve.mean_cost(c, rows) for c in dict.fromkeys(names) if c}
         return {"risk": curve.risk(rows), **costs}
+
+    def _choices(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
+        """Return what each control chooses; controls that must choose alike do so once."""
+        found: dict[Control, NDArray[np.int64]] = {}
+        for label, rule in self.kinds.items():
+            if rule not in found:
+                found[rule] = self._choose(label, rows)
+        return {label: found[rule] for label, rule in self.kinds.items()}
 
     def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
         curve = self._along(self.views[label], rows)
