@@ -52,7 +52,7 @@ def test_failure_makes_no_new_file(tmp_path):
 
 def test_a_folder_in_the_way_is_left_alone(tmp_path):
     (tmp_path / "a.txt").mkdir()
-    with pytest.raises(OSError, match=r"a\.txt"):
+    with pytest.raises(ValueError, match=r"`path` must be a file, but .*a\.txt is a folder"):
         write_text(tmp_path / "a.txt", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
