@@ -57,6 +57,17 @@ def test_it_shows_what_it_is_meant_to_show(run):
     assert certified <= 0.2
 
 
+def test_too_few_samples_certify_nothing_and_break_nothing(run, folder):
+    done = run("demo", "--n", "8", "--draws", "12", "--json")
+    shown = json.loads(done.out)
+    assert done.status == 0
+    assert shown["threshold"] is None
+    assert Policy.load(folder / "results" / "demo" / "policy.json").runs_full_model
+    assert all(row["true_risk"] == row["saved"] == 0 for row in shown["tradeoff"][:-1])
+    *_, certified = shown["violations"].values()
+    assert certified == 0
+
+
 def test_a_seed_fixes_it(run):
     first, again, other = (
         json.loads(run("demo", *QUICK, "--seed", seed, "--json").out) for seed in (1, 1, 2)
