@@ -359,10 +359,9 @@ def test_a_break_leaves_what_was_collected(after):
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_break_before_the_first_batch():
-    with pytest.raises(InterruptedCollectionError) as caught:
-        collect(network(), broken([], 0))
-    assert caught.value.record is None
+def test_a_break_with_nothing_to_keep():
+    with pytest.raises(OSError, match="the disk is gone"):
+        collect(Played(4), broken([], 0))
 
 
 def test_a_break_in_the_model():
@@ -422,6 +421,21 @@ def test_ids_follow_the_order_of_the_loader_after_a_break(tmp_path):
     assert_same(record, collect(model, [x]))
 
 
+def test_an_interruption_goes_on_and_leaves_its_shards(tmp_path):
+    x, y = logits(90), labels(90)
+
+    def interrupted():
+        yield from batches(x, y)[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(Played(4), interrupted(), shards=tmp_path)
+    model = Played(4)
+    record = collect(model, batches(x, y), shards=tmp_path)
+    assert model.begun == 90 - 48
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
 def test_several_breaks(tmp_path):
     model, x, y = Played(4), logits(90), labels(90)
     for after in (1, 2, 4, 5):
@@ -457,10 +471,10 @@ KILLED = """
 
 
 def test_a_killed_process(tmp_path):
-    tests = Path(__file__).resolve().parents[1]
+    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         check=False,
         capture_output=True,
         text=True,
