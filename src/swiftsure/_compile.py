@@ -11,8 +11,8 @@ __all__ = ["compiled"]
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with numba and keep the machine code on disk.
 
-    All kernels live in `_kernels.py`: numba's cache notices a change only in the file that a
-    kernel stands in, so kernels that call each other must share one.
+    numba's cache notices a change only in the file that a kernel stands in, so kernels that call
+    each other must share one.
     """
     kernel: Callable[..., Any] = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return kernel

@@ -1,4 +1,4 @@
-"""Every compiled loop: the exit rule, losses along a path, totals, bets."""
+"""Compiled loops: the exit rule, losses along a path, their totals."""
 
 from typing import NamedTuple
 
@@ -10,17 +10,12 @@ __all__ = [
     "Losses",
     "exit_counts",
     "exit_indices",
+    "firing_levels",
     "gather",
     "group_means",
-    "log_deficit",
-    "select_by_betting",
     "totals_nested",
     "totals_scan",
 ]
-
-
-ROUNDING = 1e-12
-"""Relative error that a few operations may add up to."""
 
 
 class Losses(NamedTuple):
@@ -108,28 +103,45 @@ def totals_scan(losses, rows, monotone):  # type: ignore[no-untyped-def]
     return sums, squares
 
 
-@compiled
-def entry(threshold_column, confidence, strict):  # type: ignore[no-untyped-def]
-    """First setting at which an exit fires, thresholds falling along the path; K if none."""
-    start, width = 0, threshold_column.shape[0]
-    while width > 0:  # the branch-free form of a binary search
-        half = (width + 1) // 2
-        threshold = threshold_column[start + half - 1]
-        fires = confidence > threshold or (not strict and confidence == threshold)
-        start += 0 if fires else half
-        width = half - 1 if fires else width - half
-    return start
+SEARCHES = 256
+"""Rows that are searched side by side: one search alone mostly waits for its own comparisons."""
 
 
 @compiled
-def fill_entries(losses, row, entries):  # type: ignore[no-untyped-def]
-    """Write into `entries[l]` the first setting at which a sample leaves at exit l or before."""
-    earliest = losses.thresholds.shape[0]
-    for exit_ in range(losses.confidences.shape[1]):
-        if exit_ >= losses.min_exit:
-            confidence = losses.confidences[row, exit_]
-            earliest = min(earliest, entry(losses.thresholds[:, exit_], confidence, losses.strict))
-        entries[exit_] = earliest
+def firing_levels(losses):  # type: ignore[no-untyped-def]
+    """Thresholds as (n_early, K), such that a confidence c ≥ λ exits, strict or not."""
+    n_settings, n_early = losses.thresholds.shape
+    levels = np.full((n_early, n_settings), np.float32(np.inf))
+    for exit_ in range(losses.min_exit, n_early):
+        for k in range(n_settings):
+            level = losses.thresholds[k, exit_]
+            levels[exit_, k] = np.nextafter(level, np.float32(np.inf)) if losses.strict else level
+    return levels
+
+
+@compiled
+def fill_entries(entries, losses, levels, rows):  # type: ignore[no-untyped-def]
+    """Write into `entries[l, j]` the first setting at which row j leaves at exit l or before.
+
+    Thresholds fall along the path; K stands for "at no setting".
+    """
+    confidences = np.empty(rows.size, np.float32)
+    for exit_ in range(levels.shape[0]):
+        falling = levels[exit_]
+        found = entries[exit_]
+        for j in range(rows.size):
+            confidences[j] = losses.confidences[rows[j], exit_]
+            found[j] = 0
+        width = falling.size
+        while width > 1:  # a binary search in all rows at once
+            half = width // 2
+            for j in range(rows.size):
+                found[j] += half if falling[found[j] + half - 1] > confidences[j] else 0
+            width -= half
+        for j in range(rows.size):
+            found[j] += falling[found[j]] > confidences[j]
+            if exit_ > 0:
+                found[j] = min(found[j], entries[exit_ - 1, j])
 
 
 @compiled
@@ -143,28 +155,34 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
     n_early = losses.confidences.shape[1]
     sums = np.zeros(n_settings + 1)
     squares = np.zeros(n_settings + 1)
-    entries = np.empty(n_early, np.int64)
-    for row in rows:
-        contributes = False
-        for exit_ in range(n_early + 1):
-            contributes = contributes or losses.values[row, exit_] != 0.0
-        if not contributes:
-            continue  # most samples, for 0-1 losses
-        fill_entries(losses, row, entries)
-        before = losses.values[row, n_early]
-        if monotone:
-            before = max(0.0, before)
-        sums[0] += before
-        squares[0] += before * before
-        for exit_ in range(n_early - 1, -1, -1):
-            if exit_ > 0 and entries[exit_] == entries[exit_ - 1]:
-                continue  # an earlier exit fires as soon as this one does
-            value = losses.values[row, exit_]
+    levels = firing_levels(losses)
+    entries = np.empty((n_early, SEARCHES), np.int64)
+    chosen = np.empty(SEARCHES, np.int64)
+    for first in range(0, rows.size, SEARCHES):
+        n_chosen = 0
+        for row in rows[first : first + SEARCHES]:
+            contributes = False
+            for exit_ in range(n_early + 1):
+                contributes |= losses.values[row, exit_] != 0.0
+            chosen[n_chosen] = row
+            n_chosen += contributes  # few do, for 0-1 losses
+        fill_entries(entries, losses, levels, chosen[:n_chosen])
+        for j in range(n_chosen):
+            row = chosen[j]
+            before = losses.values[row, n_early]
             if monotone:
-                value = max(before, value)
-            sums[entries[exit_]] += value - before
-            squares[entries[exit_]] += value * value - before * before
-            before = value
+                before = max(0.0, before)
+            sums[0] += before
+            squares[0] += before * before
+            for exit_ in range(n_early - 1, -1, -1):
+                if exit_ > 0 and entries[exit_, j] == entries[exit_ - 1, j]:
+                    continue  # an earlier exit fires as soon as this one does
+                value = losses.values[row, exit_]
+                if monotone:
+                    value = max(before, value)
+                sums[entries[exit_, j]] += value - before
+                squares[entries[exit_, j]] += value * value - before * before
+                before = value
     return np.cumsum(sums)[:n_settings], np.cumsum(squares)[:n_settings]
 
 
@@ -175,159 +193,21 @@ def exit_counts(losses, rows, nested):  # type: ignore[no-untyped-def]
     n_early = losses.confidences.shape[1]
     counts = np.zeros((n_settings + 1, n_early + 1), np.int64)
     if nested:
-        entries = np.empty(n_early, np.int64)
-        for row in rows:
-            fill_entries(losses, row, entries)
-            counts[0, n_early] += 1
-            for exit_ in range(n_early - 1, -1, -1):
-                counts[entries[exit_], exit_ + 1] -= 1
-                counts[entries[exit_], exit_] += 1
+        levels = firing_levels(losses)
+        entries = np.empty((n_early, SEARCHES), np.int64)
+        counts[0, n_early] = rows.size
+        for first in range(0, rows.size, SEARCHES):
+            part = rows[first : first + SEARCHES]
+            fill_entries(entries, losses, levels, part)
+            for exit_ in range(n_early):
+                for j in range(part.size):
+                    counts[entries[exit_, j], exit_ + 1] -= 1
+                    counts[entries[exit_, j], exit_] += 1
         for k in range(1, n_settings):
-            counts[k] += counts[k - 1]
+            for exit_ in range(n_early + 1):
+                counts[k, exit_] += counts[k - 1, exit_]
     else:
         for row in rows:
             for k in range(n_settings):
                 counts[k, column(losses, row, k)] += 1
     return counts[:n_settings]
-
-
-@compiled
-def log_growth(gain):  # type: ignore[no-untyped-def]
-    """log(1 + gain); a short series where `gain` is small, as it is throughout a long test."""
-    if -0.015625 < gain < 0.015625:
-        square = gain * gain
-        low = gain * (1.0 - 0.5 * gain) + gain * square * (1.0 / 3.0 - 0.25 * gain)
-        high = (0.2 - gain / 6.0) + square * (1.0 / 7.0 - 0.125 * gain)
-        return low + gain * square * square * high
-    return np.log1p(gain)
-
-
-@compiled
-def bet(missing, total, deviations, loss, level, largest_stake, i, n, log_level, bound, star):  # type: ignore[no-untyped-def]
-    """Take one sample into account: what is missing to the goal, in logs, and the moments so far.
-
-    The stake is WSR's, or STaR's, which aims at what is still missing. Once all is lost, an
-    infinite amount is missing: rounding must not leave a crumb to start again from.
-    """
-    horizon = n - i if star else n
-    urge = missing if star else log_level
-    stake = min(largest_stake, np.sqrt(2.0 * (i + 1) * urge / (horizon * deviations)))
-    gain = stake * (level - loss)
-    missing = missing - log_growth(gain) if gain > -1.0 + ROUNDING else np.inf
-    total += loss
-    mean = (0.5 * bound + total) / (i + 2)
-    return missing, total, deviations + (loss - mean) * (loss - mean)
-
-
-@compiled
-def log_deficit(losses, rows, setting, epsilon, delta, goal, bound, star, pool):  # type: ignore[no-untyped-def]
-    """What the best wealth of a bet against "the risk is at least ε" lacks to `goal`, in logs.
-
-    0 or less: the wealth reached `goal`, so the risk at `setting` is certified to be below ε with
-    failure probability 1/goal. The stakes are tuned for failure probability `delta`. Stops as soon
-    as the goal is reached, and once the wealth is 0, which is final. With `pool` > 0 the rows are a
-    sample without replacement from a pool of that size, and ε is replaced at each step by the mean
-    that the rest of it would need.
-    """
-    n = rows.size
-    missing = np.log(goal)
-    least = missing
-    log_level = -np.log(delta)
-    total = 0.0
-    deviations = 0.25 * bound * bound
-    level = epsilon
-    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
-    for i in range(n):
-        loss = losses.values[rows[i], column(losses, rows[i], setting)]
-        if pool > 0:
-            level = (pool * epsilon - total) / (pool - i)
-            if level > bound * (1.0 + ROUNDING):
-                return -np.inf  # the rest of the pool cannot bring the risk up to ε any more
-            room = max(bound - level, 0.0) if star else max(bound, bound - level)
-            largest_stake = 1.0 / room if room > bound * ROUNDING else 0.0
-        missing, total, deviations = bet(
-            missing, total, deviations, loss, level, largest_stake, i, n, log_level, bound, star
-        )
-        least = min(least, missing)
-        if least <= 0.0 or missing == np.inf:
-            return least
-    return least
-
-
-@compiled
-def certify_two(losses, rows, setting, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
-    """Whether a setting is certified, and the next one: two bets side by side.
-
-    Each bet is a chain of operations that wait for one another, so two take little longer than one.
-    """
-    n = rows.size
-    log_level = -np.log(delta)
-    cap = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
-    lacks, lacks_next = log_level, log_level
-    total, total_next = 0.0, 0.0
-    spread, spread_next = 0.25 * bound * bound, 0.25 * bound * bound
-    i = 0
-    while i < n and 0.0 < lacks < np.inf and 0.0 < lacks_next < np.inf:
-        row = rows[i]
-        loss = losses.values[row, column(losses, row, setting)]
-        loss_next = losses.values[row, column(losses, row, setting + 1)]
-        lacks, total, spread = bet(
-            lacks, total, spread, loss, epsilon, cap, i, n, log_level, bound, star
-        )
-        lacks_next, total_next, spread_next = bet(
-            lacks_next,
-            total_next,
-            spread_next,
-            loss_next,
-            epsilon,
-            cap,
-            i,
-            n,
-            log_level,
-            bound,
-            star,
-        )
-        i += 1
-    k = i
-    while k < n and 0.0 < lacks < np.inf:
-        loss = losses.values[rows[k], column(losses, rows[k], setting)]
-        lacks, total, spread = bet(
-            lacks, total, spread, loss, epsilon, cap, k, n, log_level, bound, star
-        )
-        k += 1
-    if not lacks <= 0.0:
-        return False, False  # the walk ends here, so the next one does not matter
-    while i < n and 0.0 < lacks_next < np.inf:
-        loss = losses.values[rows[i], column(losses, rows[i], setting + 1)]
-        lacks_next, total_next, spread_next = bet(
-            lacks_next, total_next, spread_next, loss, epsilon, cap, i, n, log_level, bound, star
-        )
-        i += 1
-    return True, lacks_next <= 0.0
-
-
-@compiled
-def select_by_betting(losses, rows, epsilons, delta, bound, star, pool, start, stop):  # type: ignore[no-untyped-def]
-    """Fixed sequence of betting tests of settings `start` to `stop`, for rising levels.
-
-    Returns for each level the last certified setting (`start - 1` if none). What is certified at a
-    level is certified at any higher one, so each level goes on where the one before it stopped.
-    """
-    selected = np.empty(epsilons.size, np.int64)
-    goal = 1.0 / delta
-    last = start - 1
-    for j in range(epsilons.size):
-        passed = True
-        while passed and last + 1 < stop:
-            if pool == 0 and last + 2 < stop:
-                first, second = certify_two(losses, rows, last + 1, epsilons[j], delta, bound, star)
-                last += int(first) + int(second)
-                passed = second
-            else:
-                deficit = log_deficit(
-                    losses, rows, last + 1, epsilons[j], delta, goal, bound, star, pool
-                )
-                passed = deficit <= 0.0
-                last += int(passed)
-        selected[j] = last
-    return selected

@@ -8,17 +8,15 @@ the losses one by one. A bet's wealth has mean at most 1 wherever the risk is ε
 then reaches 1/δ with probability at most δ (Ville's inequality).
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from swiftsure import _kernels, checks
+from swiftsure import _bets, _kernels, checks
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 
@@ -39,11 +37,8 @@ Rows = NDArray[np.int64]
 WSR_LEVEL = 0.1
 """The one fixed level that the bets behind WSR's p-value are tuned for."""
 
-MANY_ROWS = 100_000
-"""From how many samples on a walk is worth several threads."""
-
-SETTINGS_EACH = 8
-"""Settings that a thread tests at a time."""
+STRETCH = 16
+"""Settings whose p-values are computed at once."""
 
 OUT_OF_REACH = 1e300
 """A wealth that no bet reaches, so that it runs through all samples."""
@@ -117,12 +112,23 @@ class SummaryBound(Bound):
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
-        """Walk the path on p-values."""
-        totals = curve.totals(rows)
+        """Walk the path on p-values, a stretch at a time.
+
+        They fall as ε rises, so each level goes on where the one before it stopped.
+        """
+        sums, squares = curve.totals(rows)
         selected = np.empty(len(epsilons), np.int64)
+        last = start - 1
         for j, epsilon in enumerate(epsilons):
-            p = self._p(totals, len(rows), float(epsilon), curve.loss_range, pool)
-            selected[j] = last_before_failure(p <= delta, start)
+            while last + 1 < len(sums):
+                ahead = slice(last + 1, last + 1 + STRETCH)
+                totals = sums[ahead], squares[ahead]
+                p = self._p(totals, len(rows), float(epsilon), curve.loss_range, pool)
+                passed = last_before_failure(p <= delta, 0) + 1
+                last += passed
+                if passed < len(p):
+                    break
+            selected[j] = last
         return selected
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
@@ -161,26 +167,18 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet a setting, each stopped as soon as it is decided."""
-        high, stop = curve.loss_range.high, curve.n_settings
-
-        def walk(levels: Floats, first: int, end: int) -> NDArray[np.int64]:
-            selected: NDArray[np.int64] = _kernels.select_by_betting(
-                curve._losses, rows, levels, delta, high, self.star, pool, first, end
-            )
-            return selected
-
-        if pool:  # whether a pool's bets are monotone in ε is not known: each level walks alone
-            return np.concatenate(
-                [walk(epsilons[j : j + 1], start, stop) for j in range(len(epsilons))]
-            )
-        if len(rows) < MANY_ROWS:
-            return walk(epsilons, start, stop)
-        return np.concatenate(
-            [
-                _walk_in_parallel(walk, epsilons[j : j + 1], start, stop)
-                for j in range(len(epsilons))
-            ]
-        )
+        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        test = delta, curve.loss_range.high, self.star
+        if pool:  # whether its bets are monotone in ε is not known: each level walks from the start
+            single = np.split(epsilons, len(epsilons))
+            walks = [_bets.select_by_betting(*seen, level, *test, pool, start) for level in single]
+            return np.concatenate(walks)
+        selected: NDArray[np.int64]
+        if curve.has_exits and len(rows) >= _bets.LONG:
+            selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
+        else:
+            selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
+        return selected
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
@@ -213,29 +211,9 @@ class BettingBound(Bound):
         goal: float,
         pool: int,
     ) -> float:
-        high = curve.loss_range.high
-        return float(
-            _kernels.log_deficit(
-                curve._losses, rows, setting, epsilon, delta, goal, high, self.star, pool
-            )
-        )
-
-
-def _walk_in_parallel(
-    walk: Callable[[Floats, int, int], NDArray[np.int64]], level: Floats, start: int, stop: int
-) -> NDArray[np.int64]:
-    """Walk a path with all processors: each takes a few settings, and the first failure ends it."""
-    workers = os.cpu_count() or 1
-    with ThreadPoolExecutor(workers) as pool:  # kernels run without the interpreter's lock
-        while start < stop:
-            ends = range(start, min(start + workers * SETTINGS_EACH, stop), SETTINGS_EACH)
-            parts = [(first, min(first + SETTINGS_EACH, stop)) for first in ends]
-            found = pool.map(lambda part: int(walk(level, *part)[0]), parts)
-            for (_, end), last in zip(parts, found, strict=True):
-                if last < end - 1:
-                    return np.asarray([last])
-            start = parts[-1][1]
-    return np.asarray([stop - 1])
+        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        test = delta, goal, curve.loss_range.high, self.star
+        return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
 
 
 def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:

@@ -166,7 +166,7 @@ def make_policy(
         ),
         control=rule.name,
         options=rule.options(),
-        n=curve.n,
+        n=chosen.n,
         unit="groups" if curve.grouped else "samples",
         n_samples=curve.n if isinstance(record, RiskCurve) else record.n,
         path=curve.path_kind,
@@ -219,6 +219,7 @@ def _promise(
         if rule.correction == "bonferroni":
             level /= max(1, curve.n_settings - 1)
         upper = bound.upper(seen, np.arange(seen.n), index, level, pool or 0)
+        del seen
     return Promise(
         risk=curve.risk_name,
         loss=curve.loss_name,

@@ -195,9 +195,9 @@ class Control:
         inflated = (sums + curve.loss_range.high) / (len(rows) + 1)
         if self.selection == "paper":
             return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
-        return np.asarray(
-            [bounds.last_before_failure(inflated <= e, start) for e in epsilons], np.int64
-        )
+        # The run of successes ends where the running maximum first exceeds the level.
+        highest = np.maximum.accumulate(inflated[start:])
+        return start - 1 + np.searchsorted(highest, epsilons, side="right")
 
     def _tested(
         self,

@@ -255,6 +255,8 @@ class RiskCurve:
 
         Of a 0-1 gap it is 0 or 1, and so admits the binomial test.
         """
+        if self.loss_range.low >= 0:
+            return self
         return replace(
             self,
             loss_range=self.loss_range.zero_bounded(),
@@ -282,10 +284,11 @@ class RiskCurve:
         order = np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
         return replace(
             self,
-            costs={k: v if v.ndim == 1 else v[order] for k, v in self.costs.items()},
+            costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
             shuffled_with=seed,
-            _losses=self._losses._replace(
-                values=self._losses.values[order], confidences=self._losses.confidences[order]
+            _losses=self._losses._replace(  # `take` is three times as fast as indexing
+                values=self._losses.values.take(order, axis=0),
+                confidences=self._losses.confidences.take(order, axis=0),
             ),
         )
 

@@ -1,6 +1,8 @@
 """Planning: how many calibration samples a promise needs; what a compute budget can promise."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ __all__ = [
 ]
 
 Record = ExitRecord | ThresholdRecord | RiskCurve
+
+MOST_SAMPLES = 10_000_000
+"""Where the search for a plan ends."""
 
 
 @dataclass(frozen=True)
@@ -83,47 +88,47 @@ def samples_needed(
     if not 0 <= risk < epsilon:
         raise ValueError(f"`risk` must be in [0, epsilon), but got {risk:g}.")
 
-    def powerful(n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        allowed = _largest_certified(n, level, delta)
-        chance = np.where(
-            allowed < 0, 0.0, special.bdtr(np.maximum(allowed, 0), n, risk / declared.high)
+    n = _fewest_samples(level, delta, risk / declared.high, power)
+    if n is None:
+        raise ValueError(
+            f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
+            " samples would be needed."
         )
-        return np.asarray(chance >= power)
-
-    # The power saws up and down with n, so sizes are looked at one by one: first those just above
-    # the least, then, where those are known to be far too few, from near what is needed.
-    n = bounds.minimum_samples(epsilon, delta, replace(declared, low=0.0)) or 1
-    about = _normal_size(risk / declared.high, level, delta, power)
-    while True:
-        sizes = np.arange(n, n + max(4096, n // 4))
-        found = np.flatnonzero(powerful(sizes))
-        if found.size:
-            break
-        if about > 10_000_000:
-            raise ValueError(
-                f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
-                " samples would be needed."
-            )
-        n = max(int(sizes[-1]) + 1, int(0.8 * about) if about > 100_000 else 0)
     floor = bounds.minimum_samples(epsilon, delta, declared)
-    return SamplePlan(int(sizes[found[0]]), floor, float(epsilon), delta, risk, power)
+    return SamplePlan(n, floor, float(epsilon), delta, risk, power)
 
 
-def _normal_size(risk: float, level: float, delta: float, power: float) -> float:
-    """Return about how many samples are needed, by the normal approximation."""
-    spread = special.ndtri(1 - delta) * np.sqrt(level * (1 - level))
-    spread += max(0.0, special.ndtri(power)) * np.sqrt(risk * (1 - risk))
-    return float((spread / (level - risk)) ** 2)
+def _fewest_samples(level: float, delta: float, rate: float, power: float) -> int | None:
+    """Return the fewest samples that certify `level` with that power; None beyond ten million.
 
+    The power saws up and down with n: it falls while no further loss is allowed. So it is highest
+    at the first size that allows c losses, and c = 0, 1, 2, … are searched rather than n.
+    """
 
-def _largest_certified(n: NDArray[np.int64], level: float, delta: float) -> NDArray[np.float64]:
-    """Return the most losses among n that the binomial test certifies; -1 if not even none."""
-    guess = np.floor(special.bdtrik(delta, n, level))
-    guess = np.where(np.isfinite(guess), guess, -1.0) + 1
-    for _ in range(3):  # the inverse is off by at most a little
-        too_many = (guess >= 0) & (special.bdtr(np.maximum(guess, 0), n, level) > delta)
-        guess = np.where(too_many, guess - 1, guess)
-    return np.asarray(guess)
+    @cache
+    def size(losses: int) -> int:
+        n = max(losses + 1, ceil(special.bdtrin(losses, delta, level)))
+        while special.bdtr(losses, n, level) > delta:  # the inverse is off by a little
+            n += 1
+        while n > losses + 1 and special.bdtr(losses, n - 1, level) <= delta:
+            n -= 1
+        return n
+
+    def first(start: int, stop: int) -> int | None:
+        # No number of losses in a range has more power than its last with the samples of its first.
+        if special.bdtr(stop - 1, size(start), rate) < power:
+            return None
+        if stop - start == 1:
+            return start
+        middle = (start + stop) // 2
+        found = first(start, middle)
+        return first(middle, stop) if found is None else found
+
+    start, found = 1, first(0, 1)
+    while found is None and size(start) <= MOST_SAMPLES:
+        found = first(start, 2 * start)
+        start *= 2
+    return None if found is None else size(found)
 
 
 @dataclass(frozen=True)
@@ -293,13 +298,13 @@ def lowest_epsilon(
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
     checks.between("delta", delta, 0.0, 1.0)
     name = _cost_name(curve, cost)
-    order = np.random.default_rng(seed).permutation(curve.n)
+    ordered = curve.shuffled(seed)
     known = not curve.has_exits and curve.costs[name].ndim == 1
     size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
     if size >= curve.n:
         raise ValueError(f"`record` must hold more than {size} samples for this `choice`.")
-    part, rest = order[:size], order[size:]
-    mean_cost = curve.mean_cost(name) if known else curve.mean_cost(name, part)
+    part, rest = np.split(np.arange(curve.n), [size])
+    mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
     limit = _limit(budget, saving, float(mean_cost[0]))
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
@@ -309,7 +314,7 @@ def lowest_epsilon(
         )
     index = int(affordable[0])
     rule = Control("ucb", bound)
-    prepared = rule.prepare(curve)
+    prepared = rule.prepare(ordered)
     chosen_bound = bounds.resolve(bound, prepared.loss_range)
     level = chosen_bound.upper(prepared, rest, index, delta, 0) if index else 0.0
     certified = level < curve.loss_range.high
@@ -335,7 +340,7 @@ def lowest_epsilon(
     policy = make_policy(
         record, rule, [curve], [result], result, score=score, upper=level if index else None
     )
-    outcome = curve.mean_cost(name, rest)
+    outcome = ordered.mean_cost(name, rest)
     return BudgetPlan(
         epsilon=level if certified else None,
         threshold=result.threshold,

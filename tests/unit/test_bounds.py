@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
-from swiftsure import bounds
+from swiftsure import _bets, bounds
 from swiftsure.bounds import BOUNDS, certify, p_value, upper_bound
 from unit.builders import refused
 
@@ -468,24 +468,32 @@ def test_long_bets_keep_their_accuracy():
 
 
 @pytest.mark.parametrize("bound", ["wsr", "star"])
-@pytest.mark.parametrize("each", [1, 3])
-def test_walking_in_parallel_ends_where_walking_alone_does(monkeypatch, bound, each):
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        settings = int(rng.integers(2, 40))
-        rates = np.sort(rng.uniform(0, 0.3, settings))
-        losses = (rng.random((300, settings)) < rates) - 1.0 * (rng.random((300, settings)) < 0.02)
-        losses[:, 0] = 0.0
-        curve = ss.RiskCurve.from_losses(np.linspace(1, 0, settings), losses)
-        alone = [ss.control.ucb(curve, level, bound=bound).index for level in (0.05, 0.1, 0.2)]
+@pytest.mark.parametrize("kind", ["brier", "zero_one"])
+def test_walking_side_by_side_ends_where_walking_alone_does(monkeypatch, bound, kind):
+    """Long records are walked eight settings at a time; the answers are those of single walks."""
+    levels = np.asarray([0.01, 0.03, 0.1, 0.3])
+    seen = set()
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        n_exits = int(rng.integers(2, 6))
+        confidences = rng.random((3_000, n_exits - 1), np.float32).round(int(rng.integers(2, 6)))
+        wrong = rng.random((3_000, n_exits)) < np.linspace(0.4, 0.05, n_exits)
+        losses = wrong * (2 * rng.random(wrong.shape) if kind == "brier" else 1.0)
+        record = ss.ExitRecord(
+            confidences,
+            losses={kind: losses},
+            loss_ranges={kind: (0, 2) if kind == "brier" else (0, 1)},
+        )
+        curve = record.curve(
+            loss=kind,
+            path=ss.Path.grid(np.linspace(1, 0, int(rng.integers(2, 90)))),
+            strict=bool(seed % 2),
+            min_exit=seed % min(3, n_exits),
+        )
+        rule = ss.Control("ucb", bound=bound)
+        alone = rule.indices(curve.shuffled(seed), levels, 0.1).tolist()
         with monkeypatch.context() as patch:
-            patch.setattr(bounds, "MANY_ROWS", 1)
-            patch.setattr(bounds, "SETTINGS_EACH", each)
-            together = [
-                ss.control.ucb(curve, level, bound=bound).index for level in (0.05, 0.1, 0.2)
-            ]
-            levels = np.asarray([0.05, 0.1, 0.2])
-            rule = ss.Control("ucb", bound=bound)
-            at_once = rule.indices(curve.shuffled(0), levels, 0.1).tolist()
-        assert together == alone
-        assert at_once == [-1 if index is None else index for index in alone]
+            patch.setattr(_bets, "LONG", 1)
+            assert rule.indices(curve.shuffled(seed), levels, 0.1).tolist() == alone
+        seen.update(alone)
+    assert len(seen) > 10  # walks of many lengths

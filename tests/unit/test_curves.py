@@ -98,6 +98,7 @@ def test_zero_bounded_is_the_positive_part(case):
     assert np.array_equal(bounded.losses(), np.maximum(curve.losses(), 0.0))
     assert bounded.loss_range == ss.LossRange(0, 2)
     assert bounded.risk_name == "zero-bounded gap"
+    assert bounded.zero_bounded() is bounded
     np.testing.assert_allclose(bounded.mean_cost("own"), curve.mean_cost("own"))
 
 
@@ -403,6 +404,7 @@ def record(n):
     return ss.ExitRecord(rng.random((n, 4), np.float32), losses={"brier": rng.random((n, 5))})
 
 work(record(100))  # load and compile everything
+work(record(50_000))  # long records are walked by a kernel of their own
 large = record(200_000)
 size = sum(a.nbytes for a in (large.confidences["top1"], large.losses["brier"]))
 before = peak()

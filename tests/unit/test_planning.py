@@ -9,6 +9,7 @@ from scipy.stats import binom, binomtest
 
 import swiftsure as ss
 from swiftsure import bounds
+from swiftsure.curves import SHUFFLE_STREAM
 from swiftsure.planning import GainPlan, gain_by_samples, lowest_epsilon, samples_needed
 from swiftsure.simulate import Population
 
@@ -101,8 +102,6 @@ EDGES = [
     (0.05, 0.1, 0.0495, 0.1),  # power below one half: the least size
     (0.05, 0.9, 0.0499, 0.5),  # δ above one half
     (1e-5, 0.05, 1e-6, 0.7),  # so few losses expected that nothing is normal: the least size
-]
-FURTHER = [
     (0.05, 0.1, 0.0495, 0.13),  # power below one half, some way above the least size
     (0.05, 0.1, 0.0495, 0.2),
     (1e-5, 0.05, 3.4e-6, 0.5),  # a single loss is allowed
@@ -126,13 +125,6 @@ def test_counting_losses_is_counting_samples():
 
 @pytest.mark.parametrize("case", EDGES)
 def test_samples_needed_are_the_fewest_at_the_edges(case):
-    epsilon, delta, risk, power = case
-    assert samples_needed(epsilon, delta, risk=risk, power=power).n == fewest(*case)
-
-
-@pytest.mark.xfail(reason="sizes below 0.8 of a normal approximation are passed over", strict=True)
-@pytest.mark.parametrize("case", FURTHER)
-def test_samples_needed_are_the_fewest_further_on(case):
     epsilon, delta, risk, power = case
     assert samples_needed(epsilon, delta, risk=risk, power=power).n == fewest(*case)
 
@@ -272,7 +264,7 @@ def test_one_part_chooses_and_the_rest_bounds(record, bound):
     plan = lowest_epsilon(
         record, saving=0.4, delta=0.15, bound=bound, choice=0.3, seed=7, path=GRID
     )
-    order = np.random.default_rng(7).permutation(record.n)
+    order = np.random.default_rng([7, SHUFFLE_STREAM]).permutation(record.n)
     part, rest = record.take(order[:240]), record.take(order[240:])
     assert (plan.n_choice, plan.n_bound) == (240, 560)
     curve = part.curve(path=GRID)
@@ -314,7 +306,7 @@ def test_known_costs_leave_every_sample_for_the_bound():
     plan = lowest_epsilon(record, 6.0, seed=5)
     assert (plan.n_choice, plan.n_bound) == (0, 400)
     assert plan.threshold == pytest.approx(0.7)  # 12, 10, 8, then 6 layers
-    order = np.random.default_rng(5).permutation(400)
+    order = np.random.default_rng([5, SHUFFLE_STREAM]).permutation(400)
     losses = record.losses["rouge_l"][:, 3] - record.losses["rouge_l"][:, 0]
     upper = bounds.upper_bound(losses[order], 0.1, bound="star", loss_range=(-1, 1))
     assert plan.epsilon == pytest.approx(upper, abs=1e-8)

@@ -454,3 +454,10 @@ def test_unknown_names_are_answered_with_the_nearest():
         ValueError, match=r"`score` must be one of: .*entropy.* Did you mean 'entropy'"
     ):
         ss.ExitRecord.from_logits(np.zeros((3, 2, 2)), score="entrop")
+
+
+def test_text_of_a_data_frame_names_samples():
+    names = np.asarray(["a", "b", "c"], object)
+    record = ss.ExitRecord(np.full((3, 1), 0.5), losses={"x": np.zeros((3, 2))}, ids=names)
+    assert record.ids.tolist() == ["a", "b", "c"]
+    assert record.ids.dtype.kind == "U"

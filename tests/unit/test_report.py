@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import swiftsure as ss
-from swiftsure import bounds
+from swiftsure import bounds, planning
 from swiftsure.report import policy_figure, save_figure, study_figure
 from swiftsure.simulate import Population
 
@@ -172,6 +172,14 @@ def test_the_bound_is_drawn_as_it_was_tested(certified):
     heights, positions = drawn.get_ydata(), drawn.get_xdata()
     assert (heights[positions <= chosen] <= 0.05 + 1e-6).all()
     assert (heights[positions > chosen][:3] > 0.05).any()
+
+
+def test_the_bound_of_a_budget_is_the_level_at_its_setting(record):
+    curve = record.curve(path=np.linspace(1, 0, 50))  # few enough that each is drawn
+    policy = planning.lowest_epsilon(curve, saving=0.3, cost="exit", seed=5).policy
+    drawn = line(policy_figure(curve, policy).axes[0], "90 % upper bound (star)")
+    height = drawn.get_ydata()[drawn.get_xdata() == policy.certificate.index]
+    assert height == pytest.approx([policy.certificate.promises[0].epsilon])
 
 
 def test_level_and_choice_are_marked(certified):

@@ -153,3 +153,13 @@ def test_take_selects_by_position():
 def test_bad_input_is_refused_by_name(changes, name):
     with refused(name):
         small(**changes)
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    settings = {"draft": np.int64(4), "fallback": np.float32(0.5)}
+    record = ss.ThresholdRecord([1.0, 0.5], losses={"x": np.zeros((3, 2))}, settings=settings)
+    record.save(tmp_path / "record.parquet")
+    assert ss.ThresholdRecord.load(tmp_path / "record.parquet").settings == {
+        "draft": 4,
+        "fallback": 0.5,
+    }

@@ -125,10 +125,7 @@ def id_array(ids: ArrayLike | None, n: int) -> Array:
     """Return ids, by default 0 … n − 1; an id used twice is refused."""
     if ids is None:
         return np.arange(n)
-    array = np.asarray(ids)
-    checks.of_shape("ids", array, {"n": n})
-    if array.dtype.kind not in "iuU":
-        raise TypeError(f"`ids` must be whole numbers or text, but their dtype is {array.dtype}.")
+    array = _names("ids", ids, n)
     values, counts = np.unique(array, return_counts=True)
     if len(values) < n:
         twice = values[counts > 1][0]
@@ -141,13 +138,18 @@ def id_array(ids: ArrayLike | None, n: int) -> Array:
 
 def group_array(groups: ArrayLike | None, n: int) -> Array | None:
     """Return group labels, or None."""
-    if groups is None:
-        return None
-    array = np.asarray(groups)
-    checks.of_shape("groups", array, {"n": n})
+    return None if groups is None else _names("groups", groups, n)
+
+
+def _names(argument: str, values: ArrayLike, n: int) -> Array:
+    """Return n whole numbers or texts; a data frame's column of text is one of objects."""
+    array = np.asarray(values)
+    checks.of_shape(argument, array, {"n": n})
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
+        array = array.astype(str)
     if array.dtype.kind not in "iuU":
         raise TypeError(
-            f"`groups` must be whole numbers or text, but their dtype is {array.dtype}."
+            f"`{argument}` must be whole numbers or text, but their dtype is {array.dtype}."
         )
     return array
 

@@ -88,7 +88,10 @@ class ThresholdRecord:
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, axes["n"]),
             groups=record_checks.group_array(self.groups, axes["n"]),
-            settings=dict(self.settings),
+            settings={
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in self.settings.items()
+            },
         )
 
     @property

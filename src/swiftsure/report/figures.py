@@ -114,7 +114,7 @@ def policy_figure(
             ordered = ordered.zero_bounded()
         if policy.certificate.seed is not None:
             ordered = ordered.shuffled(policy.certificate.seed)
-        rows = np.arange(ordered.n)
+        rows = np.arange(ordered.n)[-policy.certificate.n :]  # those before chose the setting
         upper = [bound.upper(ordered, rows, int(k), policy.certificate.delta, 0) for k in shown]
         sure = percent(1 - policy.certificate.delta)
         above.plot(shown, upper, color=COLORS[1], label=f"{sure} upper bound ({promise.bound})")
