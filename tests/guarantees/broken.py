@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, rel_entr
 
 from guarantees.checkers import Task, Test
-from guarantees.library import curve_of, rule
+from guarantees.rules import curve_of, rule
 from swiftsure.bounds import BOUNDS
 from swiftsure.control import Control
 

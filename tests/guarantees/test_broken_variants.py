@@ -13,7 +13,7 @@ from guarantees.checkers import (
     check_test,
     check_violations,
 )
-from guarantees.library import certifies, rule, upper_bound
+from guarantees.rules import certifies, rule, upper_bound
 from guarantees.sources import Sequences, Types, independent_columns, two_settings
 from swiftsure.bounds import BOUNDS
 from swiftsure.losses import LossRange

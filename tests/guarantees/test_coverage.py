@@ -6,7 +6,7 @@ from scipy import stats
 
 import swiftsure as ss
 from guarantees.checkers import check_rate
-from guarantees.library import ANY_LOSS, NON_NEGATIVE
+from guarantees.rules import ANY_LOSS, NON_NEGATIVE
 
 # By name: (how to draw n losses, their mean, low, high).
 LOSSES = {

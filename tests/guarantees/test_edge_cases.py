@@ -5,7 +5,7 @@ import pytest
 
 import swiftsure as ss
 from guarantees.checkers import Task
-from guarantees.library import ANY_LOSS, NON_NEGATIVE, curve_of
+from guarantees.rules import ANY_LOSS, NON_NEGATIVE, curve_of
 from swiftsure.bounds import BOUNDS
 
 LEVELS = [1e-12, 1e-6, 0.01, 0.5, 0.99, 1 - 1e-9]

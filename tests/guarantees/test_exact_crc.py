@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from guarantees.checkers import RefutedError, Task, check_mean_risk_exactly
-from guarantees.library import rule
+from guarantees.rules import rule
 from guarantees.sources import Types
 
 VALID = {"monotone": {}, "ucb": {"method": "ucb"}}

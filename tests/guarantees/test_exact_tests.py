@@ -12,7 +12,7 @@ from guarantees.checkers import (
     check_p_values,
     check_test,
 )
-from guarantees.library import (
+from guarantees.rules import (
     ANY_LOSS,
     NON_NEGATIVE,
     ORDER_FREE,

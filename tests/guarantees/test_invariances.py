@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import swiftsure as ss
 from guarantees.checkers import Task
-from guarantees.library import NON_NEGATIVE, ORDER_FREE, curve_of
+from guarantees.rules import NON_NEGATIVE, ORDER_FREE, curve_of
 from guarantees.strategies import deltas, exit_records, levels, properties, tables
 from swiftsure import _kernels
 from swiftsure.bounds import BOUNDS

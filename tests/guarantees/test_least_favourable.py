@@ -10,7 +10,7 @@ from guarantees.checkers import (
     check_violations,
     check_violations_exactly,
 )
-from guarantees.library import ANY_LOSS, NON_NEGATIVE, ORDER_FREE, rule
+from guarantees.rules import ANY_LOSS, NON_NEGATIVE, ORDER_FREE, rule
 from guarantees.sources import Types, independent_columns, two_settings
 from swiftsure.bounds import BOUNDS
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import swiftsure as ss
 from guarantees.checkers import Task
-from guarantees.library import NON_NEGATIVE, curve_of
+from guarantees.rules import NON_NEGATIVE, curve_of
 from guarantees.strategies import EPSILONS, deltas, levels, properties, sequences, tables
 from swiftsure.bounds import BOUNDS
 

@@ -6,7 +6,7 @@ import pytest
 import swiftsure as ss
 from guarantees.broken import unshuffled
 from guarantees.checkers import RefutedError, Task, check_violations
-from guarantees.library import curve_of, rule
+from guarantees.rules import curve_of, rule
 from guarantees.sources import Types, two_settings
 from swiftsure.bounds import BOUNDS
 
