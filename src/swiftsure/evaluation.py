@@ -8,9 +8,7 @@ Two different questions, which must not be mixed up:
   then the true one, with ε. This is the rate that δ bounds.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from swiftsure import checks
 from swiftsure.control import Control
 from swiftsure.curves import RiskCurve
 from swiftsure.paths import Path, PathLike
+from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ThresholdRecord
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ def evaluate(
     rng = np.random.default_rng(seed)
     follow = isinstance(path, str) and path == "breakpoints"
     runs = _Runs(pool, chosen, levels, delta, breakpoints=follow)
-    with _progress(progress, splits + draws) as advance:
+    with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(pool.n)
             runs.split(order[:n], order[n:])
@@ -440,12 +439,3 @@ def _calibration_size(n_calibration: int | float, n_pool: int) -> int:
             f"`n_calibration` must leave test samples: it must be below {n_pool}, but got {size}."
         )
     return size
-
-
-def _progress(wanted: bool | None, total: int) -> Any:
-    """Return a context that gives a function to call after each step."""
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        return nullcontext(lambda: None)
-    from swiftsure.progress import steps
-
-    return steps("evaluating", total)

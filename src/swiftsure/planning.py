@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from swiftsure.control import Control, ControlResult, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
-from swiftsure.policy import Policy
+from swiftsure.policy import Policy, percent
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 
@@ -308,11 +308,19 @@ def lowest_epsilon(
     limit = _limit(budget, saving, float(mean_cost[0]))
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
+        fastest = float(mean_cost.min())
+        if saving is not None:
+            most = floor(1000 * (1 - fastest / float(mean_cost[0])) + 1e-6) / 1000
+            raise ValueError(
+                f"`saving` must be at most {most:g}, since the fastest setting saves"
+                f" {percent(most)} of {'exits' if name == 'exit' else name}, but got {saving:g}."
+            )
         raise ValueError(
-            f"`budget` must be at least {mean_cost.min():g}, the cost of the fastest setting, but"
-            f" got {limit:g}."
+            f"`budget` must be at least {fastest:g}, the cost of the fastest setting, but got"
+            f" {limit:g}."
         )
     index = int(affordable[0])
+    source = "each setting" if known else f"{size:,} other sample{'s' if size > 1 else ''}"
     rule = Control("ucb", bound)
     prepared = rule.prepare(ordered)
     chosen_bound = bounds.resolve(bound, prepared.loss_range)
@@ -330,8 +338,7 @@ def lowest_epsilon(
         seed=seed,
         assumptions=(
             *rule.assumptions(curve, chosen_bound)[:1],
-            f"{name} costs of {'each setting' if known else f'{size:,} other samples'} chose the"
-            " setting, and its risk's upper bound is the level",
+            f"{name} costs of {source} chose the setting, and its risk's upper bound is the level",
             *rule.assumptions(curve, chosen_bound)[2:],
         ),
     )

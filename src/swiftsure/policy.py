@@ -15,10 +15,12 @@ from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
 
-__all__ = ["Certificate", "Policy", "Promise", "percent", "promise_sentence"]
+__all__ = ["Certificate", "Policy", "Promise", "percent", "promise_sentence", "sentence_parts"]
 
 VERSION = 1
 """Version of the policy file; a newer one is refused."""
+
+UNBOUND = "bound to no particular model, having been made from arrays alone"
 
 Guarantee = Literal["probability", "expectation", "none"]
 
@@ -155,17 +157,7 @@ class Policy(_Frozen):
 
     def __str__(self) -> str:
         """Say in one sentence what the policy does and what is promised."""
-        certificate = self.certificate
-        if self.runs_full_model:
-            return f"Always runs the full model: {_nothing_certified(certificate)}."
-        parts = [f"{_action(self)}: {promise_sentence(certificate)}"]
-        if certificate.guarantee != "none":
-            *rests, last = certificate.assumptions
-            parts.append(f", provided that {', '.join(rests)}, and {last}")
-        parts.append(_saving(certificate))
-        if certificate.model is None:
-            parts.append("; it is bound to no particular model, having been made from arrays alone")
-        return "".join(parts) + "."
+        return "".join(sentence_parts(self))
 
 
 def percent(share: float) -> str:
@@ -179,11 +171,28 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
+def sentence_parts(policy: Policy) -> tuple[str, str]:
+    """Return the two parts of a policy's sentence: what it does and promises; on what conditions.
+
+    Joined, they are the sentence; apart, the promise can be shown before its small print.
+    """
+    certificate = policy.certificate
+    if policy.runs_full_model:
+        return f"Always runs the full model: {_nothing_certified(certificate)}.", ""
+    promise = f"{_action(policy)}{_saving(certificate)}: {promise_sentence(certificate)}"
+    if certificate.guarantee == "none":
+        return promise, f"; it is {UNBOUND}." if certificate.model is None else "."
+    conditions = list(certificate.assumptions)
+    if certificate.model is None:
+        conditions.append(f"the model is the one these samples came from (the policy is {UNBOUND})")
+    return promise, f", provided that {_listed(conditions)}." if conditions else "."
+
+
 def promise_sentence(certificate: Certificate) -> str:
     """Return the probability statement of a certificate."""
     risks = _risks(certificate.promises)
     if certificate.guarantee == "none":
-        return f"no guarantee is made ({risks} was aimed at)"
+        return f"no guarantee is made (the aim was that {risks})"
     over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
     if certificate.pool is not None:
         over += f" from a pool of {certificate.pool:,}, on that pool"
@@ -222,7 +231,18 @@ def _saving(certificate: Certificate) -> str:
     for name, (full, here) in certificate.costs.items():
         if full > 0:
             texts.append(f"{percent(1 - here / full)} of {'exits' if name == 'exit' else name}")
-    return f"; on the calibration samples it saves {', '.join(texts)}" if texts else ""
+    return f", saving {_and(texts)} on the calibration samples" if texts else ""
+
+
+def _and(texts: list[str]) -> str:
+    *most, last = texts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _listed(clauses: list[str]) -> str:
+    """Join clauses that have commas of their own; each is a "that" clause."""
+    *most, last = clauses
+    return "; that ".join(most) + f"; and that {last}" if most else last
 
 
 def _nothing_certified(certificate: Certificate) -> str:

@@ -1,5 +1,6 @@
 """A progress bar for long work, on standard error."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,11 @@ __all__ = ["steps"]
 
 
 @contextmanager
-def steps(title: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps and give the function that advances it."""
+def steps(title: str, total: int | None, shown: bool | None = True) -> Iterator[Callable[[], None]]:
+    """Give the function that advances a bar of `total` steps; `shown=None`: in a terminal only."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda: None
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,

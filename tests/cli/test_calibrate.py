@@ -145,7 +145,7 @@ def test_threshold_records_have_their_own_dial(run, thresholds):
     done = run("calibrate", "thresholds.parquet", "--epsilon", 0.1)
     assert done.status == 0
     chosen = ss.calibrate(thresholds, epsilon=0.1).threshold
-    assert done.out.startswith(f"Runs at threshold = {chosen:g}: ")
+    assert done.out.startswith(f"Runs at threshold = {chosen:g}, saving ")
 
 
 def test_a_figure_without_costs(run, thresholds, folder):

@@ -24,11 +24,11 @@ def test_it_runs_and_leaves_policy_and_figure(run, folder, made):
 
 def test_a_pipe_gets_lines_with_tabs(run):
     lines = run("demo", *QUICK, "-o", "here").out.splitlines()
-    assert "ε\tthreshold\tsaved %\ttrue risk" in lines
-    assert "rule\tbroken" in lines
+    assert "ε\tthreshold\tsaved %\ttrue risk\t≤ ε" in lines
+    assert "rule\ttrue risk > ε\tmean true risk" in lines
     rows = [line.split("\t") for line in lines if "\t" in line]
     assert [cells[0] for cells in rows[1:5]] == ["0.01", "0.02", "0.05", "0.1"]
-    assert len(rows) == 1 + 4 + 1 + 3
+    assert len(rows) == 1 + 4 + 1 + 4
 
 
 def test_json_and_nothing_else(run, folder):
@@ -44,17 +44,33 @@ def test_json_and_nothing_else(run, folder):
     assert levels == [0.01, 0.02, 0.03, 0.05, 0.1]
     saved = [row["saved"] for row in shown["tradeoff"]]
     assert saved == sorted(saved)  # a higher level never certifies less
-    assert len(shown["violations"]) == 3
+    assert len(shown["violations"]) == len(shown["mean_risk"]) == 4
     assert all(0 <= share <= 1 for share in shown["violations"].values())
 
 
 def test_it_shows_what_it_is_meant_to_show(run):
-    """Trust and the naive rule break the promise; Swiftsure keeps it."""
+    """Trust and the naive rule break the promise; crc and ucb keep theirs."""
     shown = json.loads(run("demo", "--n", "400", "--draws", "60", "--json").out)
-    trust, naive, certified = shown["violations"].values()
+    trust, naive, _, certified = shown["violations"].values()
     assert trust == 1.0
     assert naive > 0.25
     assert certified <= 0.2
+    *_, on_average, _ = shown["mean_risk"].values()
+    assert on_average <= 0.05
+
+
+def test_a_risk_above_its_level_is_marked_and_explained(run):
+    above = ("demo", "--n", "1000", "--draws", "2", "--seed", "0")
+    row = json.loads(run(*above, "--json").out)["tradeoff"][1]
+    assert row["true_risk"] > row["epsilon"]  # else another seed must be found for this test
+    assert not row["within_epsilon"]
+    lines = run(*above).out.splitlines()
+    assert [line[-3:] for line in lines if line.startswith("0.02\t")] == ["\tno"]
+    (note,) = (line for line in lines if line.startswith('"no": '))
+    assert "at most 10 % of calibration sets (δ = 0.1)" in note
+    kept = run("demo", "--n", "30", "--draws", "2").out
+    assert "\tno" not in kept
+    assert '"no"' not in kept
 
 
 def test_too_few_samples_certify_nothing_and_break_nothing(run, folder):
@@ -74,6 +90,9 @@ def test_a_seed_fixes_it(run):
     )
     assert first == again
     assert first["tradeoff"] != other["tradeoff"]
+    trust, *drawn = first["mean_risk"]
+    assert first["mean_risk"][trust] == other["mean_risk"][trust]  # it draws nothing
+    assert all(first["mean_risk"][rule] != other["mean_risk"][rule] for rule in drawn)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def assert_refused(done, *words):
         (("plan", "--loss-bound", "0"), ["`loss_range`"]),
         ((*BUDGET[:-1], "40"), ["`saving` must be in (0, 1), but got 40"]),
         ((*BUDGET[:3], "zero_one", "--saving", "0.4", "--cost", "flop"), ["Did you mean 'flops'?"]),
+        ((*BUDGET[:4], "--saving", "0.9", "--cost", "flop"), ["Did you mean 'flops'?"]),
         ((*BUDGET, "--bound", "starr"), ["Did you mean 'star'?"]),
     ],
 )
@@ -347,9 +348,49 @@ def test_a_terminal_gets_tables(folder):
     assert status == 0
     assert "\t" not in shown
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()
-    assert any(line.startswith("│ zero_one gap │") for line in lines)
+    assert any(re.match(r"zero_one gap +0\.05 ", line) for line in lines)
     assert {"Risks", "Costs"} <= {line.strip() for line in lines}
     assert max(map(len, lines)) <= 100
+
+
+def test_80_columns_cut_nothing(run):
+    """Headers break at blanks, and cells stay whole."""
+    row, *_ = json.loads(run(*EVALUATE, "--controls", "empirical", "--json").out)
+    status, shown = in_terminal(*EVALUATE, "--controls", "empirical", columns=80)
+    assert status == 0
+    assert "…" not in shown
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()
+    assert max(len(line.rpartition("\r")[2]) for line in lines) <= 80
+    (first,) = (line.split() for line in lines if line.startswith("empirical  0.01 "))
+    assert first[2] == f"{row['test_risk']:.4f}"
+    assert first[-1] == f"{row['gain']:.1f}"
+    assert {"control", "violations", "%"} <= set(" ".join(lines).split())
+
+
+def test_a_terminal_tells_the_promise_from_its_conditions(folder):
+    _, shown = in_terminal(*CALIBRATE)
+    bold, dim = (re.findall(rf"\x1b\[{code}m(.*?)\x1b\[0m", shown) for code in (1, 2))
+    assert "with probability at least 90 %" in " ".join(bold)
+    assert "independent draws" in " ".join(dim)
+    assert "independent draws" not in " ".join(bold)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("arguments", [("plan",), (*CALIBRATE, "--json"), ("--help",)])
+def test_a_reader_that_has_gone_ends_it_quietly(folder, arguments, buffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_terminal_gets_a_progress_bar_that_goes_away(folder):

@@ -24,11 +24,13 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
         assert shown["test risk"] == f"{row['test_risk']:.4f}"
         assert shown["± sd"] == f"{row['test_risk_sd']:.4f}"
         assert shown["test > ε"] == f"{100 * row['test_exceedance']:.0f} %"
-        assert shown["violations"] == f"{100 * row['violations']:.1f} %"
-        low, high = shown["95 % interval"].split(" – ")
+        rate, interval = shown["violations"].split(" % ")
+        assert rate == f"{100 * row['violations']:.1f}"
+        low, high = interval.strip("()").split("–")
         assert float(low) == pytest.approx(100 * row["violations_low"], abs=0.051)
         assert float(high) == pytest.approx(100 * row["violations_high"], abs=0.051)
-        assert shown["gain %"] == f"{row['gain']:.1f}"
+        assert shown["mean exit"] == f"{row['exit_layer']:.3g}"
+        assert shown["saved %"] == f"{row['gain']:.1f}"
     assert not made()
 
 
@@ -72,6 +74,13 @@ def test_a_figure_is_drawn(run, folder, made):
     done = run("evaluate", "record.parquet", *QUICK, "--figure", "study.png", "--json")
     assert len(json.loads(done.out)) == 8
     assert made() == {"study.pdf", "study.png"}
+
+
+def test_the_cost_has_its_name(run, thresholds):
+    assert "\tmean layers\tsaved %\n" in run("evaluate", "thresholds.parquet", *QUICK[2:]).out
+    ss.ThresholdRecord(thresholds.thresholds, losses=thresholds.losses).save("bare.parquet")
+    done = run("evaluate", "bare.parquet", *QUICK[2:])
+    assert {tuple(line.split("\t")[-2:]) for line in done.out.splitlines()[1:]} == {("–", "–")}
 
 
 def test_samples_are_whole(run):

@@ -358,7 +358,10 @@ def test_nothing_certified_is_none_and_the_full_model():
         ({"budget": 3.0, "saving": 0.2}, "`budget` or `saving` must be given, and not both"),
         ({"budget": 0.5}, "`budget` must be at least 1, the cost of the fastest setting"),
         ({"budget": 0.0}, "`budget`"),
-        ({"saving": 0.9}, "`budget` must be at least 1"),
+        (
+            {"saving": 0.9},
+            "`saving` must be at most 0.75, since the fastest setting saves 75 % of exits",
+        ),
         ({"saving": 0.0}, r"`saving` must be in \(0, 1\)"),
         ({"saving": 1.0}, r"`saving` must be in \(0, 1\)"),
         ({"saving": 40}, r"`saving` must be in \(0, 1\)"),
@@ -414,7 +417,7 @@ def test_the_sentence_names_level_and_choice(plans, kind):
 
 
 def test_the_sentence_of_thresholds_names_their_dial(plans):
-    assert str(plans["thresholds"].policy).startswith("Runs at confidence = 0.7: ")
+    assert str(plans["thresholds"].policy).startswith("Runs at confidence = 0.7")
 
 
 def test_the_policy_of_a_budget_names_its_score(plans):

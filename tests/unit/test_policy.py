@@ -222,14 +222,17 @@ def test_the_sentence_says_what_is_promised(name):
 def test_the_sentence_says_what_the_policy_does():
     policy = exit_policy()
     assert str(policy).startswith(
-        f"Leaves at the first of 4 exits whose top1 confidence is at least {policy.threshold:.6g}: "
+        f"Leaves at the first of 4 exits whose top1 confidence is at least {policy.threshold:.6g}"
     )
     assert "confidence is above" in str(POLICIES["strict"]())
-    assert str(run_policy()).startswith("Runs at rollback = 2, fallback = 0.4, draft = small: ")
+    assert str(run_policy()).startswith(
+        "Runs at rollback = 2, fallback = 0.4, draft = small, saving "
+    )
     saved = 1 - policy.certificate.costs["exit"][1] / 4
-    assert f"it saves {percent(saved)} of exits" in str(policy)
-    assert "it saves 50 % of layers" in str(run_policy())
+    assert f", saving {percent(saved)} of exits on the calibration samples: " in str(policy)
+    assert ", saving 50 % of layers on the calibration samples: " in str(run_policy())
     assert "bound to no particular model" in str(policy)
+    assert "bound to no particular model" in str(POLICIES["empirical"]())
     assert "from a pool of 1,000, on that pool" in str(POLICIES["a pool"]())
 
 

@@ -1,5 +1,6 @@
 """The application: verbs, and how errors end."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 import swiftsure
 from swiftsure.cli.calibrate import calibrate
 from swiftsure.cli.collect import collect
+from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.plan import plan
@@ -15,15 +17,19 @@ from swiftsure.cli.reproduce import reproduce
 
 __all__ = ["app", "main"]
 
+READER_GONE = 141
+"""What a shell shows for a program ended by SIGPIPE: 128 + 13."""
+
 app = typer.Typer(
     name="swiftsure",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (demo, collect, calibrate, evaluate, plan):
-    app.command()(verb)
+    app.command(cls=Verb)(verb)
 app.add_typer(reproduce, name="reproduce")
 
 
@@ -39,16 +45,40 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fast inference with a guarantee: set an early-exit threshold by risk control.
+    """Fast inference with a guarantee: early exits set by risk control.
 
-    Exit status: 0 all is well; 1 a promise cannot be kept; 2 bad usage or bad input.
+    [bold]Examples[/bold]
+
+        swiftsure demo
+
+        swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02
+
+    Exit status: 0 all is well; 1 a promise cannot be kept;
+    2 bad usage or bad input.
     """
 
 
 def main() -> None:
     """Run the command line; what the library refuses is one line and exit status 2."""
     try:
+        status = _status()
+        sys.stdout.flush()  # or a reader that has gone would be noticed only at shutdown
+    except BrokenPipeError:
+        # `swiftsure ... | head -1` ends as quietly as other programs do.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = READER_GONE
+    sys.exit(status)
+
+
+def _status() -> str | int | None:
+    try:
         app()
+    except SystemExit as ended:
+        # Rich and Typer end with 1 where the reader has gone; here 1 is a promise not kept.
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        return ended.code
     except (ValueError, TypeError, ImportError, OSError) as error:
         typer.echo(f"swiftsure: {error}", err=True)
-        sys.exit(2)
+        return 2
+    return 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_table, print_text
+from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
 
 __all__ = ["calibrate"]
 
@@ -23,7 +23,9 @@ def calibrate(
     path: options.Path_ = None,
     and_: Annotated[
         list[str] | None,
-        typer.Option("--and", help="A further risk to hold, RISK:LOSS:EPSILON; repeatable."),
+        typer.Option(
+            "--and", metavar="<str>", help="A further risk to hold, RISK:LOSS:EPSILON; repeatable."
+        ),
     ] = None,
     pool: Annotated[
         int | None,
@@ -42,14 +44,15 @@ def calibrate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Find the fastest setting that keeps the risk, and certify it.
+    r"""Find the fastest setting that keeps the risk, and certify it.
 
-    Exit status 1 if nothing faster than the full model can be certified; the policy is written all
-    the same, and runs the full model.
+    Exit status 1 if nothing faster than the full model can be certified;
+    the policy is written all the same, and runs the full model.
 
     [bold]Example[/bold]
 
-        swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02 -o policy.json
+        swiftsure calibrate record.parquet --loss zero_one \
+            --epsilon 0.02 -o policy.json
     """
     import swiftsure as ss
     from swiftsure.files import writable
@@ -83,7 +86,7 @@ def calibrate(
     if json:
         print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
     else:
-        print_text(str(policy), "bold")
+        print_policy(policy)
         certificate = policy.certificate
         print_table(
             "Risks",
@@ -99,19 +102,20 @@ def calibrate(
                 for p in certificate.promises
             ],
         )
-        print_table(
-            "Costs",
-            ["cost", "full model", "policy", "saved"],
-            [
+        if certificate.costs:
+            print_table(
+                "Costs",
+                ["cost", "full model", "policy", "saved"],
                 [
-                    name,
-                    number(full),
-                    number(here),
-                    f"{100 * (1 - here / full):.1f} %" if full else "–",
-                ]
-                for name, (full, here) in certificate.costs.items()
-            ],
-        )
+                    [
+                        name,
+                        number(full),
+                        number(here),
+                        f"{100 * (1 - here / full):.1f} %" if full else "–",
+                    ]
+                    for name, (full, here) in certificate.costs.items()
+                ],
+            )
         for target in (output, figure):
             if target is not None:
                 print_text(f"Wrote {target}")

@@ -6,21 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_table, print_text
+from swiftsure.cli.output import is_terminal, number, print_json, print_table, print_text, rate
 
-__all__ = ["evaluate", "study_rows"]
-
-COLUMNS = [
-    "control",
-    "ε",
-    "test risk",
-    "± sd",
-    "test > ε",
-    "violations",
-    "95 % interval",
-    "mean exit",
-    "gain %",
-]
+__all__ = ["evaluate"]
 
 
 def evaluate(
@@ -45,16 +33,20 @@ def evaluate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Calibrate on many random parts of a record and look at the rest.
+    r"""Calibrate on many random parts of a record and look at the rest.
 
-    "test > ε" counts test parts whose risk is above ε, noise included; "violations" is the rate
-    that δ bounds: calibration sets drawn anew whose choice truly exceeds ε in the pool.
+    "test > ε" counts test parts whose risk is above ε, their noise
+    included. "violations" draws calibration sets anew and counts choices
+    whose risk in the whole record is above ε, with a 95 % interval: δ
+    bounds this rate for ucb and ltt. crc promises only the mean risk.
 
     [bold]Example[/bold]
 
-        swiftsure evaluate record.parquet --loss zero_one -n 500 --figure study.png
+        swiftsure evaluate record.parquet --loss zero_one -n 500 \
+            --figure study.png
     """
     import swiftsure as ss
+    from swiftsure.policy import percent
 
     study = ss.evaluate(
         ss.load_record(record),
@@ -79,13 +71,23 @@ def evaluate(
     title = (
         f"{study.loss} {study.risk}, n = {study.n_calibration:,} of {study.n_pool:,}, δ = {delta:g}"
     )
-    print_table(title, COLUMNS, study_rows(study))
+    print_table(title, _columns(study), _rows(study))
+    if is_terminal():  # a pipe gets the table alone
+        print_text(
+            f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
+            " and ltt; any number for crc, which promises the mean risk.",
+            "dim",
+        )
     if figure is not None:
         print_text(f"Wrote {figure}")
 
 
-def study_rows(study: Any) -> list[list[str]]:
-    """Return the cells of a study's table."""
+def _columns(study: Any) -> list[str]:
+    cost = f"mean {study.cost or 'cost'}"
+    return ["control", "ε", "test risk", "± sd", "test > ε", "violations", cost, "saved %"]
+
+
+def _rows(study: Any) -> list[list[str]]:
     return [
         [
             row["control"],
@@ -93,10 +95,9 @@ def study_rows(study: Any) -> list[list[str]]:
             f"{row['test_risk']:.4f}",
             f"{row['test_risk_sd']:.4f}",
             f"{100 * row['test_exceedance']:.0f} %",
-            f"{100 * row['violations']:.1f} %",
-            f"{100 * row['violations_low']:.1f} – {100 * row['violations_high']:.1f}",
+            rate(row["violations"], row["violations_low"], row["violations_high"]),
             number(row["exit_layer"], 3),
-            f"{row['gain']:.1f}",
+            "–" if study.cost is None else f"{row['gain']:.1f}",
         ]
         for row in study.summary()
     ]

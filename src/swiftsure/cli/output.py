@@ -2,13 +2,27 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["is_terminal", "number", "print_json", "print_table", "print_text"]
+if TYPE_CHECKING:
+    from swiftsure.policy import Policy
+
+__all__ = [
+    "is_terminal",
+    "number",
+    "print_json",
+    "print_policy",
+    "print_table",
+    "print_text",
+    "rate",
+]
 
 
 def is_terminal() -> bool:
@@ -18,11 +32,23 @@ def is_terminal() -> bool:
 
 def print_text(text: str, style: str = "") -> None:
     """Print a paragraph; styled and wrapped only in a terminal."""
+    _print(Text(text, style))
+
+
+def print_policy(policy: "Policy") -> None:
+    """Print a policy's sentence; in a terminal the promise stands out from its conditions."""
+    from swiftsure.policy import sentence_parts
+
+    promise, conditions = sentence_parts(policy)
+    _print(Text.assemble((promise, "bold"), (conditions, "dim")))
+
+
+def _print(text: Text) -> None:
     console = Console()
     if console.is_terminal:
-        console.print(text, style=style, highlight=False, markup=False)
+        console.print(text)
     else:
-        print(text)  # noqa: T201 (a pipe gets the line as it is)
+        print(text.plain)  # noqa: T201 (a pipe gets the line as it is)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -32,12 +58,28 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         for cells in [columns, *rows]:
             print("\t".join(cells))  # noqa: T201
         return
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right")
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
+    )
+    for position, column in enumerate(_headers(columns, rows, console.width)):
+        table.add_column(column, justify="left" if position == 0 else "right", vertical="bottom")
     for cells in rows:
         table.add_row(*cells)
+    console.print()
+    console.print(Text(title, "bold"))
     console.print(table)
+
+
+def _headers(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[str]:
+    """Return the headers; in a table too wide, broken at blanks so that cells need not be."""
+    cells = [max((len(row[k]) for row in rows), default=0) for k in range(len(columns))]
+    needed = sum(max(len(name), cell) + 2 for name, cell in zip(columns, cells, strict=True))
+    if needed - 2 <= width:  # no gap after the last
+        return columns
+    return [
+        textwrap.fill(name, max(1, cell), break_long_words=False)
+        for name, cell in zip(columns, cells, strict=True)
+    ]
 
 
 def print_json(value: Any) -> None:
@@ -53,6 +95,11 @@ def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> s
         each = ("never" if level is None else number(level, digits) for level in value)
         return "(" + ", ".join(each) + ")"
     return "–" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def rate(share: float, low: float, high: float) -> str:
+    """Write a rate with its interval, in per cent."""
+    return f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def _plain(value: Any) -> Any:

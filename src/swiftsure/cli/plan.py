@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_table, print_text
+from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
 
 __all__ = ["plan"]
 
@@ -32,9 +32,11 @@ def plan(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Saving in % to reach, for the table.", show_default="0"),
+        typer.Option(help="Saving in % to reach, for the table.", show_default=False),
     ] = None,
-    cost: Annotated[str | None, typer.Option(help="Which cost.", show_default=False)] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Which cost, if the record has several.", show_default=False)
+    ] = None,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
     score: options.Score = None,
@@ -46,10 +48,11 @@ def plan(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Say how many calibration samples a promise needs, or what a compute budget can promise.
+    r"""Say how many samples a promise needs, or what a budget allows.
 
-    Without a record: from the promise alone. With a pilot record: the saving that calibration sets
-    of several sizes would give. With a record and --saving: the lowest ε that can be certified.
+    Without a record: from the promise alone. With a pilot record: the
+    saving that calibration sets of several sizes would give. With a
+    record and --saving: the lowest ε that can be certified for it.
 
     [bold]Examples[/bold]
 
@@ -57,7 +60,8 @@ def plan(
 
         swiftsure plan pilot.parquet --loss zero_one --epsilon 0.02
 
-        swiftsure plan record.parquet --loss zero_one --saving 0.4 -o policy.json
+        swiftsure plan record.parquet --loss zero_one --saving 0.4 \
+            -o policy.json
     """
     given = {"--saving": saving, "--output": output, "--target": target}
     given |= {"--true-risk": true_risk, "--loss-bound": loss_bound}
@@ -69,7 +73,7 @@ def plan(
         _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target or 0.0, power, seed, shared, json)
+        _sizes(record, epsilon, delta, target, power, seed, shared, json)
     else:
         _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
@@ -93,17 +97,24 @@ def _promise(
         print_json(vars(found))
         return
     print_text(
-        f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} with probability"
-        f" {1 - delta:g}, if the setting's true risk is {risk:g} (with {100 * power:g} % chance)."
+        f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} (δ = {delta:g}),"
+        f" with at least {100 * power:g} % chance for a setting whose true risk is {risk:g}."
     )
-    print_text(f"Fewer than {found.floor:,} certify nothing, whatever the method.")
+    print_text(
+        f"Counted for losses of 0 or {loss_bound:g}, tested exactly; other losses may need more or"
+        " fewer, which a pilot record shows."
+    )
+    print_text(
+        f"Fewer than {found.floor:,} certify nothing, whatever the method, if no loss is below 0;"
+        " gaps can be below 0, and may need fewer."
+    )
 
 
 def _sizes(
     record: Path,
     epsilon: float,
     delta: float,
-    target: float,
+    target: float | None,
     power: float,
     seed: int,
     shared: dict[str, Any],
@@ -115,7 +126,7 @@ def _sizes(
         ss.load_record(record),
         epsilon=epsilon,
         delta=delta,
-        target=target,
+        target=target or 0.0,
         power=power,
         seed=seed,
         **shared,
@@ -124,19 +135,22 @@ def _sizes(
         plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()}
         print_json({"n": found.n, **plain})
         return
+    columns = {
+        "samples": [f"{n:,}" for n in found.sizes],
+        "saved on average": [f"{gain:.1f} %" for gain in found.gain],
+        "certify anything": [f"{100 * share:.0f} %" for share in found.certified],
+    }
+    if target is not None:
+        columns[f"save {target:g} %"] = [f"{100 * share:.0f} %" for share in found.reached]
     print_table(
         f"Calibration sets drawn from the pilot, ε = {epsilon:g}, δ = {delta:g}",
-        ["samples", "mean gain %", "certify anything", f"save {target:g} %"],
-        [
-            [f"{n:,}", f"{gain:.1f}", f"{100 * some:.0f} %", f"{100 * enough:.0f} %"]
-            for n, gain, some, enough in zip(
-                found.sizes, found.gain, found.certified, found.reached, strict=True
-            )
-        ],
+        list(columns),
+        list(zip(*columns.values(), strict=True)),
     )
-    if target:
+    if target is not None:
         reached = f"{found.n:,} samples reach" if found.n else "None of these sizes reaches"
         print_text(f"{reached} a saving of {target:g} % with {100 * power:g} % chance.")
+    print_text("An estimate, as good as the pilot; calibrate on samples that are not in it.")
 
 
 def _budget(
@@ -150,9 +164,8 @@ def _budget(
 ) -> None:
     import swiftsure as ss
 
-    found = ss.planning.lowest_epsilon(
-        ss.load_record(record), saving=saving, delta=delta, seed=seed, **shared
-    )
+    loaded = ss.load_record(record)
+    found = ss.planning.lowest_epsilon(loaded, saving=saving, delta=delta, seed=seed, **shared)
     if output is not None:
         found.policy.save(output)
     if json:
@@ -162,13 +175,38 @@ def _budget(
                 "sentence": str(found.policy),
             }
         )
-    elif found.epsilon is None:
-        print_text(f"No level can be certified for a saving of {100 * saving:g} %.")
     else:
-        print_text(
-            f"Saving {100 * (1 - found.cost / found.full_cost):.1f} %, the lowest certified level"
-            f" is ε = {number(found.epsilon)} (threshold {number(found.threshold)})."
-        )
-        print_text(str(found.policy))
+        _print_budget(found, saving)
+        if output is not None:
+            print_text(f"Wrote {output}")
     if found.epsilon is None:
         raise typer.Exit(1)
+
+
+def _print_budget(found: Any, saving: float) -> None:
+    from swiftsure.policy import percent
+
+    largest = found.policy.certificate.promises[0].loss_range[1]
+    if found.epsilon is None:
+        print_text(
+            f"No level can be certified for a saving of {percent(saving)}: none below {largest:g},"
+            " the largest loss. More samples may help."
+        )
+        return
+    saved = 1 - found.cost / found.full_cost
+    print_text(
+        f"Saving {100 * saved:.1f} %, the lowest certified level is ε = {number(found.epsilon)}"
+        f" (threshold {number(found.threshold)})."
+    )
+    if saved < saving - 0.0005:  # less even as printed
+        others = "1 sample" if found.n_choice == 1 else f"{found.n_choice:,} samples"
+        print_text(
+            f"That is less than the {percent(saving)} asked: the setting was chosen on {others},"
+            f" where it saves that much, and judged on {found.n_bound:,} others."
+        )
+    if found.epsilon > largest / 2:
+        print_text(
+            f"A level of {number(found.epsilon)} is hardly a promise: no loss exceeds {largest:g}"
+            " anyway. More samples may lower it."
+        )
+    print_policy(found.policy)

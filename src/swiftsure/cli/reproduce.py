@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.output import print_json, print_table, print_text
 
 __all__ = ["reproduce"]
 
-reproduce = typer.Typer(help="Repeat an experiment of the paper.", no_args_is_help=True)
+reproduce = typer.Typer(cls=Group, no_args_is_help=True)
 
 
 @reproduce.callback()
@@ -18,7 +19,7 @@ def experiments() -> None:
     """Repeat an experiment of the paper."""
 
 
-@reproduce.command("calm-cnndm")
+@reproduce.command("calm-cnndm", cls=Verb)
 def calm_cnndm(
     data: Annotated[
         Path,
@@ -36,7 +37,7 @@ def calm_cnndm(
 
     [bold]Example[/bold]
 
-        swiftsure reproduce calm-cnndm --data calm_cnndm.npz -o results/calm_cnndm
+        swiftsure reproduce calm-cnndm --data calm_cnndm.npz -o results
     """
     from swiftsure.reproduce import calm_cnndm as experiment
 
