@@ -16,7 +16,17 @@ from swiftsure.evaluation import Study
 from swiftsure.files import replaced
 from swiftsure.policy import Policy, percent
 
-__all__ = ["figure_kind", "policy_figure", "save_figure", "study_figure"]
+__all__ = [
+    "COLORS",
+    "INK",
+    "figure_kind",
+    "finished",
+    "new_figure",
+    "policy_figure",
+    "save_figure",
+    "study_figure",
+    "tidy",
+]
 
 COLORS = ("#1f6fb2", "#d9730d", "#2a8a57", "#a23b72", "#6b6b6b", "#8a6d3b")
 INK = "#333333"
@@ -45,7 +55,7 @@ def study_figure(
     figure : matplotlib.figure.Figure
     """
     named = _named(studies)
-    figure = _figure(4.4 * len(named) + 0.4, 6.2)
+    figure = new_figure(4.4 * len(named) + 0.4, 6.2)
     axes = figure.subplots(2, len(named), sharex="col", squeeze=False)
     for column, (title, study) in enumerate(named.items()):
         above, below = axes[:, column]
@@ -72,12 +82,12 @@ def study_figure(
         below.set_xlabel("risk level ε")
         below.set_ylim(bottom=0)
         for axis in (above, below):
-            _tidy(axis)
+            tidy(axis)
         if column == 0:
             above.set_ylabel(f"test risk ({study.loss} {study.risk})")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             above.legend(frameon=False, fontsize=8)
-    return _finished(figure, path)
+    return finished(figure, path)
 
 
 def policy_figure(
@@ -104,7 +114,7 @@ def policy_figure(
     shown = np.unique(np.linspace(0, curve.n_settings - 1, 160).astype(int))
     position = np.arange(curve.n_settings)
     risk = curve.risk()
-    figure = _figure(7.2, 5.6)
+    figure = new_figure(7.2, 5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     above.plot(position, risk, color=COLORS[0], label="risk on the calibration samples")
     if promise.bound is not None and policy.certificate.delta is not None:
@@ -133,14 +143,14 @@ def policy_figure(
     below.set_xlabel("threshold, safest first")
     _threshold_ticks(below, curve)
     for axis in (above, below):
-        _tidy(axis)
+        tidy(axis)
         if policy.certificate.index is not None:
             axis.axvline(policy.certificate.index, color=INK, linewidth=1)
     if isinstance(policy.threshold, float) and policy.certificate.index is not None:
         chosen = f" {_threshold_text(policy.threshold)}"
         below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
     above.legend(frameon=False, fontsize=9, loc="upper left")
-    return _finished(figure, path)
+    return finished(figure, path)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -175,7 +185,8 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
     return named
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that belongs to no window."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -208,14 +219,16 @@ def _threshold_text(value: float) -> str:
     return f"1 − {1 - value:.1g}" if 0.995 < value < 1 else f"{value:.3g}"
 
 
-def _tidy(axis: Axes) -> None:
+def tidy(axis: Axes) -> None:
+    """Take away what distracts."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.margins(x=0.02)
 
 
-def _finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+    """Return the figure, saved if a path is given."""
     if path is not None:
         save_figure(figure, path)
     return figure

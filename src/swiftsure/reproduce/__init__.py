@@ -1,5 +1,6 @@
 """The paper's experiments, each from data to figure and table."""
 
 from swiftsure.reproduce.calm_cnndm import calm_cnndm
+from swiftsure.reproduce.image_classification import image_classification
 
-__all__ = ["calm_cnndm"]
+__all__ = ["calm_cnndm", "image_classification"]

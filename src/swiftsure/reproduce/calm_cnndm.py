@@ -4,8 +4,6 @@ From the authors' own measurements: ROUGE-L of 2000 articles at 100 thresholds o
 T5-large, and its mean number of decoder layers per token.
 """
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from swiftsure.control import Control
 from swiftsure.evaluation import Study, evaluate
 from swiftsure.files import npz, write_text
 from swiftsure.records import ThresholdRecord
+from swiftsure.reproduce.tables import csv_text
 
 __all__ = ["CONTROLS", "CalmResult", "calm_cnndm", "load_measurements"]
 
@@ -72,9 +71,9 @@ class CalmResult:
         target.mkdir(parents=True, exist_ok=True)
         study_figure(self.shown(), target / "calm_cnndm.png")
         every = list(next(iter(self.studies.values())).epsilons)
-        write_text(target / "calm_cnndm_layers.csv", _csv(self.table(every)))
+        write_text(target / "calm_cnndm_layers.csv", csv_text(self.table(every)))
         summary = [{"n": n, **row} for n, study in self.studies.items() for row in study.summary()]
-        write_text(target / "calm_cnndm_summary.csv", _csv(summary))
+        write_text(target / "calm_cnndm_summary.csv", csv_text(summary))
         names = ("calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv")
         return [target / name for name in names]
 
@@ -129,11 +128,3 @@ def load_measurements(data: str | os.PathLike[str]) -> ThresholdRecord:
 
 def _only(study: Study, labels: Sequence[str]) -> Study:
     return replace(study, labels=tuple(label for label in labels if label in study.labels))
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -1,0 +1,92 @@
+"""Figures that put several models side by side: their exits, and their studies."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from swiftsure.evaluation import Study
+from swiftsure.records import ExitRecord
+from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
+
+__all__ = ["exits_figure", "models_figure"]
+
+STYLES = ("-", (0, (4, 1.5)), ":", "-.")
+TITLES = {"zero_one": "accuracy", "brier": "Brier score"}
+
+
+def exits_figure(
+    records: Mapping[str, ExitRecord], path: str | os.PathLike[str] | None = None
+) -> Figure:
+    """Draw the mean loss at each exit, a line a record: Fig. 1 of the paper.
+
+    The lines of a network whose exits improve on the whole (Eq. 2 of the paper) rise in accuracy
+    and fall in any loss. The 0-1 loss is drawn as accuracy.
+
+    Parameters
+    ----------
+    records : mapping of names to records
+    path : path, optional
+        Where to save it.
+    """
+    losses = list(dict.fromkeys(name for record in records.values() for name in record.losses))
+    if not losses:
+        raise ValueError("`records` must hold losses against labels.")
+    figure = new_figure(3.9 * len(losses) + 0.4, 3.6)
+    for axis, loss in zip(figure.subplots(1, len(losses), squeeze=False)[0], losses, strict=True):
+        for color, (name, record) in zip(COLORS * 4, records.items(), strict=False):
+            if loss not in record.losses:
+                continue
+            mean = np.nanmean(record.losses[loss], axis=0)
+            values = 1 - mean if loss == "zero_one" else mean
+            exits = np.arange(1, record.n_exits + 1)
+            axis.plot(exits, values, color=color, marker="o", markersize=4, label=name)
+        axis.set_xlabel("exit")
+        axis.set_ylabel(TITLES.get(loss, f"mean {loss}"))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        tidy(axis)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return finished(figure, path)
+
+
+def models_figure(
+    studies: Mapping[str, Mapping[str, Study]],
+    controls: Sequence[str],
+    path: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw test risk above and efficiency below, over ε: Figs. 3 and 8 of the paper.
+
+    One column a risk, one colour a model, one style of line a control. The dotted diagonal is the
+    level itself.
+
+    Parameters
+    ----------
+    studies : mapping of titles of columns to mappings of names of models to studies
+    controls : labels of the controls to draw
+    path : path, optional
+        Where to save it.
+    """
+    figure = new_figure(3.3 * len(studies) + 0.6, 5.6)
+    axes = figure.subplots(2, len(studies), sharex="col", squeeze=False)
+    for (above, below), (title, models) in zip(axes.T, studies.items(), strict=True):
+        highest = 0.0
+        for color, (name, study) in zip(COLORS * 4, models.items(), strict=False):
+            highest = max(highest, float(study.epsilons.max()))
+            for style, control in zip(STYLES, controls, strict=False):
+                look = {"color": color, "linestyle": style, "linewidth": 1.6}
+                above.plot(study.epsilons, study.test_risk[control].mean(axis=0), **look)
+                full = 100 - study.gain[control].mean(axis=0)
+                below.plot(study.epsilons, full, **look, label=f"{name}, {control}")
+        above.plot([0, highest], [0, highest], color=INK, linestyle=":", linewidth=1)
+        above.set_title(title, fontsize=10, loc="left")
+        below.set_xlabel("risk level ε")
+        below.set_ylim(0, 102)
+        tidy(above)
+        tidy(below)
+    axes[0, 0].set_ylabel("test risk")
+    axes[1, 0].set_ylabel("mean exit, % of the last")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return finished(figure, path)

@@ -1,0 +1,215 @@
+"""Image classification (section 5.1 of the paper: Figs. 1, 3 and 8, Table 2).
+
+From exit records of our own networks, which come with the library; any other records of
+classifiers can be put in their place.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.control import Control
+from swiftsure.evaluation import Study, evaluate
+from swiftsure.files import write_text
+from swiftsure.progress import steps
+from swiftsure.records import ExitRecord
+from swiftsure.reproduce.tables import csv_text, markdown_table
+
+__all__ = [
+    "CONTROLS",
+    "PUBLISHED",
+    "RISKS",
+    "ImageClassificationResult",
+    "image_classification",
+    "load_records",
+]
+
+
+class TaskRisk(NamedTuple):
+    """One of the paper's four risks."""
+
+    risk: str
+    loss: str
+
+
+RISKS = {
+    "R^G(ŷ), 0-1": TaskRisk("gap", "zero_one"),
+    "R^G(p̂), Brier": TaskRisk("gap", "brier"),
+    "R^C(ŷ), 0-1": TaskRisk("consistency", "zero_one"),
+    "R^C(p̂), Brier": TaskRisk("consistency", "brier"),
+}
+
+CONTROLS = {
+    "UCB": Control("ucb", bound="wsr"),
+    "UCB (auto)": Control("ucb"),
+    "CRC": Control("crc"),
+    "CRC (paper's rule)": Control("crc", selection="paper"),
+}
+"""The paper's UCB (WSR), ours (binomial or STaR), CRC in its valid form, and the paper's CRC."""
+
+DRAWN = ("UCB", "CRC")
+EPSILONS = np.concatenate([np.arange(0.01, 0.1, 0.01), np.arange(0.1, 0.401, 0.02)]).round(2)
+
+PUBLISHED: dict[tuple[str, int], dict[str, tuple[float, ...]]] = {
+    ("UCB", 100): {
+        "MSDNet": (0.0, 42.51, 0.0, 30.62, 0.0, 34.21, 0.0, 30.47),
+        "DViT": (0.0, 46.5, 0.0, 35.4, 0.0, 45.14, 0.0, 39.74),
+        "L2W-DEN": (0.0, 49.47, 0.0, 33.09, 0.0, 41.77, 0.0, 35.77),
+        "Dyn-Perc": (0.0, 45.42, 0.0, 35.67, 0.0, 31.71, 0.0, 34.85),
+    },
+    ("CRC (paper's rule)", 100): {
+        "MSDNet": (41.64, 58.6, 10.99, 43.58, 30.71, 43.68, 4.46, 40.54),
+        "DViT": (49.32, 58.6, 5.02, 51.09, 40.36, 51.83, 4.58, 46.89),
+        "L2W-DEN": (50.82, 64.38, 8.09, 50.4, 35.09, 50.57, 0.0, 44.66),
+        "Dyn-Perc": (44.39, 63.9, 36.86, 59.42, 30.09, 57.99, 31.19, 58.05),
+    },
+    ("UCB", 1000): {
+        "MSDNet": (33.23, 56.0, 27.94, 46.11, 27.05, 44.0, 28.05, 43.65),
+        "DViT": (38.24, 58.12, 34.93, 52.31, 34.61, 50.02, 34.5, 48.31),
+        "L2W-DEN": (38.11, 60.87, 28.96, 47.97, 32.04, 49.71, 26.46, 43.6),
+        "Dyn-Perc": (42.24, 63.77, 49.9, 62.51, 30.48, 56.01, 50.34, 60.28),
+    },
+    ("CRC (paper's rule)", 1000): {
+        "MSDNet": (46.56, 62.55, 33.11, 50.56, 33.01, 46.12, 34.09, 46.26),
+        "DViT": (48.68, 61.6, 39.05, 54.89, 40.75, 52.21, 38.48, 49.86),
+        "L2W-DEN": (47.73, 65.04, 35.09, 53.81, 37.08, 51.7, 33.76, 48.48),
+        "Dyn-Perc": (55.16, 66.73, 54.28, 65.25, 43.35, 58.62, 53.67, 62.04),
+    },
+}
+"""Table 2 of the paper, on ImageNet: gain in mean exit (%), for each risk at ε = .01 and .05."""
+
+TABLE_LEVELS = (0.01, 0.05)
+
+
+@dataclass(frozen=True)
+class ImageClassificationResult:
+    """A study for each calibration size, risk and model."""
+
+    records: Mapping[str, ExitRecord]
+    studies: Mapping[int, Mapping[str, Mapping[str, Study]]]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return Table 2: the gain in mean exit (%), ours beside the paper's."""
+        rows = []
+        for n, by_risk in self.studies.items():
+            for control in CONTROLS:
+                for model in self.records:
+                    row: dict[str, Any] = {"control": control, "n": n, "model": model}
+                    for risk, models in by_risk.items():
+                        study = models[model]
+                        gain = study.gain[control].mean(axis=0)
+                        for level in TABLE_LEVELS:
+                            at = int(np.argmin(np.abs(study.epsilons - level)))
+                            row[f"{risk}, ε={level:g}"] = round(float(gain[at]), 2)
+                    rows.append(row)
+                for model, gains in PUBLISHED.get((control, n), {}).items():
+                    row = {"control": control, "n": n, "model": f"{model}, ImageNet (paper)"}
+                    names = [f"{risk}, ε={level:g}" for risk in RISKS for level in TABLE_LEVELS]
+                    rows.append(row | dict(zip(names, gains, strict=True)))
+        return rows
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return every number: a row for each size, risk, model, control and level."""
+        return [
+            {"n": n, "risk": risk, "model": model} | row
+            for n, by_risk in self.studies.items()
+            for risk, models in by_risk.items()
+            for model, study in models.items()
+            for row in study.summary()
+        ]
+
+    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write figures, table and every number behind them; return the files."""
+        from swiftsure.report import exits_figure, models_figure
+
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        files = [target / "exits.png"]
+        exits_figure(self.records, files[0])
+        for n, studies in self.studies.items():
+            files.append(target / f"curves_n{n}.png")
+            models_figure(studies, DRAWN, files[-1])
+        table = self.table()
+        contents = {
+            "table2.md": markdown_table(table),
+            "table2.csv": csv_text(table),
+            "summary.csv": csv_text(self.summary()),
+        }
+        for name, text in contents.items():
+            files.append(target / name)
+            write_text(files[-1], text)
+        return files
+
+
+def image_classification(
+    data: str | os.PathLike[str] | None = None,
+    *,
+    sizes: Sequence[int] = (100, 1000),
+    splits: int = 100,
+    delta: float = 0.1,
+    epsilons: NDArray[np.float64] = EPSILONS,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> ImageClassificationResult:
+    """Run the experiment on records of classifiers.
+
+    Parameters
+    ----------
+    data : path, optional
+        Folder of exit records (`*.parquet`); those that come with the library by default.
+    sizes : calibration sizes
+    splits : random splits into calibration and test samples
+    """
+    records = load_records(data)
+    studies: dict[int, dict[str, dict[str, Study]]] = {}
+    with steps("evaluating", len(sizes) * len(RISKS) * len(records), progress) as advance:
+        for n in sizes:
+            for title, (risk, loss) in RISKS.items():
+                for model, record in records.items():
+                    studies.setdefault(n, {}).setdefault(title, {})[model] = evaluate(
+                        record,
+                        risk,
+                        loss,
+                        controls=CONTROLS,
+                        epsilons=epsilons,
+                        delta=delta,
+                        n_calibration=n,
+                        splits=splits,
+                        seed=seed,
+                        progress=False,
+                    )
+                    advance()
+    return ImageClassificationResult(records, studies)
+
+
+def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ExitRecord]:
+    """Return the records of a folder, by name; "msdnet_cifar10" is "MSDNet, CIFAR-10"."""
+    if data is not None and not Path(data).is_dir():
+        raise ValueError(f"`data` must be a folder of exit records, but {data} is none.")
+    with resources.as_file(resources.files("swiftsure") / "assets" / "image_classification") as own:
+        files = sorted(Path(data or own).glob("*.parquet"))
+        if not files:
+            raise ValueError(f"`data` must hold exit records (*.parquet), but {data} holds none.")
+        return {_title(file.stem): ExitRecord.load(file) for file in files}
+
+
+MODELS = {"msdnet": "MSDNet", "l2w_den": "L2W-DEN", "dvit": "DViT", "dyn_perceiver": "Dyn-Perc"}
+DATA_SETS = {
+    "cifar10": "CIFAR-10",
+    "tiny_imagenet_100": "Tiny-ImageNet-100",
+    "imagenet": "ImageNet",
+}
+
+
+def _title(stem: str) -> str:
+    for model, model_title in MODELS.items():
+        for data, data_title in DATA_SETS.items():
+            if stem == f"{model}_{data}":
+                return f"{model_title}, {data_title}"
+    return stem

@@ -1,0 +1,24 @@
+"""Rows of a table as text."""
+
+import csv
+import io
+from typing import Any
+
+__all__ = ["csv_text", "markdown_table"]
+
+
+def csv_text(rows: list[dict[str, Any]]) -> str:
+    """Return rows as CSV, with a line of headings."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def markdown_table(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table; numbers keep two decimals."""
+    names = list(rows[0])
+    cells = [[f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    lines = [names, ["---"] * len(names), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
