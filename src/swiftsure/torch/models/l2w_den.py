@@ -1,0 +1,374 @@
+"""L2W-DEN: an MSDNet trained with weights that say which samples matter to which exit.
+
+Han et al., *Learning to Weight Samples for Dynamic Early-Exiting Networks* (ECCV 2022), as
+published by LeapLabTHU/L2W-DEN. The network is MSDNet. What is new is how it learns: a small
+network predicts the weight of every sample at every exit from how hard the sample is, and is itself
+trained to make each exit good at the samples that leave there. After training it is not needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from swiftsure import checks
+from swiftsure.torch.models.msdnet import MSDNet
+from swiftsure.torch.models.published import plain_state_dict
+
+__all__ = ["L2WDEN", "L2WTrainer", "WeightNetwork", "assign_exits", "exit_shares"]
+
+INPUTS = ("loss", "confidence", "both")
+CENTRES: dict[str, tuple[int, ...]] = {"samples": (0,), "exits": (1,), "all": (0, 1)}
+"""Over which axes of (samples, exits) weights have mean one; published as row, col and mat."""
+
+
+class L2WDEN(MSDNet):
+    """The network of L2W-DEN: an MSDNet, with the same hyperparameters.
+
+    `L2WTrainer` trains it, or any other network with several exits.
+    """
+
+    @classmethod
+    def from_published(
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+    ) -> Self:
+        """Return a published network with its weights, in evaluation mode.
+
+        Parameters
+        ----------
+        hyperparameters
+            As `MSDNet.from_published` takes them.
+        state_dict
+            Tensors by their published names, or a checkpoint around them. Where the network
+            (`net.`) and the weight network (`meta.`) come together, the latter is left out.
+        """
+        tensors = plain_state_dict(state_dict)
+        if any(key.startswith("net.") for key in tensors):
+            tensors = {
+                key.removeprefix("net."): value
+                for key, value in tensors.items()
+                if not key.startswith("meta.")
+            }
+        return super().from_published(hyperparameters, tensors)
+
+
+class WeightNetwork(nn.Module):
+    """Predicts the weight of every sample at every exit.
+
+    Parameters
+    ----------
+    n_exits : int
+    width, n_hidden : int
+        Units of a hidden layer, and how many such layers there are.
+    inputs : {"loss", "confidence", "both"}
+        What it sees of a sample: the cross-entropies or the confidences (top-1) of all exits.
+    centre : {"exits", "samples", "all"}
+        Weights have mean one over the exits of each sample, over the samples of a batch at each
+        exit, or over the whole batch. Published: "exits" for CIFAR, "all" for ImageNet.
+    spread : float
+        Weights lie in 1 ± twice the spread. Published: 0.8 for CIFAR, 0.3 for ImageNet.
+
+    Examples
+    --------
+    >>> weigh = WeightNetwork(n_exits=3, width=8)
+    >>> weights = weigh(torch.rand(5, 3), torch.rand(5, 3))
+    >>> weights.mean(dim=1).allclose(torch.ones(5))
+    True
+    """
+
+    def __init__(
+        self,
+        n_exits: int,
+        *,
+        width: int = 500,
+        n_hidden: int = 1,
+        inputs: str = "loss",
+        centre: str = "exits",
+        spread: float = 0.8,
+    ) -> None:
+        super().__init__()
+        checks.count("n_exits", n_exits)
+        checks.count("width", width)
+        checks.count("n_hidden", n_hidden)
+        self.inputs = checks.known("inputs", inputs, INPUTS)
+        self.axes = CENTRES[checks.known("centre", centre, CENTRES)]
+        self.spread = checks.between("spread", spread, 0, float("inf"))
+        n_inputs = 2 * n_exits if inputs == "both" else n_exits
+        self.first_hidden_layer = _Hidden(n_inputs, width)
+        self.rest_hidden_layers = nn.Sequential(
+            *(_Hidden(width, width) for _ in range(n_hidden - 1))
+        )
+        self.output_layer = nn.Linear(width, n_exits)
+
+    def forward(self, losses: Tensor, confidences: Tensor) -> Tensor:
+        """Return weights, (n, n_exits), from losses and confidences of that shape.
+
+        Gradients reach the parameters, and never what it sees.
+        """
+        seen = {
+            "loss": [losses],
+            "confidence": [confidences],
+            "both": [losses, confidences],
+        }[self.inputs]
+        features = self.first_hidden_layer(torch.cat(seen, dim=1).detach())
+        raw = self.output_layer(self.rest_hidden_layers(features)).tanh()
+        weights: Tensor = 1 + self.spread * (raw - raw.mean(dim=self.axes, keepdim=True))
+        return weights
+
+
+class _Hidden(nn.Module):
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(n_in, n_out)
+
+    def forward(self, features: Tensor) -> Tensor:
+        result: Tensor = self.fc(features).relu()
+        return result
+
+
+class Lookahead(NamedTuple):
+    """What a trial update with the present weights leads to.
+
+    Attributes
+    ----------
+    weights : (n, n_exits)
+        Of the samples trained on.
+    weighted_loss : scalar
+        What the trial update descends: over exits, the sum of the mean weighted cross-entropy.
+    outputs : list of (n, n_classes)
+        Of the other samples at every exit, after the trial update.
+    exits : (n,)
+        Where the other samples would leave.
+    loss : scalar
+        Sum over exits of the mean cross-entropy of the samples that leave there; differentiable
+        through the update, back to the weight network.
+    """
+
+    weights: Tensor
+    weighted_loss: Tensor
+    outputs: list[Tensor]
+    exits: Tensor
+    loss: Tensor
+
+
+class L2WTrainer:
+    """Trains a network with several exits, and the weight network along with it.
+
+    Each half of a batch is trained on, with the other half to learn the weights from:
+
+    1. pseudo update: one step of SGD on the weighted loss, tried on a copy of the parameters;
+    2. meta update: the weight network learns what makes the copy better on the other half, where
+       each exit counts only the samples that would leave there;
+    3. real update: one step of the optimiser with the new weights.
+
+    Learning rates are the caller's: step schedulers after `step`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        From inputs to a list of logits, one an exit.
+    weight_network : WeightNetwork
+    optimizer : torch.optim.SGD
+        Of the model; neither Nesterov's nor dampened. Published: learning rate 0.8 (for batches of
+        1024 on CIFAR, of 4096 on ImageNet), cosine; momentum 0.9; weight decay 1e-4.
+    weight_optimizer : Optimizer
+        Of the weight network. Published: Adam, learning rate and weight decay 1e-4, cosine.
+    shares : (n_exits,), optional
+        Share of samples that is to leave at each exit; `exit_shares` by default.
+    interval : int
+        The weight network learns from one batch in so many. Published: 1 for CIFAR, 100 for
+        ImageNet.
+
+    Examples
+    --------
+    >>> model = MSDNet(n_classes=10, n_blocks=2, base=1, step=1, n_channels=4, growth=2)
+    >>> weigh = WeightNetwork(model.n_exits, width=8)
+    >>> trainer = L2WTrainer(
+    ...     model,
+    ...     weigh,
+    ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
+    ...     torch.optim.Adam(weigh.parameters(), lr=1e-4, weight_decay=1e-4),
+    ... )
+    >>> losses = trainer.step(torch.randn(8, 3, 32, 32), torch.arange(8))
+    >>> losses.shape  # one an exit
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weight_network: WeightNetwork,
+        optimizer: torch.optim.SGD,
+        weight_optimizer: torch.optim.Optimizer,
+        *,
+        shares: Tensor | None = None,
+        interval: int = 1,
+    ) -> None:
+        n_exits = weight_network.output_layer.out_features
+        self.model = model
+        self.weight_network = weight_network
+        self.optimizer = _plain_sgd(optimizer)
+        self.weight_optimizer = weight_optimizer
+        self.shares = exit_shares(n_exits) if shares is None else _accepted_shares(shares, n_exits)
+        self.interval = checks.count("interval", interval)
+        self.n_steps = 0
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Learn from one batch, and return its mean loss at each exit, (n_exits,), unweighted."""
+        n = len(labels)
+        if n < 2:
+            raise ValueError(f"`inputs` must hold at least 2 samples, one a half, but got {n}.")
+        first, second = zip(inputs.chunk(2), labels.chunk(2), strict=True)
+        self.model.train()
+        means = []
+        for used, other in ((first, second), (second, first)):
+            if self.n_steps % self.interval == 0:
+                self.meta_update(used, other)
+            means.append(self.real_update(used))
+        self.n_steps += 1
+        return torch.stack(means).mean(dim=0)
+
+    def meta_update(self, used: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Lookahead:
+        """Teach the weight network what its weights for `used` do to the loss on `other`."""
+        ahead = self.look_ahead(used, other)
+        parameters = list(self.weight_network.parameters())
+        # Not backward(): that would also leave gradients on the model.
+        gradients = torch.autograd.grad(ahead.loss, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.weight_optimizer.step()
+        return ahead
+
+    def look_ahead(self, used: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Lookahead:
+        """Try an update with weights for `used`, and see what it does to `other`."""
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        outputs = self._outputs(parameters, used[0])
+        losses = _losses(outputs, used[1])
+        weights = self.weight_network(losses, _confidences(outputs))
+        weighted_loss = _total(weights * losses)
+        ahead = self._outputs(self.pseudo_update(parameters, weighted_loss), other[0])
+        exits = assign_exits(_confidences(ahead), self.shares)
+        loss = _loss_where_they_leave(ahead, other[1], exits)
+        return Lookahead(weights, weighted_loss, ahead, exits, loss)
+
+    def pseudo_update(self, parameters: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
+        """Return the parameters after one step of the optimiser, differentiable; it takes none."""
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, list(parameters.values()), create_graph=True, allow_unused=True
+        )
+        settings = {p: group for group in self.optimizer.param_groups for p in group["params"]}
+        updated = dict(parameters)
+        for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+            if gradient is None or value not in settings:  # the optimiser passes it by as well
+                continue
+            group = settings[value]
+            direction = gradient + group["weight_decay"] * value
+            momentum = self.optimizer.state.get(value, {}).get("momentum_buffer")
+            if momentum is not None:
+                direction = group["momentum"] * momentum + direction
+            updated[name] = value - group["lr"] * direction
+        return updated
+
+    def real_update(self, used: tuple[Tensor, Tensor]) -> Tensor:
+        """Take one step of the optimiser, and return the unweighted mean loss at each exit."""
+        outputs = self.model(used[0])
+        losses = _losses(outputs, used[1])
+        with torch.no_grad():
+            weights = self.weight_network(losses, _confidences(outputs))
+        self.optimizer.zero_grad(set_to_none=True)
+        _total(weights * losses).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return losses.detach().mean(dim=0)
+
+    def _outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
+        """Run the model with other parameters; its running statistics stay as they are."""
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        outputs: list[Tensor] = functional_call(self.model, {**parameters, **buffers}, (inputs,))
+        return outputs
+
+
+def exit_shares(n_exits: int, ratio: float = 0.75) -> Tensor:
+    """Return shares of samples, each exit's `ratio` times the one before.
+
+    Published: 0.75.
+
+    Examples
+    --------
+    >>> exit_shares(3, ratio=0.5)
+    tensor([0.5714, 0.2857, 0.1429])
+    """
+    checks.between("ratio", ratio, 0, float("inf"))
+    shares = ratio ** torch.arange(1, checks.count("n_exits", n_exits) + 1)
+    return shares / shares.sum()
+
+
+def assign_exits(confidences: Tensor, shares: Tensor) -> Tensor:
+    """Return the exit, (n,), at which each sample would leave, if given shares were to.
+
+    Exit by exit, the most confident of the samples that are left are taken: the share of all
+    samples, rounded down. The last exit takes who remains.
+
+    Examples
+    --------
+    >>> confidences = torch.tensor([[0.9, 0.8], [0.7, 0.9], [0.8, 0.6], [0.6, 0.7]])
+    >>> assign_exits(confidences, torch.tensor([0.5, 0.5]))
+    tensor([0, 1, 0, 1])
+    """
+    n, n_exits = confidences.shape
+    quotas = (n * shares).floor().long().tolist()
+    exits = torch.full((n,), n_exits - 1, device=confidences.device)
+    left = torch.ones(n, dtype=torch.bool, device=confidences.device)
+    for k, quota in enumerate(quotas[:-1]):
+        order = confidences[:, k].argsort(descending=True)
+        taken = order[left[order]][:quota]
+        exits[taken] = k
+        left[taken] = False
+    return exits
+
+
+def _losses(outputs: list[Tensor], labels: Tensor) -> Tensor:
+    """Return the cross-entropy of every sample at every exit, (n, n_exits)."""
+    each = [cross_entropy(output, labels, reduction="none") for output in outputs]
+    return torch.stack(each, dim=1)
+
+
+def _confidences(outputs: list[Tensor]) -> Tensor:
+    """Return the largest probability of every sample at every exit, (n, n_exits)."""
+    return torch.stack([output.detach().softmax(dim=1).amax(dim=1) for output in outputs], dim=1)
+
+
+def _total(losses: Tensor) -> Tensor:
+    """Return the sum over exits of the mean over samples."""
+    return losses.mean(dim=0).sum()
+
+
+def _loss_where_they_leave(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
+    """Return the sum over exits of the mean loss of the samples that leave there, however few."""
+    groups = [exits == k for k in range(len(outputs))]
+    means = [
+        cross_entropy(output[group], labels[group])
+        for output, group in zip(outputs, groups, strict=True)
+        if group.any()
+    ]
+    return torch.stack(means).sum()
+
+
+def _plain_sgd(optimizer: torch.optim.SGD) -> torch.optim.SGD:
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise TypeError(f"`optimizer` must be SGD, but got {type(optimizer).__name__}.")
+    for group in optimizer.param_groups:
+        if group["nesterov"] or group["dampening"] or group["maximize"]:
+            raise ValueError("`optimizer` must neither be Nesterov's, nor dampen, nor maximize.")
+    return optimizer
+
+
+def _accepted_shares(shares: Tensor, n_exits: int) -> Tensor:
+    total = float(shares.sum())
+    if shares.shape != (n_exits,) or bool((shares < 0).any()) or abs(total - 1) > 1e-4:
+        raise ValueError(
+            f"`shares` must be {n_exits} shares that add up to 1, but got {shares.tolist()}."
+        )
+    return shares
