@@ -58,6 +58,15 @@ def refusing():
     raise ValueError("no data today")
 
 
+def nothing():
+    pass
+
+
+def data_of_a_neighbour():
+    yield from calibration()
+    import mynetneighbour  # only now, while batches are collected
+
+
 def with_a_neighbour():
     import mynetneighbour
 
@@ -191,6 +200,9 @@ def test_the_path_is_left_as_it_was(run):
 def test_a_function_may_import_its_neighbours(run):
     done = run("collect", "--model", "mynet:with_a_neighbour", "--data", "mynet:calibration")
     assert (done.status, done.err) == (0, "")
+    sys.modules.pop("mynetneighbour")
+    done = run("collect", "--model", "mynet:build", "--data", "mynet:data_of_a_neighbour")
+    assert (done.status, done.err) == (0, "")
 
 
 # ---------------------------------------------------------------------------------------- errors
@@ -214,6 +226,22 @@ def test_a_function_may_import_its_neighbours(run):
 def test_models_that_are_none(run, made, model, words):
     assert_refused(run("collect", "--model", model, "--data", "mynet:calibration"), *words)
     assert not made()
+
+
+def test_a_function_that_returns_no_model(run, made):
+    done = run("collect", "--model", "mynet:nothing", "--data", "mynet:calibration")
+    assert_refused(done, "`model` must have a method `begin`, but NoneType has none")
+    assert not made()
+
+
+def test_what_was_collected_is_kept_only_in_shards(run, made):
+    """The error says how to keep it, and where it is kept."""
+    arguments = ("collect", "--model", "mynet:build", "--data", "mynet:breaking")
+    assert_refused(run(*arguments), "after 8 samples", "with --shards they would be kept")
+    assert not made()
+    done = run(*arguments, "--shards", "parts")
+    assert_refused(done, "after 8 samples", "kept in parts")
+    assert made() == {"parts"}
 
 
 def test_an_error_of_the_module_itself_is_not_hidden(run, made):

@@ -169,6 +169,18 @@ def test_stages_that_work_in_place():
     assert_same(record, ss.ExitRecord.from_logits(outputs.double().numpy(), y.numpy()))
 
 
+def test_models_that_write_over_their_inputs():
+    """FLOPs are counted on the first batch, which must not have been changed before it is run."""
+
+    class Centred(Played):
+        def begin(self, batch):
+            return super().begin(batch.sub_(1.0).mul_(2.0))
+
+    x = logits(30)
+    record = collect(Centred(4), [part.clone() for part in x.split(16)])
+    assert_same(record, collect(Played(4), [2.0 * (x - 1.0)]))
+
+
 def test_ids_that_are_text():
     x, y = inputs(20), labels(20)
     names = [f"sample {i}" for i in range(20)]
@@ -454,6 +466,40 @@ def test_a_whole_collection_is_read_from_its_shards(tmp_path):
     assert model.begun == begun
 
 
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    x, y = logits(90), labels(90)
+    save = ss.ExitRecord.save
+
+    def full(record, path):
+        if path.name == "shard-00001.parquet":
+            raise OSError("no space left")
+        save(record, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ss.ExitRecord, "save", full)
+        with pytest.raises(InterruptedCollectionError, match="no space left") as caught:
+            collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    assert caught.value.record.n == 64
+    record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
+    x, y = logits(40), labels(40)
+    with pytest.raises(InterruptedCollectionError):
+        collect(Played(4), broken(batches(x, y), 1), shards=tmp_path)
+    with pytest.raises(InterruptedCollectionError, match="inputs after inputs, labels"):
+        collect(Played(4), x.split(16), shards=tmp_path)
+    assert collect(Played(4), batches(x, y), shards=tmp_path).n == 40
+
+
+def test_shards_without_their_list_are_refused(tmp_path):
+    collect(Played(4), [logits(20)], shards=tmp_path)
+    (tmp_path / "collection.json").unlink()
+    with refused("shards"):
+        collect(Played(4), [logits(20)], shards=tmp_path)
+
+
 KILLED = """
     import os
     import sys
@@ -548,6 +594,7 @@ def test_arguments_are_checked_before_anything_runs():
     for name, value in [
         ("losses", ["zero_won"]),
         ("scores", ["topp1"]),
+        ("scores", []),
         ("dtype", "int8"),
         ("temperatures", (1.0, 1.0)),
         ("temperatures", (1.0, 1.0, -1.0, 1.0)),
@@ -563,6 +610,14 @@ def test_training_mode_is_refused():
     model = network().train()
     with refused("model"):
         collect(model, [inputs(5)])
+    model.eval().heads[2].train()
+    with pytest.raises(ValueError, match=r"part 'heads\.2' is in training mode"):
+        collect(model, [inputs(5)])
+
+
+def test_models_without_exits_are_refused():
+    with pytest.raises(TypeError, match=r"`model` must have a method `begin`, but Linear has none"):
+        collect(nn.Linear(6, 5), [inputs(5)])
 
 
 def test_an_empty_loader():
@@ -580,6 +635,8 @@ def test_empty_batches_among_others():
 def test_another_device():
     with pytest.raises(ValueError, match=r"`device` is cuda, but the model is on cpu"):
         collect(network(), [inputs(5)], device="cuda")
+    with refused("device"):
+        collect(network(), [inputs(5)], device="gpu")
     record = collect(network(), [inputs(5)], device="cpu")
     assert record.n == 5
 
@@ -609,8 +666,22 @@ def test_outputs_of_the_wrong_shape():
         def head(self, exit_index, state):
             return super().head(exit_index, state).mean(dim=0, keepdim=True)
 
-    with pytest.raises((ValueError, RuntimeError), match=r"must have shape \(5, 3\)"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"exit 1 has shape \(1, 5\) for 5 samples"
+    ):
         collect(Mean(4), [logits(5)])
+
+
+def test_nested_outputs_need_losses_and_scores_of_their_own():
+    class Nested(Played):
+        def head(self, exit_index, state):
+            output = super().head(exit_index, state)
+            return Scored({"logits": output}, output.softmax(dim=1).amax(dim=1))
+
+    with pytest.raises(ValueError, match="TensorLoss"):
+        collect(Nested(4), [logits(5)], scores=["model"])
+    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
+        collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)
 
 
 @pytest.mark.parametrize(

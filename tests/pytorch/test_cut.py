@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from pytorch.builders import inputs, middle_threshold, policy_of, refused, rows, split
 from swiftsure.torch import EarlyExit, Stream, check, cut
+from swiftsure.torch.heads import PooledHead
 
 
 class Residual(nn.Module):
@@ -78,6 +79,35 @@ class Derived(Direct):
         return self.fc(self.layer2(x) * gain * one) + (x[:, :6] @ table)[:, :5]
 
 
+class Positions(nn.Module):
+    """What all samples share, made of lengths and weights before a cut and used after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 9, 4))
+        self.layer1 = nn.Linear(4, 4)
+        self.layer2 = nn.Linear(4, 4)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x):
+        tokens = x.unflatten(1, (3, 2)).repeat(1, 1, 2)
+        places = torch.arange(tokens.size(1), device=tokens.device)
+        where = self.table[:, : tokens.shape[1]]
+        x = self.layer1(tokens + where)
+        x = self.layer2(x * (1 + places[:, None])) + where
+        return self.fc((x * places[None, :, None]).mean(dim=1))
+
+
+class Written(Direct):
+    """A value that is made of weights and lengths, then written to, and used after a cut."""
+
+    def forward(self, x):
+        one = self.scale.repeat(x.shape[0], 1)
+        x = x @ self.weight
+        one.add_(x)
+        return self.fc(self.layer2(self.layer1(x)) + one)
+
+
 class Sized(Direct):
     """Lengths that are read off the input before a cut, and used after it."""
 
@@ -125,6 +155,8 @@ CASES = {
     "all blocks": (Deep, ["blocks", "head.norm"], [6, 6]),
     "weights": (Direct, ["layer1", "layer2"], [8, 8]),
     "made of weights": (Derived, ["layer1", "layer2"], [8, 8]),
+    "positions": (Positions, ["layer1", "layer2"], [4, 4]),
+    "written": (Written, ["layer1", "layer2"], [8, 8]),
     "lengths": (Sized, ["layer1", "layer2"], [8, 8]),
     "later lengths": (SizedLater, ["layer1", "layer2"], [8, 8]),
     "batch norm": (Batched, ["layer1", "layer2"], [8, 8]),
@@ -136,9 +168,9 @@ def build(case):
     kind, at, widths = CASES[case]
     torch.manual_seed(0)
     network = kind().eval()
-    heads = [nn.Linear(width, 5) for width in widths]
+    heads = [PooledHead(width, 5) for width in widths]
     for head in heads:
-        nn.init.normal_(head.weight)
+        nn.init.normal_(head.linear.weight)
     return network, cut(network, at, heads).eval()
 
 

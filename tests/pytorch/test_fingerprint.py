@@ -57,6 +57,7 @@ def compiled(model):
         compiled,
         lambda model: Wrapper(compiled(model)),
         lambda model: compiled(Wrapper(model)),
+        lambda model: Wrapper(Wrapper(model)),
     ],
 )
 def test_wrapping_does_not_matter(wrap):
@@ -202,6 +203,11 @@ class Called(nn.Module):
 def test_a_layer_that_is_called_module_hides_nothing():
     models = [Called(1.0, 2.0), Called(1.0, 3.0), Called(4.0, 2.0)]
     assert len({fingerprint(model) for model in models}) == 3
+
+
+def test_a_network_whose_only_layer_is_called_module():
+    plain = Wrapper(net())
+    assert fingerprint(Wrapper(plain)) == fingerprint(plain)
 
 
 def test_buffers_that_are_not_saved_matter():

@@ -293,6 +293,21 @@ def test_training_refusals(trained):
         train_heads(model, [])
 
 
+def test_a_loader_without_a_length(trained):
+    with refused("loader"):
+        train_heads(attached(trained)[1], iter(loader(64)))
+
+
+def test_networks_that_work_in_place():
+    """What a head learns from must not be written over by the layer after it."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(inplace=True), nn.Linear(16, 5))
+    model = attach_heads(network, ["0"], easy(4)[0])
+    history = train_heads(model, loader(), epochs=4, learning_rate=2e-2, distill=0.0)
+    assert history[-1]["loss"][0] < 0.6 * history[0]["loss"][0]
+    assert accuracy(model, *easy(seed=5))[0] > 0.8
+
+
 def test_a_loss_that_is_not_finite(trained):
     network, model = attached(trained)
     before = copy.deepcopy(network.state_dict())

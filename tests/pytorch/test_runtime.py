@@ -1,7 +1,9 @@
 """EarlyExit: samples leave where the rule says, and what they do not need is not run."""
 
 import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import swiftsure as ss
 from pytorch.builders import (
@@ -233,6 +236,37 @@ def test_nested_states_and_outputs():
         assert best[sample] == expected["rest"][1][1][sample]
     with pytest.raises(ValueError, match="predictions"):
         _ = out.predictions
+
+
+class Boxes(NamedTuple):
+    corners: torch.Tensor
+    more: tuple | None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: [x, (x[:, 0], {"a": x.long()})],
+        lambda x: {"logits": x, "attention": None},
+        lambda x: Boxes(x, None),
+        lambda x: OrderedDict(first=x, second=Boxes(x > 0, (x[:, :, None],))),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_outputs_of_any_nesting(form, streamed):
+    """Each sample gets what its exit's head gave, in the form in which it gave it."""
+    batch = logits(40, 2)
+    fast = leaving_differently(form, form)
+    out = fast(batch)
+    if streamed:
+        (out,) = Stream(fast, batch_size=7).run([batch], ordered=True)
+    assert out.exits.bincount().min() > 0
+    expected = form(rows(batch, out.exits))
+    found, structure = pytree.tree_flatten(out.outputs)
+    leaves, wanted = pytree.tree_flatten(expected)
+    assert structure == wanted
+    for one, two in zip(found, leaves, strict=True):
+        assert one is None if two is None else torch.equal(one, two)
 
 
 def exit_agreement():
@@ -461,6 +495,12 @@ def test_other_scores_are_refused():
         EarlyExit(network(), policy_of(0.5, 4), score="entropy")
 
 
+def test_scores_that_no_tensor_has_are_refused():
+    """As when confidences of one's own were passed as arrays."""
+    with refused("policy.score"):
+        EarlyExit(network(), policy_of(0.5, 4, "mine"))
+
+
 @pytest.mark.parametrize("n_exits", [2, 3, 5])
 def test_other_numbers_of_exits_are_refused(n_exits):
     with pytest.raises(ValueError, match=f"made for {n_exits} exits, but the model has 4"):
@@ -533,6 +573,30 @@ def test_a_part_in_training_mode_is_refused():
     with refused("model"):
         fast(inputs(8))
     assert torch.equal(plain[1].running_mean, before)
+
+
+def test_models_without_exits_are_refused():
+    with pytest.raises(TypeError, match=r"`model` must have a method `begin`, but Linear has none"):
+        EarlyExit(nn.Linear(6, 5), policy_of(0.5, 2))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_batches_on_another_device_are_refused(streamed):
+    fast = EarlyExit(network(), policy_of(0.5, 4))
+    batch = {"x": inputs(3).to("meta")}
+    with pytest.raises(ValueError, match="`batch` is on meta, but the model is on cpu"):
+        Stream(fast, batch_size=4).push(batch) if streamed else fast(batch)
+
+
+def test_models_on_several_devices_take_batches_of_any_of_them():
+    model = network()
+    model.heads[3].to("meta")
+    fast = EarlyExit(model, policy_of(0.0, 4))
+    fast(inputs(3))
+    model.heads[3].to_empty(device="cpu")
+    model.stages[0].to("meta")
+    with fast.context(inputs(3)):  # stage 1 is elsewhere, but the batch is where a part is
+        pass
 
 
 @pytest.mark.parametrize("batch", [[], {"x": "text"}, None])
@@ -699,15 +763,25 @@ def test_compiled_stages_give_the_same(compiled):
 
 @pytest.mark.slow
 def test_every_stage_is_compiled_for_any_batch_size(compiled):
-    """At most three graphs a stage (none, one and several samples), and never a way back."""
-    models = [network(n_exits=5), network(n_exits=5, seed=1)]
+    """At most three graphs a stage (none, one and several samples), and never a way back.
+
+    However many stages there are: PyTorch gives up on code that needs more than eight graphs.
+    """
+    models = [network(n_exits=5), network(n_exits=5, seed=1), network(n_exits=12)]
     plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)).eval()
     models.append(cut(plain, ["1"], [nn.Linear(8, 5)]).eval())
     for model in models:
         compiled.clear()
-        fast = EarlyExit(model, policy_of(None, model.n_exits), compile=True)
+        never = EarlyExit(model, policy_of(None, model.n_exits), compile=True)
         for seed, n in enumerate(SIZES):
-            fast(inputs(n, seed=seed))
+            never(inputs(n, seed=seed))
         graphs = [counter.frame_count for counter in compiled]
         assert len(graphs) == model.n_exits
         assert all(1 <= count <= 3 for count in graphs), graphs
+        compiled.clear()
+        threshold = middle_threshold(model, inputs(64), share=0.2)
+        fast = EarlyExit(model, policy_of(threshold, model.n_exits), compile=True)
+        for seed in range(2):  # batches shrink on the way, to sizes of all kinds
+            for n in SIZES:
+                fast(inputs(n, seed=seed))
+        assert all(1 <= counter.frame_count <= 3 for counter in compiled)

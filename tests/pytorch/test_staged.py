@@ -123,6 +123,11 @@ def test_sound_models_pass(kind):
     assert check(kind(), inputs(6)) is None
 
 
+def test_half_precision_rounds_but_passes():
+    model = network(n_exits=3, width=64).bfloat16()
+    check(model, inputs(33).bfloat16())
+
+
 def test_played_models_pass():
     check(Played(4), logits(5))
 

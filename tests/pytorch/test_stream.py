@@ -1,6 +1,7 @@
 """Stream: the same answers as EarlyExit, however the samples come and are regrouped."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -156,6 +157,24 @@ def test_nested_states_and_outputs():
     values = torch.cat([result.outputs["values"] for result in results])
     assert torch.equal(values, expected.outputs["values"])
     assert torch.equal(torch.cat([result.outputs["number"][0] for result in results]), numbers)
+
+
+def test_threads_share_a_model_and_have_streams_of_their_own():
+    model = network(width=32)
+    batch = inputs(240)
+    fast = EarlyExit(model, policy_of(middle_threshold(model, batch), 4))
+
+    def run(size):
+        return list(Stream(fast, batch_size=16, max_wait=3).run(batch.split(size), ordered=True))
+
+    sizes = [7, 24, 30, 40]
+    alone = [run(size) for size in sizes]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, sizes))
+    for one, two in zip(together, alone, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert torch.equal(a.exits, b.exits)
+            assert torch.equal(a.outputs, b.outputs)
 
 
 # -------------------------------------------------------------------------------- the regrouping

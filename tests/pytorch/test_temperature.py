@@ -128,6 +128,25 @@ def test_missing_labels_are_left_out():
     assert fit_temperatures(Played(2), [(x, y)]) == pytest.approx(expected, rel=1e-6)
 
 
+def test_nan_is_refused_by_name():
+    x, y = truthful(20, (2.0, 1.0))
+    y[:5] = -1  # a missing label does not change a sample's number
+    x[13, 1, 2] = torch.nan
+    with pytest.raises(ValueError, match="output of exit 2 is NaN for sample 13"):
+        fit_temperatures(Played(2), list(zip(x.split(8), y.split(8), strict=True)))
+
+
+def test_labels_are_needed():
+    x, y = truthful(8, (2.0, 1.0))
+    with refused("loader"):
+        fit_temperatures(Played(2), [x])
+    with refused("loader"):
+        fit_temperatures(Played(2), [(x, torch.full_like(y, -1))])
+    for wrong in (y[:4], y + 6, y.float()):
+        with refused("labels"):
+            fit_temperatures(Played(2), [(x, wrong)])
+
+
 def test_refusals():
     with refused("model"):
         fit_temperatures(network().train(), [(inputs(4), labels(4))])

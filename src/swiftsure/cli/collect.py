@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,25 +49,38 @@ def collect(
 
         swiftsure collect --model mymodel:build --data mydata:calibration -o record.parquet
     """
+    from swiftsure.files import writable
+
     try:
         from swiftsure.torch import collect as run
+        from swiftsure.torch.collecting import InterruptedCollectionError
     except ImportError as error:
         raise ValueError(str(error)) from None
 
-    staged = _called("--model", model)
-    if device is not None and hasattr(staged, "to"):
-        staged = staged.to(device)
-    record = run(
-        staged,
-        _called("--data", data),
-        losses=[name.strip() for name in losses.split(",")],
-        scores=[name.strip() for name in scores.split(",")],
-        dtype=dtype,
-        device=device,
-        seconds=seconds,
-        shards=shards,
-        progress=False if json else None,
-    )
+    writable(output)  # rather now than after hours of collecting
+    try:
+        with _current_folder():
+            record = run(
+                _moved(_called("--model", model), device),
+                _called("--data", data),
+                losses=[name.strip() for name in losses.split(",")],
+                scores=[name.strip() for name in scores.split(",")],
+                dtype=dtype,
+                device=device,
+                seconds=seconds,
+                shards=shards,
+                progress=False if json else None,
+            )
+    except InterruptedCollectionError as error:
+        remedy = (
+            "with --shards they would be kept"
+            if shards is None
+            else f"they are kept in {shards}, from where the same command goes on"
+        )
+        raise ValueError(
+            f"Collecting broke off after {error.record.n:,} samples"
+            f" ({_in_one_line(error.__cause__)}); {remedy}."
+        ) from None
     record.save(output)
     exits = [
         {
@@ -86,18 +101,47 @@ def collect(
     print_text(f"Wrote {output}")
 
 
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let modules be imported from the current folder, also while batches are made."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
 def _called(option: str, target: str) -> Any:
     """Return what the function named by module:function returns."""
     module, _, name = target.partition(":")
-    if not name:
+    if not (module and name):
         raise ValueError(f"`{option}` must be module:function, but got {target!r}.")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        function = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"`{option}`: cannot import {module!r} ({error}).") from None
-    except AttributeError:
-        raise ValueError(f"`{option}`: {module!r} has no function {name!r}.") from None
-    finally:
-        sys.path.remove(str(Path.cwd()))
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise ValueError(
+            f"`{option}`: cannot import {module!r} ({_in_one_line(error)})."
+        ) from error
+    if not hasattr(found, name):
+        raise ValueError(f"`{option}`: {module!r} has no function {name!r}.")
+    function = getattr(found, name)
+    if not callable(function):
+        raise ValueError(
+            f"`{option}` must name a function, but {target!r} is of type {type(function).__name__}."
+        )
     return function()
+
+
+def _moved(model: Any, device: str | None) -> Any:
+    if device is None or not hasattr(model, "to"):
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # both are PyTorch's ways to say "no such"
+        raise ValueError(f"`--device`: {device!r} is of no use ({_in_one_line(error)}).") from None
+
+
+def _in_one_line(error: BaseException | None) -> str:
+    first = str(error).partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {first}"

@@ -10,7 +10,8 @@ from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cut import cut
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.heads import attach_heads, train_heads
-from swiftsure.torch.runtime import EarlyExit, ExitOutput
+from swiftsure.torch.results import ExitOutput
+from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
 from swiftsure.torch.stream import Stream
 from swiftsure.torch.temperature import fit_temperatures

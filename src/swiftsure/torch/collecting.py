@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from swiftsure import checks
 from swiftsure.files import write_text
 from swiftsure.losses import LOSSES
 from swiftsure.records import ExitRecord
+from swiftsure.records.checks import temperature_tuple
+from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.losses import TensorLoss, resolve
-from swiftsure.torch.scoring import confidence
-from swiftsure.torch.staged import Scored, StagedModel, batch_size
+from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.results import broken_rows, refuse_broken
+from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.staged import (
+    StagedModel,
+    batch_size,
+    exit_outputs,
+    plain_output,
+    refuse_unstaged,
+)
 
 __all__ = ["InterruptedCollectionError", "collect"]
 
@@ -34,9 +44,9 @@ Array = NDArray[Any]
 
 
 class InterruptedCollectionError(RuntimeError):
-    """Collection broke off; `record` holds what was collected before (None if nothing was)."""
+    """Collection broke off; `record` holds what was collected before."""
 
-    def __init__(self, message: str, record: ExitRecord | None) -> None:
+    def __init__(self, message: str, record: ExitRecord) -> None:
         super().__init__(message)
         self.record = record
 
@@ -63,8 +73,8 @@ def collect(
         In evaluation mode.
     loader : iterable
         Of `(inputs, labels)` or `(inputs, labels, ids)`, of dicts with `inputs` and perhaps
-        `labels`, `ids` and `groups`, or of inputs alone. In the same order each time, if a run is
-        to be resumed. Negative labels are missing ones.
+        `labels`, `ids` and `groups`, or of inputs alone; all batches alike. In the same order each
+        time, if a run is to be resumed. Negative labels are missing ones.
     losses, scores : names
         Among `swiftsure.torch.losses.TENSOR_LOSSES` (or `TensorLoss`es), and "top1", "top_diff",
         "entropy" or "model" (the model's own).
@@ -100,15 +110,16 @@ def collect(
     try:
         with _bar(progress, total) as advance:
             for batch in _after(loader, store.done):
-                store.add(run.reduce(batch, store.done))
+                store.add(batch, run.reduce(batch, store.done))
                 advance()
     except BaseException as error:
         kept = store.flush()
         if kept is None or not isinstance(error, Exception):
             raise  # nothing to keep, or an interruption that must go on
-        where = f" in {shards}" if shards is not None else ", in this error's `record`"
+        where = "" if shards is None else f" in {shards} and"
         raise InterruptedCollectionError(
-            f"{type(error).__name__} after {store.done:,} samples, which are kept{where}: {error}",
+            f"{type(error).__name__} after {store.done:,} samples, which are kept{where} in this"
+            f" error's `record`: {error}",
             kept,
         ) from error
     record = store.flush()
@@ -130,84 +141,81 @@ class _Run:
         device: str | torch.device | None,
         seconds: bool,
     ) -> None:
-        if isinstance(model, nn.Module) and model.training:
-            raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
+        refuse_unstaged(model, selects=False)
+        refuse_training(model)
         self.model = model
         self.losses = [resolve(loss) for loss in losses]
-        self.scores = list(scores)
+        if not scores:
+            raise ValueError("`scores` must name at least one.")
+        self.scores = [checks.known("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
         self.seconds = seconds
-        self.dtype = (
-            None
-            if dtype is None
-            else checks.known("dtype", dtype, ["float32", "bfloat16", "float16"])
-        )
-        self.temperatures = None if temperatures is None else tuple(float(t) for t in temperatures)
-        if self.temperatures is not None and len(self.temperatures) != model.n_exits:
-            raise ValueError(
-                f"`temperatures` must be one an exit, {model.n_exits}, but got"
-                f" {len(self.temperatures)}."
-            )
-        self.device = _device_of(model, device)
+        if dtype is not None:
+            checks.known("dtype", dtype, ["float32", "bfloat16", "float16"])
+        self.dtype = dtype
+        self.temperatures = temperature_tuple(temperatures, model.n_exits)
+        self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
         self.fingerprint = None
         if isinstance(model, nn.Module):
             self.fingerprint = fingerprint(model, temperatures=self.temperatures, dtype=self.dtype)
 
-    def reduce(self, batch: Any, done: int) -> dict[str, Array]:
+    def reduce(self, batch: Batch, done: int) -> dict[str, Array]:
         """Return the rows of one batch: confidences, losses, inconsistencies, ids, groups."""
-        inputs, labels, extras = _parts(batch)
-        inputs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(self.device), inputs)
+        inputs = moved(batch.inputs, self.device)
         n = batch_size(inputs)
-        if not self.costs:
+        arrays = self._arrays(inputs, batch.labels, done)
+        if not self.costs:  # not before the batch is run: a model may write over its inputs
             self._measure(inputs)
-        kind = None if self.dtype in (None, "float32") else getattr(torch, self.dtype or "")
-        with (
-            torch.inference_mode(),
-            torch.autocast(self.device.type, dtype=kind, enabled=kind is not None),
-        ):
-            outputs, confidences = self._forward(inputs)
+        arrays["ids"] = np.asarray(np.arange(done, done + n) if batch.ids is None else batch.ids)
+        if batch.groups is not None:
+            arrays["groups"] = np.asarray(batch.groups)
+        return arrays
+
+    def _arrays(self, inputs: Any, labels: Any, done: int) -> dict[str, Array]:
+        n, n_exits = batch_size(inputs), self.model.n_exits
+        with inference(self.device, self.dtype):
+            outputs, confidences, broken = self._forward(inputs)
         with torch.inference_mode():
+            target = None if labels is None else torch.as_tensor(labels).to(self.device)
             rows = {f"confidences/{name}": torch.stack(c, dim=1) for name, c in confidences.items()}
             for loss in self.losses:
                 if loss.against_last is not None:
                     rows[f"inconsistencies/{loss.name}"] = loss.against_last(outputs)
-                if labels is not None and loss.against_labels is not None:
-                    target = torch.as_tensor(labels).to(self.device)
+                if target is not None and loss.against_labels is not None:
                     against = loss.against_labels(outputs, target)
                     if target.ndim == 1 and not target.is_floating_point():
                         against = against.masked_fill((target < 0)[:, None], torch.nan)
                     rows[f"losses/{loss.name}"] = against
         arrays = {key: value.cpu().numpy() for key, value in rows.items()}
+        bad = np.argwhere(torch.stack(broken, dim=1).cpu().numpy())
+        if len(bad):
+            row, exit_index = bad[0].tolist()
+            refuse_broken(outputs[exit_index], row, exit_index, done + row)
         for key, array in arrays.items():
-            _refuse_bad(key, array, n, done, self.model.n_exits)
-        arrays["ids"] = np.asarray(extras.get("ids", np.arange(done, done + n)))
-        if "groups" in extras:
-            arrays["groups"] = np.asarray(extras["groups"])
+            _refuse_bad(key, array, n, done, n_exits)
         return arrays
 
-    def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, list[Tensor]]]:
-        model = self.model
+    def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, list[Tensor]], list[Tensor]]:
+        """Return outputs of all exits, confidences at all but the last, and which rows are NaN."""
         outputs: list[Any] = []
         confidences: dict[str, list[Tensor]] = {name: [] for name in self.scores}
-        state = model.begin(inputs)
-        for k in range(model.n_exits):
-            state = model.advance(k, state)
-            output = model.head(k, state)
-            own = output.confidence if isinstance(output, Scored) else None
-            plain = output.output if isinstance(output, Scored) else output
-            if self.temperatures is not None:
-                plain = plain / self.temperatures[k]
-            outputs.append(plain)
-            if k < model.n_exits - 1:
-                scored = plain if own is None else Scored(plain, own)
-                for name in self.scores:
-                    confidences[name].append(confidence(name, scored))
-        return outputs, confidences
+        broken: list[Tensor] = []
+        for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):
+            outputs.append(plain_output(output))
+            scores: list[Tensor] = []
+            if k < self.model.n_exits - 1:
+                scores = [confidence(name, output) for name in self.scores]
+                for name, score in zip(self.scores, scores, strict=True):
+                    confidences[name].append(score)
+            found = broken_rows(output, *scores)
+            broken.append(torch.zeros_like(broken[0]) if found is None else found)
+        return outputs, confidences, broken
 
     def _measure(self, inputs: Any) -> None:
-        self.costs["flops"] = exit_flops(self.model, inputs)
-        if self.seconds:
-            self.costs["seconds"] = exit_seconds(self.model, inputs)
+        with inference(self.device, self.dtype):
+            self.costs["flops"] = exit_flops(self.model, inputs)
+            if self.seconds:
+                self.costs["seconds"] = exit_seconds(self.model, inputs)
 
     def record(self, rows: dict[str, Array]) -> ExitRecord:
         """Return the record of some rows."""
@@ -250,6 +258,7 @@ class _Store:
         self.run = run
         self.size = size
         self.folder = None if folder is None else Path(folder)
+        self.holds: list[str] | None = None  # parts of every batch
         self.rows: list[dict[str, Array]] = []
         self.shards: list[ExitRecord] = []
         if self.folder is not None:
@@ -259,20 +268,32 @@ class _Store:
     def _resume(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / "collection.json"
-        if manifest.is_file():
-            if json.loads(manifest.read_text(encoding="utf-8")) != self.run.identity():
-                raise ValueError(
-                    f"`shards`: {folder} holds a collection of another model, or of other losses or"
-                    " scores; choose another folder, or remove it."
-                )
-        else:
-            write_text(manifest, json.dumps(self.run.identity(), indent=2) + "\n")
-        self.shards = [ExitRecord.load(path) for path in sorted(folder.glob("shard-*.parquet"))]
+        paths = sorted(folder.glob("shard-*.parquet"))
+        if not (manifest.is_file() or paths):
+            return
+        found = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+        self.holds = found.pop("batches", None)
+        if found != self.run.identity():
+            raise ValueError(
+                f"`shards`: {folder} holds a collection of another model, or of other losses or"
+                " scores; choose another folder, or remove it."
+            )
+        self.shards = [ExitRecord.load(path) for path in paths]
         if self.shards:
             costs = self.shards[0].costs
             self.run.costs = {name: costs[name] for name in costs if name != "exit"}
 
-    def add(self, rows: dict[str, Array]) -> None:
+    def add(self, batch: Batch, rows: dict[str, Array]) -> None:
+        if self.holds is None:
+            self.holds = batch.names
+            if self.folder is not None:
+                text = json.dumps({**self.run.identity(), "batches": self.holds}, indent=2)
+                write_text(self.folder / "collection.json", text + "\n")
+        if batch.names != self.holds:
+            raise ValueError(
+                f"All batches must hold the same parts, but one holds {', '.join(batch.names)}"
+                f" after {', '.join(self.holds)}."
+            )
         self.rows.append(rows)
         self.done += len(rows["ids"])
         waiting = sum(len(part["ids"]) for part in self.rows)
@@ -284,34 +305,38 @@ class _Store:
             return
         joined = {key: np.concatenate([part[key] for part in self.rows]) for key in self.rows[0]}
         shard = self.run.record(joined)
-        if self.folder is not None:
-            shard.save(self.folder / f"shard-{len(self.shards):05d}.parquet")
-        self.shards.append(shard)
+        path = f"shard-{len(self.shards):05d}.parquet"
         self.rows = []
+        self.shards.append(shard)  # before it is saved: a full disk must not lose it
+        if self.folder is not None:
+            shard.save(self.folder / path)
 
     def flush(self) -> ExitRecord | None:
         self._seal()
-        return ExitRecord.concatenate(self.shards) if self.shards else None
+        if not self.shards:
+            return None
+        # Losses that need every label are in no shard with a missing one, so in none of the whole.
+        common = set.intersection(*(set(shard.losses) for shard in self.shards))
+        return ExitRecord.concatenate([_with_losses(shard, common) for shard in self.shards])
 
 
-def _after(loader: Iterable[Any], done: int) -> Iterator[Any]:
-    """Yield batches, without the first `done` samples."""
-    for batch in loader:
-        n = batch_size(_parts(batch)[0])
+def _with_losses(record: ExitRecord, names: set[str]) -> ExitRecord:
+    if set(record.losses) == names:
+        return record
+    losses = {name: record.losses[name] for name in record.losses if name in names}
+    return replace(record, losses=losses)
+
+
+def _after(loader: Iterable[Any], done: int) -> Iterator[Batch]:
+    """Yield batches, without empty ones and without the first `done` samples."""
+    for given in loader:
+        batch = Batch.of(given)
+        n = batch_size(batch.inputs)
         if done >= n:
             done -= n
             continue
-        yield batch if not done else _without_first(batch, done)
+        yield batch if not done else batch.after(done)
         done = 0
-
-
-def _without_first(batch: Any, done: int) -> dict[str, Any]:
-    inputs, labels, extras = _parts(batch)
-    rest = {key: values[done:] for key, values in extras.items()}
-    if labels is not None:
-        rest["labels"] = labels[done:]
-    kinds = (Tensor, np.ndarray)
-    return {"inputs": pytree.tree_map_only(kinds, lambda leaf: leaf[done:], inputs), **rest}
 
 
 def _length(loader: Iterable[Any]) -> int | None:
@@ -322,46 +347,34 @@ def _length(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def _parts(batch: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return inputs, labels and the rest of a batch."""
-    if isinstance(batch, dict):
-        if "inputs" not in batch:
-            raise ValueError(
-                f"A batch that is a dict must have `inputs`, but has: {', '.join(batch)}."
-            )
-        extras = {key: batch[key] for key in ("ids", "groups") if key in batch}
-        return batch["inputs"], batch.get("labels"), extras
-    if isinstance(batch, tuple | list):
-        if len(batch) not in (1, 2, 3):
-            raise ValueError(
-                f"A batch must be (inputs, labels) or (inputs, labels, ids), but has {len(batch)}"
-                " parts; pass a dict for anything else."
-            )
-        extras = {"ids": batch[2]} if len(batch) == 3 else {}
-        return batch[0], batch[1] if len(batch) > 1 else None, extras
-    return batch, None, {}
-
-
 def _refuse_bad(key: str, array: Array, n: int, done: int, n_exits: int) -> None:
-    kind = key.partition("/")[0]
+    kind, _, name = key.partition("/")
     width = n_exits - 1 if kind == "confidences" else n_exits
     if array.shape != (n, width):
-        raise ValueError(f"`{key}` must have shape ({n}, {width}), but got {array.shape}.")
-    if kind != "losses" and np.isnan(array).any():
-        row, exit_ = np.argwhere(np.isnan(array))[0]
-        raise ValueError(f"The output of exit {exit_ + 1} is NaN for sample {done + row}.")
-
-
-def _device_of(model: StagedModel, wanted: str | torch.device | None) -> torch.device:
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    if wanted is None:
-        return torch.device("cpu") if parameter is None else parameter.device
-    device = torch.device(wanted)
-    if parameter is not None and parameter.device.type != device.type:
         raise ValueError(
-            f"`device` is {device}, but the model is on {parameter.device}: move one of them."
+            f"`{kind}` {name!r} must have shape ({n}, {width}), but got {array.shape}."
         )
-    return device
+    if kind != "losses" and np.isnan(array).any():
+        row, exit_index = np.argwhere(np.isnan(array))[0].tolist()
+        raise ValueError(
+            f"`{kind}` {name!r} is NaN at exit {exit_index + 1} for sample {done + row}."
+        )
+
+
+def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.device:
+    """Return where to run: where the model is, which must be what is wanted."""
+    found = home(model)
+    if wanted is None:
+        return found or torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"`device` must be one of PyTorch's, but got {wanted!r}.") from None
+    if found is None:
+        return device
+    if device.type != found.type or device.index not in (None, found.index):
+        raise ValueError(f"`device` is {device}, but the model is on {found}: move one of them.")
+    return found
 
 
 def _bar(wanted: bool | None, total: int | None) -> Any:

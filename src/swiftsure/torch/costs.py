@@ -1,17 +1,19 @@
 """What each exit costs: FLOPs, counted; time, measured."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from swiftsure import checks
-from swiftsure.torch.staged import StagedModel, batch_size
+from swiftsure.torch.modes import refuse_training
+from swiftsure.torch.staged import StagedModel, batch_size, device_of
 
 __all__ = ["exit_flops", "exit_seconds", "stage_seconds"]
 
@@ -24,6 +26,7 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
 
     Examples
     --------
+    >>> from torch import nn
     >>> from swiftsure.torch import Staged
     >>> model = Staged.from_sequential(
     ...     [nn.Linear(4, 8), nn.Linear(8, 8)], [nn.Linear(8, 2), nn.Linear(8, 2)]
@@ -31,9 +34,11 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
     >>> exit_flops(model, torch.zeros(1, 4)).tolist()
     [96.0, 256.0]
     """
+    refuse_training(model)
+    n = _samples(batch)
     counts = []
     total = 0.0
-    with torch.inference_mode():
+    with torch.inference_mode(), _plain_attention():
         with FlopCounterMode(display=False) as counter:
             state = model.begin(batch)
         total += counter.get_total_flops()
@@ -43,12 +48,13 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
                 model.head(k, state)
             total += counter.get_total_flops()
             counts.append(total)
-    return np.asarray(counts) / batch_size(batch)
+    return np.asarray(counts) / n
 
 
 def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
     """Return the seconds of a batch in each stage with its head, (n_exits,): best of many."""
     checks.count("repeats", repeats)
+    refuse_training(model)
     best = np.full(model.n_exits, np.inf)
     for _ in range(repeats + 2):  # the first two warm up
         times = []
@@ -69,13 +75,31 @@ def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[
 
 def exit_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
     """Return the seconds of one sample of such a batch up to each exit, (n_exits,)."""
-    if isinstance(model, nn.Module) and model.training:
-        raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
-    return np.cumsum(stage_seconds(model, batch, repeats)) / batch_size(batch)
+    n = _samples(batch)
+    return np.cumsum(stage_seconds(model, batch, repeats)) / n
+
+
+def _samples(batch: Any) -> int:
+    n = batch_size(batch)
+    if n == 0:
+        raise ValueError("`batch` must hold at least one sample: the cost of one is asked for.")
+    return n
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Run attention as matrix products, which the counter knows; fused kernels it may not."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _wait(batch: Any) -> None:
     """Wait until the device has done what was asked of it."""
-    leaf = next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
-    if leaf.is_cuda:
-        torch.cuda.synchronize(leaf.device)
+    device = device_of(batch)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

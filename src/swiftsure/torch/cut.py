@@ -1,16 +1,17 @@
 """Cutting an existing network at named submodules, so that it can stop there.
 
-`torch.fx` traces the network once. Every value that is computed before a cut and used after it
-becomes part of the state.
+`torch.fx` traces the network once. Every value of the samples that is computed before a cut and
+used after it becomes part of the state; what all samples share is computed again where it is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from torch import fx, nn
 
 from swiftsure import checks
+from swiftsure.torch.modes import evaluating
 from swiftsure.torch.staged import Staged
 
 __all__ = ["CutModel", "cut"]
@@ -47,7 +48,8 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     Parameters
     ----------
     model : nn.Module
-        Traceable by `torch.fx`: no control flow that depends on values.
+        Traceable by `torch.fx`: no control flow that depends on values. It is traced in evaluation
+        mode, and arguments of its `forward` that have defaults keep them.
     at : names of submodules
         In the order in which they run, each run once; `dict(model.named_modules())` lists them.
     heads : one module a cut
@@ -80,15 +82,16 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     if any(position[a] >= position[b] for a, b in pairwise(cuts)):
         raise ValueError("`at` must name submodules in the order in which they run.")
     bounds = [0, *(position[node] + 1 for node in cuts), len(nodes)]
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    pieces, live = [], inputs
+    shared = _shared(nodes)
+    pieces, live = [], [node for node in nodes if node.op == "placeholder"]
     for k in range(len(bounds) - 1):
         segment = [
-            n for n in nodes[bounds[k] : bounds[k + 1]] if n.op not in ("placeholder", "output")
+            node
+            for node in nodes[bounds[k] : bounds[k + 1]]
+            if node.op not in ("placeholder", "output") and node not in shared
         ]
         if k < len(cuts):
-            later = nodes[bounds[k + 1] :]
-            after = _live_after(nodes[: bounds[k + 1]], later)
+            after = _live_after(nodes[: bounds[k + 1]], nodes[bounds[k + 1] :], shared)
             results = [cuts[k], *after]
         else:
             output = nodes[-1].args[0]
@@ -101,7 +104,7 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
 
 
 class _Tracer(fx.Tracer):
-    """Keeps the submodules that are cut at whole, and traces the others as usual."""
+    """Keeps the submodules that are cut at whole, and arguments with defaults at these."""
 
     def __init__(self, whole: Sequence[str]) -> None:
         super().__init__()
@@ -113,10 +116,21 @@ class _Tracer(fx.Tracer):
             return True
         return not parents and super().is_leaf_module(m, module_qualified_name)
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for i, argument in enumerate(arguments):
+            if isinstance(argument, fx.Proxy) and argument.node.args:  # its default
+                arguments[i] = argument.node.args[0]
+                self.graph.erase_node(argument.node)
+        return function, arguments
+
 
 def _traced(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
     try:
-        return _Tracer(whole).trace(model)
+        with evaluating(model):  # else dropout that is called as a function would stay for good
+            return _Tracer(whole).trace(model)
     except Exception as error:
         raise ValueError(
             f"`model` cannot be traced by torch.fx ({type(error).__name__}: {error}). Mark the part"
@@ -135,38 +149,53 @@ def _node_of(nodes: list[fx.Node], name: str) -> fx.Node:
     return found[0]
 
 
-def _live_after(before: list[fx.Node], later: list[fx.Node]) -> list[fx.Node]:
-    """Return the tensors computed before a cut that are used after it, weights aside.
+def _live_after(before: list[fx.Node], later: list[fx.Node], shared: set[fx.Node]) -> list[fx.Node]:
+    """Return the values of samples computed before a cut that are used after it."""
 
-    A number read off a tensor's shape is not kept: it would not follow the samples. The tensor is,
-    and the number is read off it again.
+    def behind(node: fx.Node) -> set[fx.Node]:
+        if node not in shared:
+            return {node}
+        return {value for source in node.all_input_nodes for value in behind(source)}
+
+    used = {value for node in later for source in node.all_input_nodes for value in behind(source)}
+    return [node for node in before if node in used]
+
+
+def _shared(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return what all samples share: weights, shapes, and what is computed from such alone.
+
+    It is no part of the state, in which every value must follow the samples, but computed again
+    after a cut: a length is read off the samples that are left. Values that are written to are
+    left out, since computing them again would lose what was written.
     """
-    used = {
-        tensor
-        for node in later
-        for source in node.all_input_nodes
-        for tensor in _tensors_behind(source)
-    }
-    return [node for node in before if node in used and node.op != "get_attr"]
+    written = {_written_by(node) for node in nodes}
+    shared: set[fx.Node] = set()
+    for node in nodes:
+        made = node.op.startswith("call_") and node not in written
+        if (
+            node.op == "get_attr"
+            or _reads_shape(node)
+            or (made and all(source in shared for source in node.all_input_nodes))
+        ):
+            shared.add(node)
+    return shared
 
 
-def _tensors_behind(node: fx.Node) -> set[fx.Node]:
-    if not _is_shape(node):
-        return {node}
-    return {tensor for source in node.all_input_nodes for tensor in _tensors_behind(source)}
-
-
-def _is_shape(node: fx.Node) -> bool:
-    """Whether a value is a shape, a length, or computed from such alone."""
+def _reads_shape(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel")
-    if node.op != "call_function":
-        return False
-    if node.target is getattr:
-        return node.args[1] in ("shape", "ndim")
-    plain = getattr(node.target, "__module__", "") in ("_operator", "builtins")
-    sources = node.all_input_nodes
-    return plain and bool(sources) and all(_is_shape(source) for source in sources)
+    return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
+
+
+def _written_by(node: fx.Node) -> Any:
+    """Return the value that a node writes to, as PyTorch's names tell, or None."""
+    if node.op not in ("call_method", "call_function"):
+        return None
+    if "out" in node.kwargs:
+        return node.kwargs["out"]
+    name = getattr(node.target, "__name__", str(node.target))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return node.args[0] if in_place or node.kwargs.get("inplace") else None
 
 
 def _piece(
@@ -178,7 +207,7 @@ def _piece(
         known[node] = graph.placeholder(node.name)
 
     def resolve(node: fx.Node) -> fx.Node:
-        if node not in known:  # a weight, or a length, that an earlier piece also uses
+        if node not in known:  # something shared
             known[node] = graph.node_copy(node, resolve)
         return known[node]
 

@@ -1,6 +1,7 @@
 """Fingerprints of models: what a policy certifies, in one hash."""
 
 import hashlib
+from itertools import chain
 
 import torch
 from torch import nn
@@ -23,18 +24,25 @@ def fingerprint(
     """
     digest = hashlib.sha256()
     digest.update(f"{temperatures}{dtype}".encode())
-    entries = {_plain(name): value for name, value in model.state_dict().items()}
-    for name in sorted(entries):
-        value = entries[name]
-        if not isinstance(value, torch.Tensor):
-            continue
+    # Not the state dict, which lacks buffers that are not saved: answers depend on those too.
+    values = dict(
+        chain(
+            model.named_parameters(remove_duplicate=False),
+            model.named_buffers(remove_duplicate=False),
+        )
+    )
+    for name, value in sorted(
+        zip(_plain(list(values)), values.values(), strict=True), key=lambda entry: entry[0]
+    ):
         array = value.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(array.shape)}{array.dtype}".encode())
         digest.update(array.view(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _plain(name: str) -> str:
-    """Drop what wrapping adds: a leading `module` (data parallel), `_orig_mod` (torch.compile)."""
-    parts = [part for part in name.split(".") if part != "_orig_mod"]
-    return ".".join(parts[1:] if parts[0] == "module" else parts)
+def _plain(names: list[str]) -> list[str]:
+    """Drop what wrapping adds: `_orig_mod` (torch.compile), `module` before all (data parallel)."""
+    plain = [".".join(part for part in name.split(".") if part != "_orig_mod") for name in names]
+    while plain and all(name.startswith("module.") for name in plain):
+        plain = [name.removeprefix("module.") for name in plain]
+    return plain

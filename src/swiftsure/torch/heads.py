@@ -1,7 +1,7 @@
 """Making a plain network early-exit: attach heads at named layers, and train them."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
 from swiftsure.torch.cut import CutModel, cut
+from swiftsure.torch.modes import evaluating
 
 __all__ = ["PooledHead", "attach_heads", "train_heads"]
 
@@ -58,38 +59,36 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
     names = dict(model.named_modules())
     for name in at:
         checks.known("at", name, names)
-    widths: dict[str, int] = {}
+    features: dict[str, Any] = {}
     hooks = [
         names[name].register_forward_hook(
-            lambda _module, _inputs, output, name=name: widths.update({name: _width(name, output)})
+            lambda _module, _inputs, output, name=name: features.update({name: output})
         )
         for name in at
     ]
-    was_training = model.training
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             logits = model(example)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         raise ValueError("`model` must give logits of shape (n, n_classes).")
-    missing = [name for name in at if name not in widths]
+    missing = [name for name in at if name not in features]
     if missing:
         raise ValueError(f"`at`: {', '.join(missing)} is not run by the network.")
-    heads = [PooledHead(widths[name], logits.shape[1]).to(example.device) for name in at]
-    return cut(model, at, heads)
+    return cut(model, at, [_head(name, features[name], logits.shape[1]) for name in at])
 
 
-def _width(name: str, output: Any) -> int:
-    if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
+def _head(name: str, features: Any, n_classes: int) -> PooledHead:
+    """Return a head for a layer's output, on its device and in its dtype."""
+    if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
         raise ValueError(
-            f"`at`: {name!r} gives {type(output).__name__}, but heads need one tensor of 2 to 4"
+            f"`at`: {name!r} gives {type(features).__name__}, but heads need one tensor of 2 to 4"
             " axes."
         )
-    return int(output.shape[1] if output.ndim == 4 else output.shape[-1])
+    width = features.shape[1] if features.ndim == 4 else features.shape[-1]
+    return PooledHead(width, n_classes).to(features.device, features.dtype)
 
 
 def train_heads(
@@ -128,7 +127,12 @@ def train_heads(
     checks.count("epochs", epochs)
     if not 0 <= distill <= 1:
         raise ValueError(f"`distill` must be in [0, 1], but got {distill}.")
-    length = len(loader)  # type: ignore[arg-type]
+    if not isinstance(loader, Sized):
+        raise TypeError(
+            f"`loader` must have a length and run once an epoch, but got {type(loader).__name__}:"
+            " pass a list or a DataLoader."
+        )
+    length = len(loader)
     if length == 0:
         raise ValueError("`loader` must not be empty.")
     parameters = list(model.heads.parameters()) if frozen else list(model.parameters())
@@ -136,37 +140,44 @@ def train_heads(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=learning_rate, total_steps=epochs * length, pct_start=0.2
     )
-    model.train(not frozen)
-    model.heads.train()
     device = next(model.heads.parameters()).device
     history = []
-    with _bar(progress, epochs * length) as advance:
-        for _ in range(epochs):
-            totals = torch.zeros(2, model.n_exits)
-            seen = 0
-            for inputs, labels in loader:
-                x, y = inputs.to(device), labels.to(device)
-                outputs = _outputs(model, x, frozen)
-                losses = _losses(outputs, y, distill, label_smoothing)
-                trained = losses[:-1] if frozen else losses
-                loss = torch.stack(trained).mean()
-                if not torch.isfinite(loss):
-                    raise ValueError("The training loss is not finite: lower `learning_rate`.")
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-                seen += len(y)
-                with torch.no_grad():
-                    totals[0] += torch.stack(losses).cpu() * len(y)
-                    right = [(o.argmax(dim=1) == y).sum() for o in outputs]
-                    totals[1] += torch.stack(right).cpu()
-                advance()
-            history.append(
-                {"loss": (totals[0] / seen).tolist(), "accuracy": (totals[1] / seen).tolist()}
-            )
-    model.eval()
+    try:
+        model.train(not frozen)
+        model.heads.train()
+        with _bar(progress, epochs * length) as advance:
+            for _ in range(epochs):
+                totals = torch.zeros(2, model.n_exits)
+                seen = 0
+                for inputs, labels in loader:
+                    x, y = inputs.to(device), labels.to(device)
+                    outputs = _outputs(model, x, frozen)
+                    losses = _losses(outputs, y, distill, label_smoothing)
+                    trained = losses[:-1] if frozen else losses
+                    _descend(torch.stack(trained).mean(), optimizer)
+                    schedule.step()
+                    seen += len(y)
+                    with torch.no_grad():
+                        totals[0] += torch.stack(losses).cpu() * len(y)
+                        right = [(o.argmax(dim=1) == y).sum() for o in outputs]
+                        totals[1] += torch.stack(right).cpu()
+                    advance()
+                history.append(
+                    {"loss": (totals[0] / seen).tolist(), "accuracy": (totals[1] / seen).tolist()}
+                )
+    finally:
+        model.eval()
     return history
+
+
+def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    if not torch.isfinite(loss):
+        raise ValueError(
+            "The training loss is not finite: lower `learning_rate`, or look for NaN in the inputs."
+        )
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _outputs(model: CutModel, inputs: Tensor, frozen: bool) -> list[Tensor]:
@@ -175,7 +186,8 @@ def _outputs(model: CutModel, inputs: Tensor, frozen: bool) -> list[Tensor]:
     for k in range(model.n_exits):
         with torch.no_grad() if frozen else nullcontext():
             state = model.advance(k, state)
-        outputs.append(model.head(k, state))
+        # A copy for the head, which needs it to learn: the next piece may write over the original.
+        outputs.append(model.head(k, (state[0].clone(), *state[1:])))
     return outputs
 
 

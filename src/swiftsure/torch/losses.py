@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from swiftsure import checks
 from swiftsure.losses import LossRange
 
-__all__ = ["TENSOR_LOSSES", "TensorLoss", "resolve"]
+__all__ = ["TENSOR_LOSSES", "TensorLoss", "class_numbers", "resolve", "stacked_logits"]
 
 
 @dataclass(frozen=True)
@@ -29,33 +30,65 @@ class TensorLoss:
     """
 
     name: str
-    against_labels: Callable[[list[Tensor], Tensor], Tensor] | None
-    against_last: Callable[[list[Tensor]], Tensor] | None
+    against_labels: Callable[[list[Any], Tensor], Tensor] | None
+    against_last: Callable[[list[Any]], Tensor] | None
     range: LossRange | None = None
 
 
-def _probabilities(outputs: list[Tensor]) -> Tensor:
+def stacked_logits(outputs: list[Any]) -> Tensor:
+    """Return the logits of all exits of a classifier, (n, n_exits, n_classes)."""
+    forms = [
+        tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        for output in outputs
+    ]
+    if isinstance(forms[0], str) or len(forms[0]) != 2 or len(set(forms)) > 1:
+        raise ValueError(
+            "The known losses and temperatures need outputs of shape (n, n_classes) at every exit,"
+            f" but got {', '.join(map(str, forms))}; pass `losses` of your own as TensorLoss."
+        )
+    return torch.stack(outputs, dim=1)
+
+
+def class_numbers(labels: Tensor, n: int, n_classes: int) -> Tensor:
+    """Return labels if they are class numbers of n samples; negative ones are missing."""
+    if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"`labels` must be whole numbers of shape ({n},), but got {labels.dtype} of shape"
+            f" {tuple(labels.shape)}."
+        )
+    largest = int(labels.max()) if n else 0
+    if largest >= n_classes:
+        raise ValueError(
+            f"`labels` must be below the number of classes, {n_classes}, but got {largest}."
+        )
+    return labels.long()
+
+
+def _zero_one(outputs: list[Any], labels: Tensor) -> Tensor:
+    logits = stacked_logits(outputs)
+    truth = class_numbers(labels, len(logits), logits.shape[2])
+    return (logits.argmax(dim=2) != truth[:, None]).double()
+
+
+def _zero_one_last(outputs: list[Any]) -> Tensor:
+    predictions = stacked_logits(outputs).argmax(dim=2)
+    return (predictions != predictions[:, -1:]).double()
+
+
+def _probabilities(outputs: list[Any]) -> Tensor:
     """Return class probabilities of all exits, (n, n_exits, n_classes), in float64 where it can."""
-    wide = torch.float32 if outputs[0].device.type == "mps" else torch.float64
-    return torch.stack([output.to(wide).softmax(dim=1) for output in outputs], dim=1)
+    logits = stacked_logits(outputs)
+    return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64).softmax(dim=2)
 
 
-def _zero_one(outputs: list[Tensor], labels: Tensor) -> Tensor:
-    return torch.stack([o.argmax(dim=1) != labels for o in outputs], dim=1).double()
-
-
-def _zero_one_last(outputs: list[Tensor]) -> Tensor:
-    last = outputs[-1].argmax(dim=1)
-    return torch.stack([o.argmax(dim=1) != last for o in outputs], dim=1).double()
-
-
-def _brier(outputs: list[Tensor], labels: Tensor) -> Tensor:
+def _brier(outputs: list[Any], labels: Tensor) -> Tensor:
     p = _probabilities(outputs)
-    index = labels.clamp(min=0)[:, None, None].expand(-1, p.shape[1], 1)
+    truth = class_numbers(labels, len(p), p.shape[2]).clamp(min=0)
+    index = truth[:, None, None].expand(-1, p.shape[1], 1)
     return p.square().sum(dim=2) - 2 * p.gather(2, index)[..., 0] + 1
 
 
-def _brier_last(outputs: list[Tensor]) -> Tensor:
+def _brier_last(outputs: list[Any]) -> Tensor:
     p = _probabilities(outputs)
     return (p - p[:, -1:]).square().sum(dim=2)
 

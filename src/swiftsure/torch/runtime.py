@@ -2,59 +2,30 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from swiftsure import checks
 from swiftsure.policy import Policy
 from swiftsure.torch.fingerprint import fingerprint
-from swiftsure.torch.scoring import MODEL_SCORE, confidence
-from swiftsure.torch.staged import Scored, StagedModel, device_of, rows_of
+from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
+from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.staged import (
+    StagedModel,
+    device_of,
+    exit_output,
+    plain_output,
+    refuse_unstaged,
+    rows_of,
+)
 from swiftsure.torch.staged import batch_size as size_of
 
-__all__ = ["EarlyExit", "ExitOutput", "Gathered", "plain_output", "refuse_nan"]
-
-
-@dataclass(frozen=True)
-class ExitOutput:
-    """What a batch gave, in the order of the batch.
-
-    Attributes
-    ----------
-    outputs
-        Whatever the heads give, with the batch first; logits after temperature scaling. Reading
-        them raises where a classifier's output is NaN, and says of which sample at which exit.
-    exits : (n,)
-        Exit of each sample, 0-based.
-    confidences : (n, n_exits - 1)
-        What decided; NaN where an exit was not reached or its head not needed. None from a stream.
-    """
-
-    raw: Any
-    exits: Tensor
-    confidences: Tensor | None
-
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of all samples, looked through for NaN when they are first read.
-
-        Not before, on a GPU: looking means waiting, and the next batch can be on its way meanwhile.
-        """
-        refuse_nan(self.raw, self.exits)
-        return self.raw
-
-    @property
-    def predictions(self) -> Tensor:
-        """Most probable class of each sample, for classifiers."""
-        if not isinstance(self.outputs, Tensor) or self.outputs.ndim < 2:
-            raise ValueError("`predictions` needs outputs of shape (n, n_classes, ...).")
-        return self.outputs.argmax(dim=1)
+__all__ = ["EarlyExit"]
 
 
 class EarlyExit(nn.Module):
@@ -79,12 +50,13 @@ class EarlyExit(nn.Module):
     Raises
     ------
     ValueError
-        If the policy was made for another score, number of exits, model, temperatures or dtype.
+        If the policy was made for another score, number of exits, model, temperatures or dtype, or
+        if the model, or a part of it, is in training mode.
 
     Notes
     -----
     On a GPU one host-device synchronisation remains at each exit that may fire: the number of
-    samples that go on decides the shapes of what follows.
+    samples that go on decides the shapes of what follows. Several threads may share it.
     """
 
     def __init__(
@@ -97,6 +69,8 @@ class EarlyExit(nn.Module):
         compile: bool = False,  # noqa: A002 (what torch calls it)
     ) -> None:
         super().__init__()
+        refuse_unstaged(model)
+        refuse_training(model)
         self.model = model
         self.policy = policy
         self.score = _accepted_score(policy, score)
@@ -117,19 +91,16 @@ class EarlyExit(nn.Module):
                     "`policy` was made for another model (or other weights): its fingerprint is"
                     f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
                 )
+        # Kept, since a walk through a deep model takes as long as some of its layers.
+        self._parts = list(model.modules()) if isinstance(model, nn.Module) else []
         self._levels: list[float] = levels.tolist()
-        if isinstance(model, nn.Module) and model.training:
-            raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
+        make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
-            partial(model.advance, k) for k in range(model.n_exits)
+            make(model.advance, k) for k in range(model.n_exits)
         ]
-        if compile:
-            self._stages = [torch.compile(stage, dynamic=True) for stage in self._stages]
 
     def forward(self, batch: Any) -> ExitOutput:
         """Run a batch; results come in its order."""
-        if isinstance(self.model, nn.Module) and self.model.training:
-            raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
         with self.context(batch):
             return self._run(batch)
 
@@ -149,7 +120,7 @@ class EarlyExit(nn.Module):
 
         waiting = iter(batches)
         for batch in waiting:
-            if device_of(batch).type == "cpu":
+            if device_of(batch).type == "cpu" or size_of(batch) == 0:
                 yield self(batch)
             else:
                 gathered = Stream(self, batch_size or size_of(batch))
@@ -157,10 +128,15 @@ class EarlyExit(nn.Module):
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
-        """Run without gradients, in the dtype that the policy was made for."""
-        kind = None if self.dtype is None else getattr(torch, self.dtype)
-        device = device_of(batch).type
-        with torch.inference_mode(), torch.autocast(device, dtype=kind, enabled=kind is not None):
+        """Run without gradients, in the dtype that the policy was made for, if all is ready."""
+        if any(part.training for part in self._parts):
+            refuse_training(self.model)
+        device, expected = device_of(batch), home(self.model)
+        if expected not in (None, device) and not _spans(self.model, device):
+            raise ValueError(
+                f"`batch` is on {device}, but the model is on {expected}: move one of them."
+            )
+        with inference(device, self.dtype):
             yield
 
     def stage(self, exit_index: int, state: Any) -> Any:
@@ -173,11 +149,17 @@ class EarlyExit(nn.Module):
         reachable = level < 1.0 if self.policy.strict else level <= 1.0
         return exit_index >= self.policy.min_exit and reachable
 
+    def answer(self, exit_index: int, state: Any, n: int) -> Any:
+        """Return an exit's output for n samples, after the policy's temperature."""
+        temperatures = self.policy.temperatures
+        temperature = 1.0 if temperatures is None else temperatures[exit_index]
+        return exit_output(self.model, exit_index, state, n, temperature)
+
     def part(self, exit_index: int, output: Any) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Return who stays, who leaves (None if nobody), and all confidences.
 
         This is the exit rule on tensors. A NaN counts as leaving: it must not run on unseen, and
-        `refuse_nan` finds it among those who left.
+        whoever reads the results finds it among those who left.
         """
         scores = confidence(self.score, output)
         level = self._levels[exit_index]
@@ -186,36 +168,21 @@ class EarlyExit(nn.Module):
         n_stay = int(staying.sum())
         if n_stay == len(scores):
             return None, None, scores
-        if self.score == MODEL_SCORE and scores.isnan().any():  # the output may look well
-            row = int(scores.isnan().nonzero()[0, 0])
-            raise ValueError(
-                f"The confidence at exit {exit_index + 1} is NaN for row {row} of what reached it."
-            )
         order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
         return order[:n_stay], order[n_stay:], scores
-
-    def scaled(self, exit_index: int, output: Any) -> Any:
-        """Return an exit's output after the policy's temperature."""
-        temperatures = self.policy.temperatures
-        if temperatures is None or temperatures[exit_index] == 1.0:
-            return output
-        if isinstance(output, Scored):
-            return Scored(output.output / temperatures[exit_index], output.confidence)
-        return output / temperatures[exit_index]
 
     def _run(self, batch: Any) -> ExitOutput:
         model, n, device = self.model, size_of(batch), device_of(batch)
         last = model.n_exits - 1
-        exits = torch.full((n,), last, dtype=torch.long, device=device)
         seen = torch.full((n, last), torch.nan, device=device)
-        gathered = Gathered(n)
+        gathered = Gathered(n, device)
         here = torch.arange(n, device=device)
         state = model.begin(batch)
         for k in range(last):
             state = self.stage(k, state)
             if not self.may_fire(k):
                 continue
-            output = self.scaled(k, model.head(k, state))
+            output = self.answer(k, state, len(here))
             stay, gone, scores = self.part(k, output)
             if len(scores) == n:
                 seen[:, k] = scores
@@ -223,61 +190,36 @@ class EarlyExit(nn.Module):
                 seen[here, k] = scores
             if gone is None or stay is None:
                 continue
-            exits[here[gone]] = k
-            gathered.put(here[gone], rows_of(plain_output(output), gone))
-            here = here[stay]
+            left = rows_of(plain_output(output), gone)
+            gathered.put(StreamResult(here[gone], left, k, scores[gone]))
             if len(stay) == 0:
                 break
+            here = here[stay]
             state = model.select(state, stay)
-        if len(here) or n == 0:
-            output = self.scaled(last, model.head(last, self.stage(last, state)))
-            gathered.put(here, plain_output(output))
-        found = ExitOutput(gathered.tree, exits, seen)
+        else:
+            output = self.answer(last, self.stage(last, state), len(here))
+            gathered.put(StreamResult(here, plain_output(output), last))
+        found = gathered.whole(seen)
         if device.type == "cpu":
-            refuse_nan(found.raw, exits)
+            _ = found.outputs  # looks for NaN, which costs nothing to know at once here
         return found
 
 
-class Gathered:
-    """Outputs of samples that leave at different exits, put back into the order of their batch."""
+def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:
+    """Compile one stage for any batch size: at most a graph for none, one and several samples."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.tree: Any = None
+    def stage(state: Any) -> Any:
+        return advance(exit_index, state)
 
-    def put(self, where: Tensor, output: Any) -> None:
-        """Put rows of output at the given places."""
-        if self.tree is None:
-            if len(where) == self.n:  # all at once, in order
-                self.tree = output
-                return
-            self.tree = pytree.tree_map(lambda x: x.new_empty((self.n, *x.shape[1:])), output)
-        kept, fresh = pytree.tree_leaves(self.tree), pytree.tree_leaves(output)
-        if len(kept) != len(fresh):
-            raise ValueError("Exits must give outputs of the same structure.")
-        for target, leaf in zip(kept, fresh, strict=True):
-            if target.shape[1:] != leaf.shape[1:]:
-                raise ValueError(
-                    f"Exits must give outputs of the same shape, but got {tuple(leaf.shape[1:])}"
-                    f" after {tuple(target.shape[1:])}."
-                )
-            target[where] = leaf.to(target.dtype)
+    # PyTorch allows a code object a few graphs and then no longer compiles it: stages that shared
+    # one would use up each other's.
+    stage.__code__ = stage.__code__.replace(co_name=f"stage_{exit_index + 1}")
+    return torch.compile(stage, dynamic=True)
 
 
-def refuse_nan(outputs: Any, exits: Tensor, samples: Tensor | None = None) -> None:
-    """Raise where a classifier's output is NaN, and say of which sample at which exit."""
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not outputs.is_floating_point():
-        return
-    bad = outputs.isnan().any(dim=1)
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        sample = row if samples is None else int(samples[row])
-        raise ValueError(f"The output of exit {int(exits[row]) + 1} is NaN for sample {sample}.")
-
-
-def plain_output(output: Any) -> Any:
-    """Return an output without the model's own confidence."""
-    return output.output if isinstance(output, Scored) else output
+def _spans(model: Any, device: torch.device) -> bool:
+    """Whether a model that lies on several devices has a part on this one."""
+    return any(parameter.device == device for parameter in model.parameters())
 
 
 def _accepted_score(policy: Policy, score: str | None) -> str:
@@ -286,14 +228,15 @@ def _accepted_score(policy: Policy, score: str | None) -> str:
         raise ValueError("`policy` sets the threshold of a whole run, not of exits.")
     if score is not None and score != made_for:
         raise ValueError(f"`policy` was made for score {made_for!r}, but got {score!r}.")
-    return made_for
+    return checks.known("policy.score", made_for, [*SCORES, MODEL_SCORE])
 
 
 def _accepted_dtype(policy: Policy, dtype: str | None) -> str | None:
-    names = ["bfloat16", "float16", "float32"]
     if dtype is not None:
-        checks.known("dtype", dtype, names)
-        if policy.dtype is not None and policy.dtype != dtype:
-            raise ValueError(f"`policy` was made for dtype {policy.dtype}, but got {dtype}.")
-    chosen = dtype or policy.dtype
-    return None if chosen == "float32" else chosen
+        checks.known("dtype", dtype, ["bfloat16", "float16", "float32"])
+        # A policy that was made from arrays alone does not say how its model was run.
+        says = policy.dtype is not None or policy.certificate.model is not None
+        made_for = policy.dtype or "float32"
+        if says and dtype != made_for:
+            raise ValueError(f"`policy` was made for dtype {made_for}, but got {dtype}.")
+    return dtype or policy.dtype

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, special
 
 from swiftsure import checks
-from swiftsure.torch.staged import Scored
+from swiftsure.torch.staged import Scored, plain_output
 
 __all__ = ["MODEL_SCORE", "SCORES", "confidence"]
 
@@ -48,9 +48,14 @@ def confidence(name: str, output: Any) -> Tensor:
                 "`score` 'model' needs heads that give their own confidence"
                 " (swiftsure.torch.Scored), and this model's do not."
             )
+        if output.confidence.ndim != 1:
+            raise ValueError(
+                "`score` 'model' needs one confidence a sample, of shape (n,), but got shape"
+                f" {tuple(output.confidence.shape)}."
+            )
         return output.confidence.float()
     measure = SCORES[checks.known("score", name, [*SCORES, MODEL_SCORE])]
-    values = output.output if isinstance(output, Scored) else output
+    values = plain_output(output)
     if not isinstance(values, Tensor) or values.ndim != 2:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(

@@ -10,7 +10,7 @@
 A state is any nesting of tuples, lists and dicts of tensors; every tensor has the batch first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
+from swiftsure.torch.modes import refuse_training
 
 __all__ = [
     "Scored",
@@ -27,7 +28,12 @@ __all__ = [
     "batch_size",
     "check",
     "device_of",
+    "exit_output",
+    "exit_outputs",
+    "plain_output",
+    "refuse_unstaged",
     "rows_of",
+    "shapes_of",
 ]
 
 
@@ -122,13 +128,48 @@ class SequentialStaged(Staged):
 
 def all_outputs(model: StagedModel, batch: Any) -> list[Any]:
     """Return the outputs of all exits, in order, without the model's own confidences."""
-    outputs = []
+    return [plain_output(output) for output in exit_outputs(model, batch)]
+
+
+def exit_outputs(
+    model: StagedModel, batch: Any, temperatures: Sequence[float] | None = None
+) -> Iterator[Any]:
+    """Yield the output of each exit, its logits divided by the exit's temperature."""
+    n, last = batch_size(batch), model.n_exits - 1
     state = model.begin(batch)
     for k in range(model.n_exits):
         state = model.advance(k, state)
-        output = model.head(k, state)
-        outputs.append(output.output if isinstance(output, Scored) else output)
-    return outputs
+        output = exit_output(model, k, state, n, 1.0 if temperatures is None else temperatures[k])
+        # A head may hand out its state, and the next stage write over it.
+        yield output if k == last else pytree.tree_map_only(Tensor, torch.clone, output)
+
+
+def exit_output(
+    model: StagedModel, exit_index: int, state: Any, n: int, temperature: float = 1.0
+) -> Any:
+    """Return what an exit gives for n samples, its logits divided by a temperature."""
+    output = model.head(exit_index, state)
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
+            raise ValueError(
+                f"The output of exit {exit_index + 1} has shape {tuple(leaf.shape)} for {n}"
+                " samples: its first axis must be the samples."
+            )
+    if temperature == 1.0:
+        return output
+    logits = plain_output(output)
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            "`temperatures` need exits that give one tensor of logits, but exit"
+            f" {exit_index + 1} gives {type(logits).__name__}."
+        )
+    scaled = logits / temperature
+    return Scored(scaled, output.confidence) if isinstance(output, Scored) else scaled
+
+
+def plain_output(output: Any) -> Any:
+    """Return an output without the model's own confidence."""
+    return output.output if isinstance(output, Scored) else output
 
 
 def rows_of(tree: Any, index: Tensor) -> Any:
@@ -136,19 +177,48 @@ def rows_of(tree: Any, index: Tensor) -> Any:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, index), tree)
 
 
+def shapes_of(tree: Any) -> Any:
+    """Return a nesting with the shape of a sample in place of every tensor."""
+    return pytree.tree_map_only(Tensor, lambda leaf: tuple(leaf.shape[1:]), tree)
+
+
 def batch_size(tree: Any) -> int:
     """Return the length of the first axis of the first tensor in a nesting."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.ndim > 0:
             return leaf.shape[0]
-    raise TypeError("`batch` must hold at least one tensor with the batch first.")
+    raise TypeError(
+        "`batch` must hold at least one tensor with the batch first, but got"
+        f" {type(tree).__name__} without any."
+    )
+
+
+def device_of(tree: Any) -> torch.device:
+    """Return the device of the first tensor in a nesting."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            return leaf.device
+    raise TypeError(
+        f"`batch` must hold at least one tensor, but got {type(tree).__name__} without any."
+    )
+
+
+def refuse_unstaged(model: Any, *, selects: bool = True) -> None:
+    """Raise if a model is not staged; one that always runs in full need not select."""
+    for name in ("begin", "advance", "head", *(["select"] if selects else [])):
+        if not callable(getattr(model, name, None)):
+            raise TypeError(
+                f"`model` must have a method `{name}`, but {type(model).__name__} has none: cut"
+                " a plain network with `swiftsure.torch.cut`, or write a subclass of `Staged`."
+            )
+    checks.count("model.n_exits", getattr(model, "n_exits", 0), 2)
 
 
 def check(model: StagedModel, batch: Any) -> None:
     """Run a batch through a staged model and say what is wrong with it, if anything is.
 
-    Looks for a missing method, states without the batch axis, `select` that changes results, and
-    outputs whose shapes differ between exits.
+    Looks for a missing method, states without the batch axis, samples that depend on others of
+    their batch, `select` that changes results, and outputs whose shapes differ between exits.
 
     Parameters
     ----------
@@ -160,44 +230,53 @@ def check(model: StagedModel, batch: Any) -> None:
     TypeError, ValueError
         With what to mend.
     """
-    for name in ("begin", "advance", "head", "select"):
-        if not callable(getattr(model, name, None)):
-            raise TypeError(f"`model` must have a method `{name}`; see swiftsure.torch.staged.")
-    checks.count("model.n_exits", getattr(model, "n_exits", 0), 2)
+    refuse_unstaged(model)
+    refuse_training(model)
     n = batch_size(batch)
     if n < 3:
         raise ValueError(f"`batch` must hold at least 3 samples to check with, but got {n}.")
-    training = isinstance(model, nn.Module) and model.training
-    if training:
-        raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
-    shapes: Any = None
+    two = torch.tensor([n - 1, 0], device=device_of(batch))
+    swapped = two.new_tensor([1, 0])
+    first_shapes: Any = None
     with torch.no_grad():
+        alone = model.begin(rows_of(batch, two))
         state = model.begin(batch)
-        chosen = torch.tensor([n - 1, 0])
-        part = None
+        selected: Any = None  # the same two, chosen after exit 1 and swapped after each later one
         for k in range(model.n_exits):
             _check_state(f"the state before exit {k + 1}", state, n)
-            if k == 1:
-                part = model.select(state, chosen.to(device_of(state)))
-            state = model.advance(k, state)
+            state, alone = model.advance(k, state), model.advance(k, alone)
             _check_state(f"the state at exit {k + 1}", state, n)
             output = model.head(k, state)
             _check_state(f"the output of exit {k + 1}", output, n)
-            found = pytree.tree_map(lambda leaf: tuple(leaf.shape[1:]), output)
-            if shapes is not None and found != shapes:
+            shapes = shapes_of(output)
+            first_shapes = shapes if k == 0 else first_shapes
+            if shapes != first_shapes:
                 raise ValueError(
-                    f"Exit {k + 1} gives outputs of shape {found}, but exit 1 of {shapes}; all"
-                    " exits must agree."
+                    f"Exit {k + 1} gives outputs of shape {shapes}, but exit 1 of {first_shapes};"
+                    " all exits must agree."
                 )
-            shapes = found
-            if part is not None:
-                part = model.advance(k, part)
-                _check_same(k, model.head(k, part), rows_of(output, chosen.to(device_of(output))))
+            _check_same(
+                model.head(k, alone),
+                rows_of(output, two),
+                f"Exit {k + 1} answers otherwise if some samples of a batch are left out",
+                "samples of a batch depend on each other, which early exits do not allow",
+            )
+            if k > 0:
+                selected = model.advance(k, selected)
+                order = two if k % 2 else two.flip(0)
+                _check_same(
+                    model.head(k, selected),
+                    rows_of(output, order),
+                    f"Exit {k + 1} answers otherwise after `select`",
+                    "it must give the rows `index` of every tensor in the state",
+                )
+            if k < model.n_exits - 1:
+                selected = model.select(state, two) if k == 0 else model.select(selected, swapped)
+                _check_state(f"what `select` gives at exit {k + 1}", selected, 2)
 
 
 def _check_state(where: str, tree: Any, n: int) -> None:
-    leaves = [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree)):
         raise TypeError(f"{where} must hold tensors, but got {type(tree).__name__}.")
     for path, leaf in pytree.tree_leaves_with_path(tree):
         name = pytree.keystr(path) or "itself"
@@ -213,16 +292,16 @@ def _check_state(where: str, tree: Any, n: int) -> None:
             )
 
 
-def _check_same(k: int, got: Any, expected: Any) -> None:
+def _check_same(got: Any, expected: Any, what: str, why: str) -> None:
     for one, two in zip(pytree.tree_leaves(got), pytree.tree_leaves(expected), strict=True):
-        if not torch.allclose(one.float(), two.float(), rtol=1e-3, atol=1e-4):
-            raise ValueError(
-                f"Exit {k + 1} gives other outputs after `select` than for the whole batch (largest"
-                f" difference {(one - two).abs().max():.2g}): some part of the state is not"
-                " selected, or samples of a batch depend on each other."
-            )
-
-
-def device_of(tree: Any) -> torch.device:
-    """Return the device of the first tensor in a nesting."""
-    return next(leaf.device for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+        if not isinstance(one, Tensor):
+            continue
+        if one.shape != two.shape:
+            raise ValueError(f"{what} ({tuple(one.shape)}, not {tuple(two.shape)}): {why}.")
+        # Matrix products round differently in batches of another size, half precision the more.
+        loose = 10 * torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
+        a, b = one.double(), two.double()
+        near = torch.isclose(a, b, rtol=max(1e-3, loose), atol=max(1e-4, loose), equal_nan=True)
+        if not near.all():
+            difference = (a - b)[~near].abs().max()
+            raise ValueError(f"{what} (largest difference {difference:.2g}): {why}.")

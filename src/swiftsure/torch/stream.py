@@ -3,43 +3,19 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.runtime import EarlyExit, ExitOutput, Gathered, plain_output, refuse_nan
-from swiftsure.torch.staged import batch_size, device_of, rows_of
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
+from swiftsure.torch.runtime import EarlyExit
+from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
-__all__ = ["Stream", "StreamResult"]
-
-
-@dataclass(frozen=True)
-class StreamResult:
-    """Samples that left together.
-
-    Attributes
-    ----------
-    ids : (m,)
-        Numbers of the samples, in the order in which they were pushed, from 0.
-    outputs
-        What the exit's head gave, with the samples first; looked through for NaN when first read.
-    exit : int
-        Where they left, 0-based.
-    """
-
-    ids: Tensor
-    raw: Any
-    exit: int
-
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of these samples; raises where a classifier's is NaN."""
-        refuse_nan(self.raw, torch.full_like(self.ids, self.exit), self.ids)
-        return self.raw
+__all__ = ["Stream"]
 
 
 class Stream:
@@ -56,6 +32,11 @@ class Stream:
         How many samples a stage runs at once.
     max_wait : int
         After how many further pushes a stage runs what it has.
+
+    Notes
+    -----
+    A stream is for one thread at a time; threads may share the `EarlyExit`, each with a stream of
+    its own.
 
     Examples
     --------
@@ -77,10 +58,11 @@ class Stream:
         n = batch_size(batch)
         results: list[StreamResult] = []
         with self.fast.context(batch):
-            ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
-            self.pushed += n
             self._ticks += 1
-            self._waiting[0].append(_Group(ids, self.fast.model.begin(batch), self._ticks))
+            if n > 0:
+                ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
+                self.pushed += n
+                self._waiting[0].append(_Group(ids, self.fast.model.begin(batch), self._ticks))
             for k in range(len(self._waiting)):
                 self._drain(k, results)
         return results
@@ -107,9 +89,18 @@ class Stream:
                 yield from self.push(batch)
             yield from self.flush()
             return
-        desk = _Desk(self.pushed)
+        if self.in_flight:
+            raise ValueError(
+                f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
+                " do), which are in none of these batches: take them out with flush() first."
+            )
+        desk = _Desk()
         for batch in batches:
-            desk.expect(batch_size(batch))
+            open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
+            if open_.n == 0:  # nobody will leave, and the form of its outputs is still wanted
+                out = self.fast(batch)
+                open_.put(StreamResult(out.exits, out.raw, 0))
+            desk.open.append(open_)
             yield from desk.sorted(self.push(batch))
         yield from desk.sorted(self.flush())
 
@@ -130,14 +121,14 @@ class Stream:
         fast, last = self.fast, self.fast.model.n_exits - 1
         ids, state = group.ids, fast.stage(k, group.state)
         if k == last:
-            output = fast.scaled(k, fast.model.head(k, state))
-            results.append(StreamResult(ids, plain_output(output), k))
+            results.append(StreamResult(ids, plain_output(fast.answer(k, state, len(ids))), k))
             return
         if fast.may_fire(k):
-            output = fast.scaled(k, fast.model.head(k, state))
-            stay, gone, _ = fast.part(k, output)
+            output = fast.answer(k, state, len(ids))
+            stay, gone, scores = fast.part(k, output)
             if gone is not None and stay is not None:
-                results.append(StreamResult(ids[gone], rows_of(plain_output(output), gone), k))
+                left = rows_of(plain_output(output), gone)
+                results.append(StreamResult(ids[gone], left, k, scores[gone]))
                 if len(stay) == 0:
                     return
                 ids, state = ids[stay], fast.model.select(state, stay)
@@ -178,39 +169,15 @@ def _taken(line: deque[_Group], size: int) -> _Group:
 class _Desk:
     """Puts results back into batches, in the order in which these came."""
 
-    def __init__(self, start: int) -> None:
-        self.next = start
-        self.open: deque[_Open] = deque()
-
-    def expect(self, n: int) -> None:
-        self.open.append(_Open(self.next, n))
-        self.next += n
+    def __init__(self) -> None:
+        self.open: deque[Gathered] = deque()
 
     def sorted(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
         for result in results:
+            ids = result.ids.cpu().numpy()  # ascending, since lines keep the order of samples
             for batch in self.open:
-                batch.put(result)
+                first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
+                if first < stop:
+                    batch.put(result.rows(first, stop))
         while self.open and self.open[0].missing == 0:
-            batch = self.open.popleft()
-            yield ExitOutput(batch.gathered.tree, batch.exits, None)
-
-
-class _Open:
-    """A batch some of whose samples have not left yet."""
-
-    def __init__(self, start: int, n: int) -> None:
-        self.start, self.n, self.missing = start, n, n
-        self.gathered = Gathered(n)
-        self.exits = torch.zeros(n, dtype=torch.long)
-
-    def put(self, result: StreamResult) -> None:
-        mine = ((result.ids >= self.start) & (result.ids < self.start + self.n)).nonzero()[:, 0]
-        if len(mine) == 0:
-            return
-        where = result.ids[mine] - self.start
-        if len(mine) == self.n:  # in their order, so that they can be taken as they are
-            mine = mine[where.argsort()]
-            where = where.sort().values
-        self.gathered.put(where, rows_of(result.raw, mine))
-        self.exits[where.cpu()] = result.exit
-        self.missing -= len(mine)
+            yield self.open.popleft().whole()

@@ -8,7 +8,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from swiftsure.torch.staged import StagedModel, all_outputs
+from swiftsure.torch.batches import Batch, moved
+from swiftsure.torch.losses import class_numbers, stacked_logits
+from swiftsure.torch.modes import home, refuse_training
+from swiftsure.torch.results import refuse_broken
+from swiftsure.torch.staged import StagedModel, all_outputs, refuse_unstaged
 
 __all__ = ["fit_temperatures"]
 
@@ -26,8 +30,9 @@ def fit_temperatures(
     ----------
     model : StagedModel
         A classifier in evaluation mode.
-    loader : iterable of (inputs, labels)
-        A few thousand samples; their logits are held in memory.
+    loader : iterable
+        Of batches with labels, as `collect` takes them; negative labels are missing ones. A few
+        thousand samples: their logits are held in memory.
     limits : (low, high)
         Where to look.
 
@@ -36,32 +41,43 @@ def fit_temperatures(
     temperatures : (n_exits,)
         To divide logits by.
     """
-    if isinstance(model, nn.Module) and model.training:
-        raise ValueError("`model` must be in evaluation mode: call model.eval() first.")
-    logits: list[list[Tensor]] = [[] for _ in range(model.n_exits)]
+    refuse_unstaged(model, selects=False)
+    refuse_training(model)
+    low, high = limits
+    if not 0 < low < high < np.inf:
+        raise ValueError(
+            f"`limits` must be (low, high) with 0 < low < high, but got ({low}, {high})."
+        )
+    device, done = home(model), 0
+    logits: list[Tensor] = []
     labels: list[Tensor] = []
-    device = None
-    if isinstance(model, nn.Module):
-        device = next((p.device for p in model.parameters()), None)
     with torch.inference_mode():
-        for inputs, target in loader:
-            outputs = all_outputs(model, inputs.to(device) if device else inputs)
-            for kept, output in zip(logits, outputs, strict=True):
-                kept.append(output.double().cpu())
-            labels.append(target.cpu())
-    if not labels:
-        raise ValueError("`loader` must give at least one batch.")
-    target = torch.cat(labels)
-    return tuple(_fit(torch.cat(exit_logits), target, limits) for exit_logits in logits)
+        for given in loader:
+            batch = Batch.of(given)
+            if batch.labels is None:
+                raise ValueError("`loader` must give labels: temperatures are fitted to them.")
+            found = stacked_logits(all_outputs(model, moved(batch.inputs, device))).double().cpu()
+            bad = found.isnan().any(dim=2).nonzero()
+            if len(bad):
+                row, exit_index = bad[0].tolist()
+                refuse_broken(found[:, exit_index], row, exit_index, done + row)
+            done += len(found)
+            truth = class_numbers(torch.as_tensor(batch.labels).cpu(), len(found), found.shape[2])
+            logits.append(found[truth >= 0])
+            labels.append(truth[truth >= 0])
+    if not sum(map(len, labels)):
+        raise ValueError("`loader` must give at least one sample with a label.")
+    values, targets = torch.cat(logits), torch.cat(labels)
+    return tuple(_fit(values[:, k], targets, low, high) for k in range(model.n_exits))
 
 
-def _fit(logits: Tensor, labels: Tensor, limits: tuple[float, float]) -> float:
+def _fit(logits: Tensor, labels: Tensor, low: float, high: float) -> float:
     """Minimise the negative log-likelihood over the logarithm of the temperature."""
 
     def nll(log_temperature: float) -> float:
         scaled = logits / float(np.exp(log_temperature))
         return float(nn.functional.cross_entropy(scaled, labels))
 
-    low, high = np.log(limits[0]), np.log(limits[1])
-    found = minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
+    bounds = (np.log(low), np.log(high))
+    found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(np.exp(found.x))

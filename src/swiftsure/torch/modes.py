@@ -1,0 +1,44 @@
+"""How models are run: evaluated, never while they are being trained, where they are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["evaluating", "home", "inference", "refuse_training"]
+
+
+def refuse_training(model: Any) -> None:
+    """Raise if a model or any part of it is in training mode."""
+    if isinstance(model, nn.Module) and any(part.training for part in model.modules()):
+        part = next(name for name, part in model.named_modules() if part.training)
+        found = f", but its part {part!r} is in training mode" if part else ""
+        raise ValueError(f"`model` must be in evaluation mode{found}: call model.eval() first.")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every part back into its own mode afterwards."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def inference(device: torch.device, dtype: str | None) -> Iterator[None]:
+    """Run without gradients, under autocast to a dtype or, for None and "float32", under none."""
+    kind = None if dtype in (None, "float32") else getattr(torch, str(dtype))
+    with torch.inference_mode(), torch.autocast(device.type, dtype=kind, enabled=kind is not None):
+        yield
+
+
+def home(model: Any) -> torch.device | None:
+    """Return the device of a model's first parameter; None for a model without any."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return None if parameter is None else parameter.device

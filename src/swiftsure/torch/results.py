@@ -1,0 +1,166 @@
+"""What a run gives: samples that left together, and batches put together from them."""
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from swiftsure.torch.staged import plain_output, shapes_of
+
+__all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "refuse_broken"]
+
+
+@dataclass(frozen=True)
+class ExitOutput:
+    """What a batch gave, in the order of the batch.
+
+    Attributes
+    ----------
+    outputs
+        Whatever the heads give, with the batch first; logits after temperature scaling. Reading
+        them raises where a classifier's output, or the confidence by which a sample left, is NaN,
+        and says of which sample at which exit.
+    exits : (n,)
+        Exit of each sample, 0-based.
+    confidences : (n, n_exits - 1)
+        What decided; NaN where an exit was not reached or its head not needed. None from a stream.
+    """
+
+    raw: Any
+    exits: Tensor
+    confidences: Tensor | None
+    decided: Tensor
+
+    @cached_property
+    def outputs(self) -> Any:
+        """Outputs of all samples, looked through for NaN when they are first read.
+
+        Not before, on a GPU: looking means waiting, and the next batch can be on its way meanwhile.
+        """
+        broken = broken_rows(self.raw, self.decided)
+        if broken is not None and broken.any():
+            row = int(broken.nonzero()[0, 0])
+            refuse_broken(self.raw, row, int(self.exits[row]), row)
+        return self.raw
+
+    @property
+    def predictions(self) -> Tensor:
+        """Most probable class of each sample, for classifiers."""
+        if not isinstance(self.outputs, Tensor) or self.outputs.ndim < 2:
+            raise ValueError("`predictions` needs outputs of shape (n, n_classes, ...).")
+        return self.outputs.argmax(dim=1)
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """Samples that left together.
+
+    Attributes
+    ----------
+    ids : (m,)
+        Numbers of the samples, in the order in which they were pushed, from 0; ascending.
+    outputs
+        What the exit's head gave, with the samples first; looked through for NaN when first read.
+    exit : int
+        Where they left, 0-based.
+    """
+
+    ids: Tensor
+    raw: Any
+    exit: int
+    decided: Tensor | None = None  # the confidences by which they left, before the last exit
+
+    @cached_property
+    def outputs(self) -> Any:
+        """Outputs of these samples; raises where one is broken."""
+        broken = broken_rows(self.raw, self.decided)
+        if broken is not None and broken.any():
+            row = int(broken.nonzero()[0, 0])
+            refuse_broken(self.raw, row, self.exit, int(self.ids[row]))
+        return self.raw
+
+    def rows(self, first: int, stop: int) -> "StreamResult":
+        """Return some neighbours among these samples."""
+        part = slice(first, stop)
+        raw = pytree.tree_map_only(Tensor, lambda leaf: leaf[part], self.raw)
+        decided = None if self.decided is None else self.decided[part]
+        return StreamResult(self.ids[part], raw, self.exit, decided)
+
+
+class Gathered:
+    """A batch of n samples, numbered from `start`, that is put together as they leave."""
+
+    def __init__(self, n: int, device: torch.device, start: int = 0) -> None:
+        self.n, self.start, self.missing = n, start, n
+        self.exits = torch.zeros(n, dtype=torch.long, device=device)
+        self.decided = torch.zeros(n, device=device)
+        self._leaves: list[Any] = []
+        self._structure: Any = None
+
+    def put(self, left: StreamResult) -> None:
+        """Put samples of this batch, with their outputs, in their places."""
+        where = left.ids - self.start if self.start else left.ids
+        self.exits.index_fill_(0, where, left.exit)
+        if left.decided is not None:
+            self.decided.index_copy_(0, where, left.decided)
+        self.missing -= len(where)
+        leaves, structure = pytree.tree_flatten(left.raw)
+        if self._structure is None:
+            self._structure = structure
+            if len(where) == self.n:  # all at once, and in order
+                self._leaves = leaves
+                return
+            self._leaves = [_room(leaf, self.n) for leaf in leaves]
+        if structure != self._structure or not all(map(_alike, self._leaves, leaves)):
+            what = "shape" if structure == self._structure else "structure"
+            before = pytree.tree_unflatten(self._leaves, self._structure)
+            raise ValueError(
+                f"Exits must give outputs of the same {what}, but got {shapes_of(left.raw)} after"
+                f" {shapes_of(before)}; `swiftsure.torch.check` looks at all exits."
+            )
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                # In the wider dtype: who leaves first must not set the precision of the others.
+                dtype = torch.promote_types(self._leaves[i].dtype, leaf.dtype)
+                self._leaves[i] = self._leaves[i].to(dtype).index_copy_(0, where, leaf.to(dtype))
+
+    def whole(self, confidences: Tensor | None = None) -> ExitOutput:
+        """Return the batch, once no sample is missing."""
+        raw = pytree.tree_unflatten(self._leaves, self._structure)
+        return ExitOutput(raw, self.exits, confidences, self.decided)
+
+
+def _room(leaf: Any, n: int) -> Any:
+    """Return room for n samples of an output; what is no tensor is the same for all of them."""
+    return leaf.new_empty((n, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf
+
+
+def _alike(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return one.shape[1:] == two.shape[1:]
+    return bool(one == two)
+
+
+def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
+    """Return which rows of a classifier's output, or of confidences, are NaN, (n,).
+
+    None where there is nothing to look at: NaN may mean something in outputs of another form.
+    """
+    found = [score.isnan() for score in scores if score is not None]
+    values = plain_output(output)
+    if isinstance(values, Tensor) and values.ndim == 2 and values.is_floating_point():
+        found.append(values.isnan().any(dim=1))
+    return reduce(torch.logical_or, found) if found else None
+
+
+def refuse_broken(output: Any, row: int, exit_index: int, sample: int) -> None:
+    """Raise about a broken row of an exit's output."""
+    own = broken_rows(output)
+    what = "output" if own is not None and own[row] else "confidence"
+    raise ValueError(
+        f"The {what} of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
+        " large numbers in its inputs, or run in a wider dtype."
+    )
