@@ -269,11 +269,11 @@ def test_the_bar_counts_steps(trained, monkeypatch):
     shown = []
 
     @contextmanager
-    def steps(title, total):
+    def steps(title, total, visible):
         shown.append(total)
         yield lambda: shown.append(1)
 
-    monkeypatch.setattr("swiftsure.progress.steps", steps)
+    monkeypatch.setattr("swiftsure.torch.heads.steps", steps)
     _, model = attached(trained)
     train_heads(model, loader(128), epochs=3, progress=True)
     assert shown == [6] + 6 * [1]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest
 
 import swiftsure as ss
-from swiftsure import evaluation
+from swiftsure import progress
 from swiftsure.evaluation import Rates
 from swiftsure.simulate import Population
 
@@ -635,22 +635,29 @@ def test_progress_is_told_each_step(record, monkeypatch):
         def __exit__(self, *_):
             seen.append("end")
 
-    def steps(title, total):
-        seen.append((title, total))
+    def steps(title, total, shown):
+        seen.append((title, total, shown))
         return Bar()
 
-    monkeypatch.setattr("swiftsure.progress.steps", steps)
+    monkeypatch.setattr("swiftsure.evaluation.steps", steps)
     arguments = {"controls": ["crc"], "epsilons": [0.1], "splits": 3, "draws": 2, "path": GRID}
     ss.evaluate(record, progress=True, **arguments)
-    assert seen == [("evaluating", 5), *["step"] * 5, "end"]
+    assert seen == [("evaluating", 5, True), *["step"] * 5, "end"]
     seen.clear()
-    ss.evaluate(record, progress=False, **arguments)
-    monkeypatch.setattr(evaluation.sys.stderr, "isatty", lambda: False, raising=False)
     ss.evaluate(record, **arguments)
-    assert not seen
-    monkeypatch.setattr(evaluation.sys.stderr, "isatty", lambda: True, raising=False)
-    ss.evaluate(record, **arguments)
-    assert seen[0] == ("evaluating", 5)
+    assert seen[0] == ("evaluating", 5, None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "terminal", "expected"),
+    [(True, False, True), (False, True, False), (None, True, True), (None, False, False)],
+)
+def test_a_bar_is_shown_if_wished_or_in_a_terminal(monkeypatch, capsys, shown, terminal, expected):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with progress.steps("counting", 2, shown) as advance:
+        advance()
+        advance()
+    assert bool(capsys.readouterr().err) == expected
 
 
 def test_no_progress_bar_in_a_pipe():

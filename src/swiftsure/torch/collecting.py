@@ -6,9 +6,7 @@ never with classes or pixels. With a folder for shards, a run that is killed res
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from swiftsure import checks
 from swiftsure.files import write_text
 from swiftsure.losses import LOSSES
+from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
 from swiftsure.torch.batches import Batch, moved
@@ -108,7 +107,7 @@ def collect(
     store = _Store(run, shards, checks.count("shard_size", shard_size))
     total = _length(loader)
     try:
-        with _bar(progress, total) as advance:
+        with steps("collecting", total, progress) as advance:
             for batch in _after(loader, store.done):
                 store.add(batch, run.reduce(batch, store.done))
                 advance()
@@ -375,11 +374,3 @@ def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.devi
     if device.type != found.type or device.index not in (None, found.index):
         raise ValueError(f"`device` is {device}, but the model is on {found}: move one of them.")
     return found
-
-
-def _bar(wanted: bool | None, total: int | None) -> Any:
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        return nullcontext(lambda: None)
-    from swiftsure.progress import steps
-
-    return steps("collecting", total)

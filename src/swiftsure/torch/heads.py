@@ -1,6 +1,5 @@
 """Making a plain network early-exit: attach heads at named layers, and train them."""
 
-import sys
 from collections.abc import Iterable, Sequence, Sized
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
+from swiftsure.progress import steps
 from swiftsure.torch.cut import CutModel, cut
 from swiftsure.torch.modes import evaluating
 
@@ -145,7 +145,7 @@ def train_heads(
     try:
         model.train(not frozen)
         model.heads.train()
-        with _bar(progress, epochs * length) as advance:
+        with steps("training", epochs * length, progress) as advance:
             for _ in range(epochs):
                 totals = torch.zeros(2, model.n_exits)
                 seen = 0
@@ -202,11 +202,3 @@ def _losses(
         soft = hard if last else cross_entropy(output, teacher)
         losses.append((1 - distill) * hard + distill * soft)
     return losses
-
-
-def _bar(wanted: bool | None, total: int) -> Any:
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        return nullcontext(lambda: None)
-    from swiftsure.progress import steps
-
-    return steps("training", total)
