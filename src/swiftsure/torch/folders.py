@@ -1,0 +1,104 @@
+"""Images in folders, one a class: the layout in which ImageNet and many others are published."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from swiftsure import checks
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImageFolder", "centred"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+SUFFIXES = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
+
+
+class ImageFolder(Dataset[tuple[Tensor, int]]):
+    """Images of `folder/CLASS/NAME.JPEG`, with the number of the class, in order of the names.
+
+    For ImageNet: `ImageFolder("imagenet/val")`, whose folders are WordNet's numbers (n01440764, …)
+    in the order that published networks answer in. Give it to a `DataLoader`, with workers to
+    decode the images.
+
+    Parameters
+    ----------
+    folder : path
+    prepare : callable, optional
+        From a PIL image to a tensor; by default what published ImageNet networks are tested with:
+        the shorter side to 256 pixels, the 224 in the middle, mean and deviation of ImageNet.
+
+    Attributes
+    ----------
+    classes : list of str
+        Names of the folders; their positions are the labels.
+    """
+
+    def __init__(self, folder: str | Path, prepare: Callable[..., Tensor] | None = None) -> None:
+        root = Path(folder)
+        if not root.is_dir():
+            raise ValueError(f"`folder` must be a folder of classes, but {root} is none.")
+        self.classes = sorted(each.name for each in root.iterdir() if each.is_dir())
+        if not self.classes:
+            raise ValueError(
+                f"`folder` must hold one folder a class, but {root} has none; ImageNet's validation"
+                " images are published flat, and are sorted into folders by their ground truth."
+            )
+        self.prepare = prepare or centred
+        self.files = [
+            (file, label)
+            for label, name in enumerate(self.classes)
+            for file in sorted((root / name).iterdir())
+            if file.suffix.lower() in SUFFIXES
+        ]
+        if not self.files:
+            raise ValueError(f"`folder` must hold images, but {root} has none in its folders.")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its label."""
+        file, label = self.files[index]
+        try:
+            with Image.open(file) as image:
+                return self.prepare(image.convert("RGB")), label
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{file} is no readable image ({error}).") from None
+
+
+def centred(
+    image: Image.Image,
+    *,
+    size: int = 224,
+    shorter: int = 256,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+) -> Tensor:
+    """Return the middle of an image as the tensor (3, size, size) that networks take.
+
+    Parameters
+    ----------
+    image : PIL.Image.Image
+    size : int
+        Side of the square that is kept.
+    shorter : int
+        What the shorter side is resized to before.
+    """
+    checks.count("size", size)
+    if shorter < size:
+        raise ValueError(f"`shorter` must be at least `size`, {size}, but got {shorter}.")
+    width, height = image.size
+    scale = shorter / min(width, height)
+    # As torchvision does: the longer side is cut down to a whole number.
+    wide = shorter if width <= height else int(shorter * width / height)
+    high = shorter if height <= width else int(shorter * height / width)
+    resized = image if scale == 1 else image.resize((wide, high), Image.Resampling.BILINEAR)
+    left, top = round((wide - size) / 2), round((high - size) / 2)
+    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), np.float32) / 255
+    normal = (pixels - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
+    return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
