@@ -70,7 +70,7 @@ def test_folders_that_are_none(tmp_path, folder):
         ImageFolder(tmp_path / "no")
     (tmp_path / "flat").mkdir()
     write(tmp_path / "flat" / "ILSVRC2012_val_00000001.JPEG", "red")
-    with pytest.raises(ValueError, match="`folder` .* published flat"):
+    with pytest.raises(ValueError, match=r"`folder` .* published flat"):
         ImageFolder(tmp_path / "flat")
     (tmp_path / "empty" / "n01440764").mkdir(parents=True)
     with pytest.raises(ValueError, match="`folder` must hold images"):
