@@ -1,24 +1,26 @@
 """Speed of the PyTorch runtime: overhead, saved time against skipped time, and the usual ways.
 
-Ratios in one run: variants are interleaved and the best of many runs is taken. Run by itself:
-`python benchmarks/runtime.py [--device cuda] [--batch 64] [--width 64]`.
+Ratios in one run. Each variant is timed on each batch, in turn and in changing order, and its best
+times are added up. On a GPU: `python benchmarks/runtime.py --device cuda --batch 256 --width 192`.
 """
 
 import argparse
-import json
+import random
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from measure import Result, show
+from rich.console import Console
 from torch import Tensor, nn
 
 from swiftsure.calibration import Risk, calibrate
 from swiftsure.policy import Policy
 from swiftsure.torch import EarlyExit, Staged, Stream, collect, exit_flops
-from swiftsure.torch.costs import stage_seconds
 from swiftsure.torch.staged import all_outputs
+
+TITLE = "runtime: a residual network with five exits, in full and with early exits"
 
 N_EXITS = 5
 
@@ -76,21 +78,29 @@ def policy_at(model: nn.Module, images: Tensor, saving: float | None) -> Policy:
 
 
 def best(
-    variants: dict[str, Callable[[], object]], device: str, repeats: int = 15
+    variants: dict[str, Sequence[Callable[[], object]]], device: str, repeats: int
 ) -> dict[str, float]:
-    """Seconds of each variant: interleaved, best of many."""
-    found = dict.fromkeys(variants, np.inf)
-    for repeat in range(repeats + 2):
-        for name, run in variants.items():
-            if device == "cuda":
-                torch.cuda.synchronize()
+    """Seconds of each variant: its parts' best times, added up."""
+    parts = [(name, k) for name, calls in variants.items() for k in range(len(calls))]
+    found = dict.fromkeys(parts, np.inf)
+    shuffle = random.Random(0).shuffle
+    for repeat in range(repeats + 2):  # the first two warm up
+        shuffle(parts)
+        for name, k in parts:
+            _wait(device)
             start = time.perf_counter()
-            run()
-            if device == "cuda":
-                torch.cuda.synchronize()
+            variants[name][k]()
+            _wait(device)
             if repeat >= 2:
-                found[name] = min(found[name], time.perf_counter() - start)
-    return found
+                found[name, k] = min(found[name, k], time.perf_counter() - start)
+    return {
+        name: sum(found[name, k] for k in range(len(calls))) for name, calls in variants.items()
+    }
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 @torch.inference_mode()
@@ -115,20 +125,17 @@ def exit_together(model: nn.Module, policy: Policy, x: Tensor) -> Tensor:
     raise AssertionError
 
 
-def skipped_seconds(
-    model: nn.Module, fast: EarlyExit, batches: list[Tensor], repeats: int
-) -> float:
-    """Seconds that the skipped stages take in the full run, weighted by who skips each."""
-    stages = stage_seconds(model, batches[0], repeats)
-    exits = torch.cat([fast(x).exits for x in batches])
-    skipping = np.array([float((exits < k).float().mean()) for k in range(model.n_exits)])
-    return float((stages * skipping).sum() * len(batches))
+@torch.inference_mode()
+def states_before(model: nn.Module, x: Tensor) -> list[object]:
+    """What each stage starts from, in the full run."""
+    states = [model.begin(x)]
+    for k in range(model.n_exits - 1):
+        states.append(model.advance(k, states[-1]))
+    return states
 
 
-def measure(
-    device: str, batch: int, width: int, blocks: int, repeats: int, n: int
-) -> dict[str, float]:
-    model = residual_network(width, blocks).to(device)
+def measure(device: str, batch: int, width: int, repeats: int, n: int) -> list[Result]:
+    model = residual_network(width, blocks=2).to(device)
     torch.manual_seed(1)
     images = torch.randn(n, 3, 32, 32, device=device)
     # Images of unequal contrast give unequal confidences, as easy and hard samples do.
@@ -137,50 +144,129 @@ def measure(
     half = EarlyExit(model, policy_at(model, images, 0.5))
     batches = [images[i : i + batch] for i in range(0, n - batch + 1, batch)]
 
-    def each(run: Callable[[Tensor], object]) -> Callable[[], object]:
-        return lambda: [run(x) for x in batches]
+    def each(run: Callable[[Tensor], object]) -> list[Callable[[], object]]:
+        return [lambda x=x: run(x) for x in batches]
 
     @torch.inference_mode()
     def plain(x: Tensor) -> object:
         return model(x)
 
+    @torch.inference_mode()
+    def stage(k: int, state: object) -> object:
+        return model.head(k, model.advance(k, state))
+
+    before = states_before(model, batches[0])
     seconds = best(
         {
-            "full, all heads": each(plain),
+            "full": each(plain),
+            "full, once more": each(plain),
             "never exits": each(never),
             "early exit": each(half),
-            "stream": lambda: list(Stream(half, batch).run(batches)),
             "compute all, select": each(lambda x: run_all_select(model, half.policy, x)),
             "leave together": each(lambda x: exit_together(model, half.policy, x)),
+            "stream": [lambda: list(Stream(half, batch).run(batches))],
+            **{f"stage {k}": [lambda k=k: stage(k, before[k])] for k in range(N_EXITS)},
         },
         device,
         repeats,
     )
     exits = torch.cat([half(x).exits for x in batches]).cpu().numpy()
     flops = exit_flops(model, images[:1])
-    skipped = skipped_seconds(model, half, batches, repeats)
-    full = seconds["full, all heads"]
-    latencies = []
-    for x in batches:
-        start = time.perf_counter()
-        half(x)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        latencies.append(time.perf_counter() - start)
-    p50, p99 = np.quantile(latencies, [0.5, 0.99])
-    return {
-        "overhead of never exiting": seconds["never exits"] / full - 1,
-        "FLOPs saved": 1 - flops[exits].mean() / flops[-1],
-        "time saved, early exit": 1 - seconds["early exit"] / full,
-        "time saved, stream": 1 - seconds["stream"] / full,
-        "saved / skipped, early exit": (full - seconds["early exit"]) / skipped,
-        "saved / skipped, stream": (full - seconds["stream"]) / skipped,
-        "early exit against compute all": seconds["compute all, select"] / seconds["early exit"],
-        "early exit against leave together": seconds["leave together"] / seconds["early exit"],
-        "p50 of a batch / full": p50 / (full / len(batches)),
-        "p99 of a batch / full": p99 / (full / len(batches)),
-        "images a second, full": len(batches) * batch / full,
-    }
+    # What the skipped stages take in the full run, weighted by who skips each.
+    stages = np.asarray([seconds[f"stage {k}"] for k in range(N_EXITS)])
+    skipping = np.asarray([(exits < k).mean() for k in range(N_EXITS)])
+    skipped = float(stages @ skipping) * len(batches)
+    full, again, early = (seconds[k] for k in ("full", "full, once more", "early exit"))
+    latencies = latency(half, batches, device)
+    where = f"{device}, batch {batch}: "
+    gpu = device == "cuda"
+    target = 0.9
+    return [
+        Result(
+            f"{where}overhead of never exiting",
+            100 * (seconds["never exits"] / full - 1),
+            "%",
+            at_most=3 if batch > 1 else None,
+            note=f"the full run against itself: {100 * (again / full - 1):+.1f} %",
+        ),
+        Result(
+            f"{where}time saved / time of what is skipped",
+            (full - early) / skipped,
+            at_least=None if gpu else target,
+            note=f"saves {100 * (1 - flops[exits].mean() / flops[-1]):.0f} % of FLOPs and"
+            f" {100 * (1 - early / full):.0f} % of {1000 * full / len(batches):.3g} ms",
+        ),
+        Result(
+            f"{where}the same with the stream",
+            (full - seconds["stream"]) / skipped,
+            at_least=target if gpu else None,
+            note="what `run` takes on a GPU" if gpu else "`run` does not take it on a CPU",
+        ),
+        Result(
+            f"{where}against computing all, then selecting", seconds["compute all, select"] / early
+        ),
+        Result(
+            f"{where}against leaving only together",
+            seconds["leave together"] / early,
+            note="the same thing, for single samples" if batch == 1 else "",
+        ),
+        Result(
+            f"{where}a batch's p99 / p50",
+            float(np.quantile(latencies, 0.99) / np.quantile(latencies, 0.5)),
+            note=f"p50 {np.quantile(latencies, 0.5) * len(batches) / full:.2f}, p99"
+            f" {np.quantile(latencies, 0.99) * len(batches) / full:.2f} of the full run's batch",
+        ),
+    ]
+
+
+def latency(fast: EarlyExit, batches: list[Tensor], device: str) -> list[float]:
+    """Seconds of each batch, the best of five, so that what differs is the batches."""
+    found = np.full(len(batches), np.inf)
+    for _ in range(5):
+        for k, x in enumerate(batches):
+            _wait(device)
+            start = time.perf_counter()
+            fast(x)
+            _wait(device)
+            found[k] = min(found[k], time.perf_counter() - start)
+    return found.tolist()
+
+
+def collecting(device: str, batch: int, width: int, repeats: int) -> Result:
+    """Time of `collect` against the bare forward pass of the same batches."""
+    model = residual_network(width, blocks=2).to(device)
+    images = torch.randn(batch * 12, 3, 32, 32, device=device)
+    labels = torch.zeros(batch, dtype=torch.long, device=device)
+    pairs = [(x, labels) for x in images.split(batch)]
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for x, _ in pairs:
+            model(x)
+
+    seconds = best(
+        {"bare": [bare], "collect": [lambda: collect(model, pairs, progress=False)]},
+        device,
+        repeats,
+    )
+    return Result(
+        f"{device}, batch {batch}: `collect` over the bare forward pass",
+        100 * (seconds["collect"] / seconds["bare"] - 1),
+        "%",
+        at_most=5,
+        note=f"{len(pairs)} batches, FLOPs counted too",
+    )
+
+
+def run(
+    device: str = "cpu", batches: Sequence[int] = (1, 64), width: int = 32, repeats: int = 25
+) -> list[Result]:
+    results = []
+    for batch in batches:
+        n = 4 * batch if batch > 1 else 48
+        results += measure(device, batch, width, repeats, n if device == "cpu" else 32 * batch)
+    results.append(collecting(device, max(batches), width, 8))
+    return results
 
 
 def main() -> None:
@@ -188,22 +274,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--n", type=int, default=256)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=25)
     arguments = parser.parse_args()
-    rows = {}
-    for batch in arguments.batch:
-        n = max(arguments.n, batch)
-        rows[batch] = measure(
-            arguments.device, batch, arguments.width, arguments.blocks, arguments.repeats, n
-        )
-        print(f"{arguments.device}, batch {batch}, width {arguments.width}, {n} images")
-        for name, value in rows[batch].items():
-            print(f"  {name:36s} {value:10.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2))
+    found = run(arguments.device, arguments.batch, arguments.width, arguments.repeats)
+    show(TITLE, found, Console())
 
 
 if __name__ == "__main__":

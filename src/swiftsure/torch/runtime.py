@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from swiftsure import checks
 from swiftsure.policy import Policy
 from swiftsure.torch.fingerprint import fingerprint
-from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
 from swiftsure.torch.staged import (
@@ -93,6 +93,7 @@ class EarlyExit(nn.Module):
                 )
         # Kept, since a walk through a deep model takes as long as some of its layers.
         self._parts = list(model.modules()) if isinstance(model, nn.Module) else []
+        self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         self._levels: list[float] = levels.tolist()
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
@@ -131,7 +132,8 @@ class EarlyExit(nn.Module):
         """Run without gradients, in the dtype that the policy was made for, if all is ready."""
         if any(part.training for part in self._parts):
             refuse_training(self.model)
-        device, expected = device_of(batch), home(self.model)
+        device = device_of(batch)
+        expected = None if self._anchor is None else self._anchor.device
         if expected not in (None, device) and not _spans(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
@@ -176,15 +178,15 @@ class EarlyExit(nn.Module):
         last = model.n_exits - 1
         seen = torch.full((n, last), torch.nan, device=device)
         gathered = Gathered(n, device)
-        here = torch.arange(n, device=device)
+        here, n_here = torch.arange(n, device=device), n
         state = model.begin(batch)
         for k in range(last):
             state = self.stage(k, state)
             if not self.may_fire(k):
                 continue
-            output = self.answer(k, state, len(here))
+            output = self.answer(k, state, n_here)
             stay, gone, scores = self.part(k, output)
-            if len(scores) == n:
+            if n_here == n:
                 seen[:, k] = scores
             else:
                 seen[here, k] = scores
@@ -192,12 +194,13 @@ class EarlyExit(nn.Module):
                 continue
             left = rows_of(plain_output(output), gone)
             gathered.put(StreamResult(here[gone], left, k, scores[gone]))
-            if len(stay) == 0:
+            n_here = len(stay)
+            if n_here == 0:
                 break
             here = here[stay]
             state = model.select(state, stay)
         else:
-            output = self.answer(last, self.stage(last, state), len(here))
+            output = self.answer(last, self.stage(last, state), n_here)
             gathered.put(StreamResult(here, plain_output(output), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
