@@ -313,7 +313,7 @@ def test_a_program_of_its_own(folder, made):
 def test_help_shows_an_example(run):
     done = run("collect", "--help")
     assert done.status == 0
-    assert "swiftsure collect --model mymodel:build --data mydata:calibration" in " ".join(
+    assert "swiftsure collect --model nets:build --data sets:calibration" in " ".join(
         done.out.split()
     )
     assert Path("mynet.py").exists()

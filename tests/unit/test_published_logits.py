@@ -26,8 +26,8 @@ def pickled(tmp_path: Path, content, protocol=pickle.DEFAULT_PROTOCOL) -> Path:
 def test_arrays_become_a_record(tmp_path, protocol):
     logits, targets = published()
     source = pickled(tmp_path, (logits, targets.astype(np.float64)), protocol)
-    target = convert_logits(source, tmp_path / "logits.npz")
-    record = ss.ExitRecord.load(target)
+    assert convert_logits(source, tmp_path / "logits.npz") == (40, 3, 5)
+    record = ss.ExitRecord.load(tmp_path / "logits.npz")
     expected = ss.ExitRecord.from_logits(logits.transpose(1, 0, 2), targets)
     for loss in expected.losses:
         np.testing.assert_array_equal(record.losses[loss], expected.losses[loss])

@@ -10,10 +10,12 @@ import swiftsure
 from swiftsure.cli.calibrate import calibrate
 from swiftsure.cli.collect import collect
 from swiftsure.cli.commands import Group, Verb
+from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.plan import plan
 from swiftsure.cli.reproduce import reproduce
+from swiftsure.cli.simulate import simulate
 
 __all__ = ["app", "main"]
 
@@ -28,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, collect, calibrate, evaluate, plan):
+for verb in (demo, collect, calibrate, evaluate, plan, simulate, convert):
     app.command(cls=Verb)(verb)
 app.add_typer(reproduce, name="reproduce")
 

@@ -42,12 +42,13 @@ def collect(
 ) -> None:
     """Run a model on data and record what happens at every exit.
 
-    The two functions take no arguments and are looked up in the current folder too. The first
-    returns a staged model in evaluation mode, the second an iterable of (inputs, labels).
+    The two functions take no arguments and are looked up in the current
+    folder too. The first returns a staged model in evaluation mode, the
+    second an iterable of (inputs, labels).
 
     [bold]Example[/bold]
 
-        swiftsure collect --model mymodel:build --data mydata:calibration -o record.parquet
+        swiftsure collect --model nets:build --data sets:calibration
     """
     from swiftsure.files import writable
 

@@ -57,3 +57,66 @@ def calm_cnndm(
     )
     for file in files:
         print_text(f"Wrote {file}")
+
+
+@reproduce.command("image-classification", cls=Verb)
+def image_classification(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of exit records; the library's own by default."),
+    ] = None,
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    draws: Annotated[int, typer.Option(help="Calibration sets that test the promises.")] = 1000,
+    delta: options.Delta = 0.1,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
+    ] = Path("results/image_classification"),
+    json: options.Json = False,
+) -> None:
+    """Image classification (Figs. 1, 3 and 8, Table 2 of the paper).
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce image-classification --draws 100 -o results
+    """
+    from swiftsure.reproduce import image_classification as experiment
+
+    result = experiment(
+        data,
+        splits=splits,
+        draws=draws,
+        delta=delta,
+        seed=seed,
+        progress=False if json else None,
+    )
+    files = result.write(output)
+    table, kept = result.table(), result.promises()
+    if json:
+        print_json({"table": table, "promises": kept, "files": [str(file) for file in files]})
+        return
+    columns = [name for name in table[0] if "ε" in name]
+    for n in result.studies:
+        print_table(
+            f"Gain in mean exit, %, over {splits} splits: n = {n:,}, ε = 0.01 and 0.05",
+            ["control", "model", *next(iter(result.studies.values()))],
+            [
+                [row["control"], row["model"], *_pairs([row[name] for name in columns])]
+                for row in table
+                if row["n"] == n
+            ],
+        )
+    print_table(
+        "Promises kept, over all models, risks and levels",
+        ["control", "n", "promise", "worst found", "interval"],
+        [
+            [row["control"], f"{row['n']:,}", row["promise"], row["worst"], row["interval"]]
+            for row in kept
+        ],
+    )
+    for file in files:
+        print_text(f"Wrote {file}")
+
+
+def _pairs(values: list[float]) -> list[str]:
+    return [f"{a:.1f} / {b:.1f}" for a, b in zip(values[::2], values[1::2], strict=True)]

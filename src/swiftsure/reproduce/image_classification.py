@@ -7,13 +7,13 @@ classifiers can be put in their place.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure import assets
 from swiftsure.control import Control
 from swiftsure.evaluation import Study, evaluate
 from swiftsure.files import write_text
@@ -114,6 +114,26 @@ class ImageClassificationResult:
                     rows.append(row | dict(zip(names, gains, strict=True)))
         return rows
 
+    def promises(self) -> list[dict[str, Any]]:
+        """Return, for each size and control, where its promise came closest to being broken.
+
+        `ucb` promises that at most a share δ of calibration sets ends above ε; `crc` that the mean
+        risk is at most ε. Both are of calibration sets drawn with replacement, whose true risk is
+        known: the record's. Intervals are of 95 %, each for itself.
+        """
+        rows = []
+        for n, by_risk in self.studies.items():
+            for label, control in CONTROLS.items():
+                worst: dict[str, Any] = {}
+                for risk, models in by_risk.items():
+                    for model, study in models.items():
+                        for j, epsilon in enumerate(study.epsilons):
+                            found = _kept(study, label, control, j)
+                            if found["margin"] < worst.get("margin", np.inf):
+                                worst = found | {"at": f"{model}, {risk}, ε={epsilon:g}"}
+                rows.append({"control": label, "n": n} | worst)
+        return rows
+
     def summary(self) -> list[dict[str, Any]]:
         """Return every number: a row for each size, risk, model, control and level."""
         return [
@@ -139,6 +159,7 @@ class ImageClassificationResult:
         contents = {
             "table2.md": markdown_table(table),
             "table2.csv": csv_text(table),
+            "promises.csv": csv_text(self.promises()),
             "summary.csv": csv_text(self.summary()),
         }
         for name, text in contents.items():
@@ -152,6 +173,7 @@ def image_classification(
     *,
     sizes: Sequence[int] = (100, 1000),
     splits: int = 100,
+    draws: int = 1000,
     delta: float = 0.1,
     epsilons: NDArray[np.float64] = EPSILONS,
     seed: int = 0,
@@ -165,6 +187,7 @@ def image_classification(
         Folder of exit records (`*.parquet`); those that come with the library by default.
     sizes : calibration sizes
     splits : random splits into calibration and test samples
+    draws : calibration sets drawn with replacement, to see how often a promise is broken
     """
     records = load_records(data)
     studies: dict[int, dict[str, dict[str, Study]]] = {}
@@ -181,6 +204,7 @@ def image_classification(
                         delta=delta,
                         n_calibration=n,
                         splits=splits,
+                        draws=draws,
                         seed=seed,
                         progress=False,
                     )
@@ -188,15 +212,37 @@ def image_classification(
     return ImageClassificationResult(records, studies)
 
 
+def _kept(study: Study, label: str, control: Control, j: int) -> dict[str, Any]:
+    """Return how far a control is from breaking its promise at one level."""
+    epsilon = float(study.epsilons[j])
+    if control.name == "ucb":
+        rate = study.violations[label][j]
+        return {
+            "promise": f"risk > ε in at most {100 * study.delta:g} % of sets",
+            "worst": f"{100 * float(rate):.1f} %",
+            "interval": f"{100 * float(rate.low):.1f} to {100 * float(rate.high):.1f} %",
+            "margin": study.delta - float(rate),
+        }
+    risks = study.pool_risk[label][:, j]
+    mean = float(risks.mean()) / epsilon
+    error = float(risks.std() / np.sqrt(len(risks))) / epsilon
+    return {
+        "promise": "none" if control.selection == "paper" else "mean risk at most ε",
+        "worst": f"{mean:.3f} ε",
+        "interval": f"{mean - 1.96 * error:.3f} to {mean + 1.96 * error:.3f} ε",
+        "margin": 1 - mean,
+    }
+
+
 def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ExitRecord]:
     """Return the records of a folder, by name; "msdnet_cifar10" is "MSDNet, CIFAR-10"."""
-    if data is not None and not Path(data).is_dir():
-        raise ValueError(f"`data` must be a folder of exit records, but {data} is none.")
-    with resources.as_file(resources.files("swiftsure") / "assets" / "image_classification") as own:
-        files = sorted(Path(data or own).glob("*.parquet"))
-        if not files:
-            raise ValueError(f"`data` must hold exit records (*.parquet), but {data} holds none.")
-        return {_title(file.stem): ExitRecord.load(file) for file in files}
+    folder = assets.IMAGE_CLASSIFICATION if data is None else Path(data)
+    if not folder.is_dir():
+        raise ValueError(f"`data` must be a folder of exit records, but {folder} is none.")
+    files = sorted(folder.glob("*.parquet"), key=_order)
+    if not files:
+        raise ValueError(f"`data` must hold exit records (*.parquet), but {folder} holds none.")
+    return {_title(file.stem): ExitRecord.load(file) for file in files}
 
 
 MODELS = {"msdnet": "MSDNet", "l2w_den": "L2W-DEN", "dvit": "DViT", "dyn_perceiver": "Dyn-Perc"}
@@ -213,3 +259,9 @@ def _title(stem: str) -> str:
             if stem == f"{model}_{data}":
                 return f"{model_title}, {data_title}"
     return stem
+
+
+def _order(file: Path) -> tuple[int, str]:
+    """Sort as the paper's tables do, and what the paper does not have after it."""
+    names = [f"{model}_{data}" for data in DATA_SETS for model in MODELS]
+    return (names.index(file.stem) if file.stem in names else len(names), file.stem)

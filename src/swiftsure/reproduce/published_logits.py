@@ -20,8 +20,12 @@ from swiftsure.files import replaced
 __all__ = ["convert_logits", "read_pickled_logits"]
 
 
-def convert_logits(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+def convert_logits(
+    source: str | os.PathLike[str], target: str | os.PathLike[str]
+) -> tuple[int, ...]:
     """Write the logits and labels of a pickle to an npz that `ExitRecord.load` reads.
+
+    Returns the shape of the logits: samples, exits, classes.
 
     Parameters
     ----------
@@ -34,7 +38,7 @@ def convert_logits(source: str | os.PathLike[str], target: str | os.PathLike[str
     logits, labels = read_pickled_logits(source)
     with replaced(target) as temporary, temporary.open("wb") as file:
         np.savez(file, logits=logits, labels=labels)
-    return Path(target)
+    return logits.shape
 
 
 def read_pickled_logits(

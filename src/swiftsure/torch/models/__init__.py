@@ -1,6 +1,14 @@
 """Published early-exit networks as staged models; each loads the weights its authors released."""
 
+from swiftsure.torch.models.embedded import embedded_msdnet, prepared
 from swiftsure.torch.models.l2w_den import L2WDEN, L2WTrainer, WeightNetwork
 from swiftsure.torch.models.msdnet import MSDNet
 
-__all__ = ["L2WDEN", "L2WTrainer", "MSDNet", "WeightNetwork"]
+__all__ = [
+    "L2WDEN",
+    "L2WTrainer",
+    "MSDNet",
+    "WeightNetwork",
+    "embedded_msdnet",
+    "prepared",
+]

@@ -21,7 +21,7 @@ def embedded_msdnet() -> MSDNet:
     Examples
     --------
     >>> model = embedded_msdnet()
-    >>> images = swiftsure.assets.sample_images().images[:4]
+    >>> images = assets.sample_images().images[:4]
     >>> [tuple(logits.shape) for logits in model(prepared(images))]
     [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
     """

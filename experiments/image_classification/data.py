@@ -1,0 +1,66 @@
+"""CIFAR-10 and Tiny-ImageNet-100 in memory: images (n, 3, height, width) of uint8, and labels."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+__all__ = ["DATA_SETS", "Images", "cifar10", "tiny_imagenet_100"]
+
+
+class Images(NamedTuple):
+    """Images of one part of a data set, and their labels."""
+
+    images: Tensor
+    labels: Tensor
+
+    def split(self, n: int, seed: int) -> tuple["Images", "Images"]:
+        """Return all but n images, and those n, drawn at random."""
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
+        rest, held = order[n:], order[:n]
+        return (
+            Images(self.images[rest], self.labels[rest]),
+            Images(self.images[held], self.labels[held]),
+        )
+
+
+def cifar10(folder: Path, part: str) -> Images:
+    """Read CIFAR-10: the published binary files, or PNG files with an image a row."""
+    names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
+    if (folder / f"{names[0]}.bin").exists():
+        rows = np.concatenate(
+            [np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, 3073) for name in names]
+        )
+        labels, pixels = rows[:, 0].astype(np.int64), rows[:, 1:].reshape(-1, 3, 32, 32)
+    elif (folder / f"{names[0]}.png").exists():
+        labels = np.asarray(json.loads((folder / f"{part}_lables.json").read_text()))
+        rows = np.concatenate([np.asarray(Image.open(folder / f"{name}.png")) for name in names])
+        pixels = rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+    else:
+        raise FileNotFoundError(f"{folder} holds neither {names[0]}.bin nor {names[0]}.png")
+    return Images(torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(labels))
+
+
+def tiny_imagenet_100(folder: Path, part: str) -> Images:
+    """Read zip files of LABEL/NAME.JPEG; the part for testing is `val.zip`."""
+    files = sorted(folder.glob("train*.zip" if part == "train" else "val.zip"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no zip file of the part {part!r}")
+    images, labels = [], []
+    for file in files:
+        with zipfile.ZipFile(file) as archive:
+            for name in sorted(n for n in archive.namelist() if n.endswith(".JPEG")):
+                image = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
+                images.append(np.asarray(image))
+                labels.append(int(name.split("/")[0]))
+    pixels = np.stack(images).transpose(0, 3, 1, 2)
+    return Images(torch.from_numpy(np.ascontiguousarray(pixels)), torch.tensor(labels))
+
+
+DATA_SETS = {"cifar10": cifar10, "tiny_imagenet_100": tiny_imagenet_100}

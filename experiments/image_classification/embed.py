@@ -1,0 +1,58 @@
+"""Put a trained network into the library: `python embed.py RESULTS --data FOLDER`.
+
+Copies the records of the folder RESULTS, the weights of msdnet_cifar10, and 2,000 images of the
+test part, drawn at random, which the demonstration runs.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from data import cifar10
+from PIL import Image
+
+from swiftsure import assets
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+COLUMNS, N_IMAGES = 40, 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10")
+    arguments = parser.parse_args()
+    for file in sorted(arguments.results.glob("*.parquet")):
+        shutil.copy(file, assets.IMAGE_CLASSIFICATION / file.name)
+    shutil.copy(
+        arguments.results / "msdnet_cifar10.safetensors", assets.NETWORK / "weights.safetensors"
+    )
+    report = json.loads((arguments.results / "msdnet_cifar10.json").read_text())
+    recipe = report["recipe"]
+    described = {
+        "model": {name: value for name, value in recipe["model"].items() if name != "name"},
+        "mean": recipe["data"]["mean"],
+        "std": recipe["data"]["std"],
+        "classes": CLASSES,
+        "test_accuracy": report["test_accuracy"],
+        "flops": report["flops"],
+    }
+    write(assets.NETWORK / "network.json", described)
+    part = cifar10(arguments.data, "test")
+    ids = np.sort(np.random.default_rng(0).permutation(len(part.labels))[:N_IMAGES])
+    pixels = part.images[ids].numpy()
+    sheet = pixels.reshape(-1, COLUMNS, 3, 32, 32).transpose(0, 3, 1, 4, 2)
+    image = Image.fromarray(sheet.reshape(-1, 32 * COLUMNS, 3))
+    image.save(assets.NETWORK / "images.webp", lossless=True, quality=100, method=6)
+    labels = part.labels[ids].tolist()
+    write(assets.NETWORK / "images.json", {"ids": ids.tolist(), "labels": labels})
+
+
+def write(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content) + "\n")
+
+
+if __name__ == "__main__":
+    main()

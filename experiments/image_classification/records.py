@@ -1,0 +1,68 @@
+"""Exit records of trained networks on the test part: `python records.py RESULTS --data FOLDER`.
+
+Reads each NAME.safetensors and NAME.json of the folder RESULTS whose data set is in FOLDER, and
+writes NAME.parquet beside them, and the test accuracies into NAME.json.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import DATA_SETS, Images
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from train import build, normaliser, resized
+
+from swiftsure import ExitRecord
+from swiftsure.torch import collect
+
+
+def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
+    """Return a trained network, in single precision whatever it is stored in."""
+    model = build(recipe)
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    weights = load_file(path)
+    model.load_state_dict({name: tensor.to(dtypes[name]) for name, tensor in weights.items()})
+    return model.eval()
+
+
+def batches(part: Images, recipe: dict[str, Any], device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the network takes, with the labels."""
+    normalise = normaliser(recipe, device)
+    for images, labels in zip(part.images.split(250), part.labels.split(250), strict=True):
+        yield resized(normalise(images.to(device)), recipe), labels.to(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for file in sorted(arguments.results.glob("*.json")):
+        report = json.loads(file.read_text())
+        recipe = report["recipe"]
+        try:
+            part = DATA_SETS[recipe["data"]["name"]](arguments.data, "test")
+        except FileNotFoundError:
+            continue  # the other data set
+        model = load(file.with_suffix(".safetensors"), recipe).to(device)
+        record: ExitRecord = collect(
+            model,
+            batches(part, recipe, device),
+            scores=["top1", "top_diff", "entropy"],
+            losses=["zero_one", "brier"],
+        )
+        record.save(file.with_suffix(".parquet"))
+        accuracy = 1 - record.losses["zero_one"].mean(axis=0)
+        report["test_accuracy"] = accuracy.round(4).tolist()
+        report["flops"] = record.costs["flops"].tolist()
+        file.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"{file.stem}: {', '.join(f'{100 * a:.2f}' for a in accuracy)} % at the exits")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Train a multi-exit classifier by a recipe: `python train.py recipes/NAME.toml --data FOLDER`.
+
+Writes NAME.safetensors (weights; half precision where the recipe says so) and NAME.json (recipe,
+seed, device, time and scores). With `--holdout N` it trains without N training images and scores
+those: recipes were chosen so. Without, it trains on all and leaves scoring to `records.py`.
+"""
+
+import argparse
+import json
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import DATA_SETS, Images
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from swiftsure.torch import models
+
+HERE = Path(__file__).parent
+
+
+def augmented(images: Tensor, padding: int, hole: int, random: torch.Generator) -> Tensor:
+    """Shift, mirror and cut a square hole into each image, all on the device."""
+    n, _, height, width = images.shape
+    device = images.device
+
+    def draw(high: int) -> Tensor:
+        return torch.randint(0, high, (n, 1, 1), device=device, generator=random)
+
+    rows = torch.arange(height, device=device).view(1, -1, 1)
+    columns = torch.arange(width, device=device).view(1, 1, -1)
+    mirrored = torch.where(draw(2) == 1, width - 1 - columns, columns)
+    padded = functional.pad(images, (padding,) * 4, mode="reflect")
+    at_row, at_column = rows + draw(2 * padding + 1), mirrored + draw(2 * padding + 1)
+    which = torch.arange(n, device=device).view(-1, 1, 1)
+    shifted = padded[which, :, at_row, at_column].permute(0, 3, 1, 2)
+    middle_row, middle_column = draw(height), draw(width)
+    in_hole = ((rows - middle_row).abs() < hole / 2) & ((columns - middle_column).abs() < hole / 2)
+    return shifted.masked_fill(in_hole.unsqueeze(1), 0.0)
+
+
+def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices of whole batches, in random order."""
+    order = torch.randperm(n, device=random.device, generator=random)
+    yield from order[: n - n % size].split(size)
+
+
+def cut_and_mixed(
+    images: Tensor, targets: Tensor, strength: float, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Put a rectangle of other images over each, and mix the targets by area (CutMix)."""
+    height, width = images.shape[2:]
+    share = torch.distributions.Beta(strength, strength).sample().item()
+    high, wide = (round(side * (1 - share) ** 0.5) for side in (height, width))
+    top = int(torch.randint(0, height - high + 1, ()))
+    left = int(torch.randint(0, width - wide + 1, ()))
+    other = torch.randperm(len(images), device=images.device, generator=random)
+    images = images.clone()
+    images[:, :, top : top + high, left : left + wide] = images[
+        other, :, top : top + high, left : left + wide
+    ]
+    area = high * wide / (height * width)
+    return images, (1 - area) * targets + area * targets[other]
+
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Learns from a batch of images and targets (n, n_classes), and returns its loss."""
+
+
+def recorded_step(
+    model: nn.Module,
+    optimizer: torch.optim.SGD,
+    loss_of: Callable[[list[Tensor], Tensor], Tensor],
+) -> Step:
+    """Return the step that descends a loss of all outputs.
+
+    On a GPU, what is done for a batch is recorded once and replayed, since such a network is
+    hundreds of small kernels.
+    """
+    held: list[Tensor] = []
+    graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
+    recorded: Tensor | None = None
+
+    def learn() -> Tensor:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
+            outputs = model(held[0])
+        loss = loss_of([output.float() for output in outputs], held[1])
+        loss.backward()
+        return loss.detach()
+
+    def record(graph: torch.cuda.CUDAGraph) -> Tensor:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                learn()
+        torch.cuda.current_stream().wait_stream(side)
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.cuda.graph(graph):
+            return learn()
+
+    def step(images: Tensor, targets: Tensor) -> Tensor:
+        nonlocal recorded
+        if not held:
+            held.extend((images.clone(), targets.clone()))
+            recorded = None if graph is None else record(graph)
+        held[0].copy_(images)
+        held[1].copy_(targets)
+        if graph is None or recorded is None:
+            loss = learn()
+        else:
+            graph.replay()
+            loss = recorded
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def sum_over_exits(smoothing: float) -> Callable[[list[Tensor], Tensor], Tensor]:
+    """Return the published loss: the sum of the exits' cross-entropies."""
+
+    def loss_of(outputs: list[Tensor], targets: Tensor) -> Tensor:
+        losses = [functional.cross_entropy(o, targets, label_smoothing=smoothing) for o in outputs]
+        return torch.stack(losses).sum()
+
+    return loss_of
+
+
+def l2w_step(
+    model: nn.Module, optimizer: torch.optim.SGD, plan: dict[str, Any], steps: int
+) -> Step:
+    """Return the way of L2W-DEN: a small network learns the weight of each sample at each exit."""
+    device = next(model.parameters()).device
+    weigh = models.WeightNetwork(model.n_exits, spread=plan["l2w"]["spread"]).to(device)
+    adam = torch.optim.Adam(weigh.parameters(), lr=plan["l2w"]["lr"], weight_decay=1e-4)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    trainer = models.L2WTrainer(model, weigh, optimizer, adam)
+    done = count()
+
+    def weighted(outputs: list[Tensor], targets: Tensor) -> Tensor:
+        each = [functional.cross_entropy(o, targets, reduction="none") for o in outputs]
+        losses = torch.stack(each, dim=1)
+        with torch.no_grad():
+            sure = torch.stack([o.softmax(dim=1).amax(dim=1) for o in outputs], dim=1)
+            weights = weigh(losses, sure)
+        return (weights * losses).mean(dim=0).sum()
+
+    learn = recorded_step(model, optimizer, weighted)
+
+    def step(images: Tensor, targets: Tensor) -> Tensor:
+        halves = list(zip(images.chunk(2), targets.chunk(2), strict=True))
+        meta = next(done) % plan["l2w"]["interval"] == 0
+        total = torch.zeros((), device=device)
+        for used, other in (halves, halves[::-1]):
+            if meta:
+                (a, of_a), (b, of_b) = used, other
+                with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+                    trainer.meta_update((a, of_a.argmax(1)), (b, of_b.argmax(1)))
+            total += learn(*used)
+        cosine.step()
+        return total / 2
+
+    return step
+
+
+@torch.inference_mode()
+def accuracies(model: nn.Module, part: Images, recipe: dict[str, Any]) -> list[float]:
+    """Return the share of right answers at each exit."""
+    normalise = normaliser(recipe, part.images.device)
+    right = torch.zeros(model.n_exits, device=part.images.device)
+    for images, labels in zip(part.images.split(1000), part.labels.split(1000), strict=True):
+        outputs = model(resized(normalise(images), recipe))
+        right += torch.stack([(out.argmax(1) == labels).sum() for out in outputs])
+    return [round(x / len(part.labels), 4) for x in right.tolist()]
+
+
+def build(recipe: dict[str, Any]) -> nn.Module:
+    """Return the untrained network of a recipe."""
+    arguments = dict(recipe["model"])
+    return getattr(models, arguments.pop("name"))(**arguments)
+
+
+def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Module:
+    """Return the trained model, its weights averaged over the last steps where the recipe asks."""
+    torch.manual_seed(seed)
+    random = torch.Generator(device).manual_seed(seed)
+    plan = recipe["training"]
+    model = build(recipe).to(device, memory_format=torch.channels_last).train()
+    per_epoch = len(part.labels) // plan["batch"]
+    decay = 1 - 1 / (plan["averaged_epochs"] * per_epoch)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": plan["weight_decay"]}, {"params": others}],
+        lr=plan["lr"],
+        momentum=0.9,
+        nesterov="l2w" not in plan,
+    )
+    steps = plan["epochs"] * per_epoch
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, plan["lr"], total_steps=steps, pct_start=0.15, cycle_momentum=False
+    )
+    if "l2w" in plan:
+        step = l2w_step(model, optimizer, plan, steps)
+    else:
+        step = recorded_step(model, optimizer, sum_over_exits(plan["label_smoothing"]))
+    normalise = normaliser(recipe, device)
+    began = time.perf_counter()
+    for epoch in range(plan["epochs"]):
+        total = torch.zeros((), device=device)
+        for index in batches(len(part.labels), plan["batch"], random):
+            images = augmented(normalise(part.images[index]), plan["padding"], plan["hole"], random)
+            targets = functional.one_hot(part.labels[index], recipe["model"]["n_classes"]).float()
+            if "cutmix" in plan and torch.rand(()) < 0.5:
+                images, targets = cut_and_mixed(images, targets, plan["cutmix"], random)
+            images = resized(images, recipe).contiguous(memory_format=torch.channels_last)
+            total += step(images, targets)
+            schedule.step()
+            average.update_parameters(model)
+        if epoch % 5 == 4 or epoch == plan["epochs"] - 1:
+            seconds = time.perf_counter() - began
+            mean = float(total) / per_epoch
+            print(
+                f"{recipe['name']} epoch {epoch + 1}: loss {mean:.3f}, {seconds:.0f} s", flush=True
+            )
+    refresh_statistics(average.module, part, recipe, random)
+    return average.module.eval()
+
+
+@torch.no_grad()
+def refresh_statistics(
+    model: nn.Module, part: Images, recipe: dict[str, Any], random: torch.Generator
+) -> None:
+    """Measure what batch normalisation divides by anew: averages of it lag behind the weights."""
+    plan, normalise = recipe["training"], normaliser(recipe, part.images.device)
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # then every batch counts alike
+    model.train()
+    for index in islice(batches(len(part.labels), 256, random), 40):
+        images = augmented(normalise(part.images[index]), plan["padding"], plan["hole"], random)
+        model(resized(images, recipe))
+
+
+def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
+    """Return the images at the size that the network takes."""
+    size = recipe["data"].get("size", images.shape[-1])
+    if size == images.shape[-1]:
+        return images
+    return functional.interpolate(images, size=(size, size), mode="bilinear")
+
+
+def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[Tensor], Tensor]:
+    """Return the function from bytes to what the network sees."""
+    mean, std = (
+        255 * torch.tensor(recipe["data"][key], device=device).view(1, 3, 1, 1)
+        for key in ("mean", "std")
+    )
+    return lambda images: (images.float() - mean) / std
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--holdout", type=int, default=0)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    recipe = tomllib.loads(arguments.recipe.read_text())
+    recipe["name"] = arguments.recipe.stem
+    recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True
+    part = DATA_SETS[recipe["data"]["name"]](arguments.data, "train")
+    held = None
+    if arguments.holdout:
+        part, held = part.split(arguments.holdout, seed=0)
+        held = Images(*(tensor.to(device) for tensor in held))
+    part = Images(*(tensor.to(device) for tensor in part))
+    began = time.perf_counter()
+    model = train(recipe, part, device, arguments.seed)
+    report = {
+        "recipe": recipe,
+        "seed": arguments.seed,
+        "seconds": round(time.perf_counter() - began),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    if held is not None:
+        report["held_out_accuracy"] = accuracies(model, held, recipe)
+    print(json.dumps(report), flush=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    weights = {name: t.contiguous().cpu() for name, t in model.state_dict().items()}
+    if recipe["training"].get("half", False):
+        weights = {n: t.half() if t.is_floating_point() else t for n, t in weights.items()}
+    save_file(weights, arguments.output / f"{recipe['name']}.safetensors")
+    (arguments.output / f"{recipe['name']}.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

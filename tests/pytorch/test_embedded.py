@@ -1,0 +1,77 @@
+"""The network that comes with the library, and its record."""
+
+import numpy as np
+import pytest
+import torch
+
+from swiftsure import assets
+from swiftsure.torch import EarlyExit, check, collect, exit_flops, fingerprint
+from swiftsure.torch.models import embedded_msdnet, prepared
+
+
+@pytest.fixture(scope="module")
+def model():
+    return embedded_msdnet()
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return assets.sample_images()
+
+
+def test_it_is_a_sound_staged_model(model, sample):
+    check(model, prepared(sample.images[:4]))
+
+
+def test_its_record_is_what_it_does(model, sample):
+    record = assets.record().take(sample.ids[:150])
+    x, y = prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150])
+    found = collect(model, [(x, y)], scores=["top1", "entropy"], progress=False)
+    for loss in ("zero_one", "brier"):
+        np.testing.assert_allclose(found.losses[loss], record.losses[loss], atol=1e-3)
+    for score in ("top1", "entropy"):
+        np.testing.assert_allclose(found.confidences[score], record.confidences[score], atol=1e-3)
+    np.testing.assert_array_equal(found.costs["flops"], record.costs["flops"])
+
+
+def test_its_record_is_bound_to_it(model):
+    assert assets.record().fingerprint == fingerprint(model)
+
+
+def test_its_exits_improve():
+    record = assets.record()
+    accuracy = 1 - record.losses["zero_one"].mean(axis=0)
+    assert (np.diff(accuracy) > 0).all()
+    assert accuracy[-1] > 0.94
+    np.testing.assert_allclose(accuracy, assets.network()["test_accuracy"], atol=1e-4)
+
+
+def test_images_and_labels_belong_together(sample):
+    record = assets.record().take(sample.ids)
+    assert len(set(sample.ids.tolist())) == len(sample.labels) == 2000
+    assert record.n == 2000
+    assert np.bincount(sample.labels).min() > 150
+    assert len(assets.network()["classes"]) == 10
+
+
+def test_flops_are_counted(model):
+    np.testing.assert_allclose(
+        exit_flops(model, torch.zeros(1, 3, 32, 32)), assets.network()["flops"]
+    )
+
+
+def test_a_policy_of_the_record_runs_the_network(model, sample):
+    import swiftsure as ss
+
+    policy = ss.calibrate(assets.record(), loss="brier", epsilon=0.02)
+    out = EarlyExit(model, policy)(prepared(sample.images[:64]))
+    expected = policy.exits(assets.record().take(sample.ids[:64]).confidences["top1"])
+    assert (out.exits.numpy() == expected).mean() > 0.95  # up to rounding near the threshold
+
+
+@pytest.mark.parametrize(
+    "images", [np.zeros((2, 3, 32, 32)), np.zeros((2, 32, 32, 3), np.uint8), np.zeros(3, np.uint8)]
+)
+def test_images_that_are_none(images):
+    with pytest.raises(ValueError, match="`images` must be uint8 of shape"):
+        prepared(images)
