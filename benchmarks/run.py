@@ -1,7 +1,7 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
-Topics: control, million, memory, evaluate, import, runtime. Each number stands beside its target.
-Misses are listed at the end, and are no error: a benchmark informs.
+Topics: control, million, memory, evaluate, import, runtime, models. Each number stands beside its
+target. Misses are listed at the end, and are no error: a benchmark informs.
 """
 
 import argparse
@@ -19,6 +19,7 @@ TOPICS = {
     "evaluate": "evaluate",
     "import": "imports",
     "runtime": "runtime",
+    "models": "models",
 }
 """Topics, and the modules that measure them."""
 

@@ -69,7 +69,7 @@ def models_figure(
         Where to save it.
     """
     figure = new_figure(3.3 * len(studies) + 0.6, 5.6)
-    axes = figure.subplots(2, len(studies), sharex="col", squeeze=False)
+    axes = figure.subplots(2, len(studies), sharex="col", sharey="row", squeeze=False)
     for (above, below), (title, models) in zip(axes.T, studies.items(), strict=True):
         highest = 0.0
         for color, (name, study) in zip(COLORS * 4, models.items(), strict=False):

@@ -221,7 +221,7 @@ def _kept(study: Study, label: str, control: Control, j: int) -> dict[str, Any]:
             "promise": f"risk > ε in at most {100 * study.delta:g} % of sets",
             "worst": f"{100 * float(rate):.1f} %",
             "interval": f"{100 * float(rate.low):.1f} to {100 * float(rate.high):.1f} %",
-            "margin": study.delta - float(rate),
+            "margin": round(study.delta - float(rate), 6),
         }
     risks = study.pool_risk[label][:, j]
     mean = float(risks.mean()) / epsilon
@@ -230,7 +230,7 @@ def _kept(study: Study, label: str, control: Control, j: int) -> dict[str, Any]:
         "promise": "none" if control.selection == "paper" else "mean risk at most ε",
         "worst": f"{mean:.3f} ε",
         "interval": f"{mean - 1.96 * error:.3f} to {mean + 1.96 * error:.3f} ε",
-        "margin": 1 - mean,
+        "margin": round(1 - mean, 6),
     }
 
 
