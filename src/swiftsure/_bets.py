@@ -14,8 +14,8 @@ __all__ = ["LONG", "log_deficit", "select_by_betting", "select_side_by_side"]
 ROUNDING = 1e-12
 """Relative error that a few operations may add up to."""
 
-VANISHING = 1e-100
-"""Wealth below this is put into its logarithm, long before it is too small for a float."""
+FAR = 1e100
+"""Wealth beyond this, or below its inverse, is put into its logarithm, long before it overflows."""
 
 SMALL = 0.0625
 """Gains below this have their logarithm from a series."""
@@ -92,7 +92,7 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
             best = max(best, wealth)
             if best >= needed:
                 return 0.0, 0.0, total, deviations
-            if wealth < VANISHING:
+            if not 1.0 / FAR < wealth < FAR:
                 least = min(least, missing - np.log(best))
                 missing -= np.log(wealth)
                 wealth, best, needed = 1.0, 1.0, np.exp(missing)

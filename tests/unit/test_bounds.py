@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
-from swiftsure import _bets, bounds
+from swiftsure import _bets, _kernels, bounds
 from swiftsure.bounds import BOUNDS, certify, p_value, upper_bound
 from unit.builders import refused
 
@@ -465,6 +465,32 @@ def test_long_bets_keep_their_accuracy():
         deviations += (loss - (0.5 + total) / (i + 1)) ** 2
     assert best > 3
     assert -math.log(p_value(losses, 0.05, bound="wsr")) == pytest.approx(best, abs=1e-8)
+
+
+def test_a_fortune_lost_is_not_regained_by_overflow():
+    """Wealth that fell by e^-2149 and rose by e^1390 is below one, not infinite."""
+    n, epsilon, delta = 400_000, 0.5, 0.1
+    losses = np.where(np.arange(n) < 60_000, 0.54, 0.46)
+    moves = losses_in_logs(losses, epsilon, delta)
+    assert moves[-1] - moves.min() > 1000 > 709  # which is where a float overflows
+    assert moves.max() < 0
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.stack([0 * losses, losses], axis=1))
+    rows = np.arange(n)
+    levels = _kernels.firing_levels(curve._losses)
+    least = _bets.log_deficit(
+        curve._losses, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
+    )
+    assert least == pytest.approx(-math.log(delta))
+
+
+def losses_in_logs(losses, epsilon, delta):
+    """WSR's wealth after each loss, in logs, from its definition; B = 1."""
+    n = len(losses)
+    count = np.arange(1, n + 1)
+    mean = (0.5 + np.cumsum(losses)) / (count + 1)
+    spread = 0.25 + np.concatenate([[0.0], np.cumsum((losses - mean) ** 2)[:-1]])
+    stake = np.minimum(1.0, np.sqrt(2 * count * math.log(1 / delta) / (n * spread)))
+    return np.cumsum(np.log1p(stake * (epsilon - losses)))
 
 
 @pytest.mark.parametrize("bound", ["wsr", "star"])
