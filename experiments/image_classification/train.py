@@ -76,7 +76,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 def recorded_step(
     model: nn.Module,
-    optimizer: torch.optim.SGD,
+    optimizer: torch.optim.Optimizer,
     loss_of: Callable[[list[Tensor], Tensor], Tensor],
 ) -> Step:
     """Return the step that descends a loss of all outputs.
@@ -128,18 +128,44 @@ def recorded_step(
     return step
 
 
-def sum_over_exits(smoothing: float) -> Callable[[list[Tensor], Tensor], Tensor]:
-    """Return the published loss: the sum of the exits' cross-entropies."""
+def sum_over_exits(
+    smoothing: float, distilled: float = 0.0
+) -> Callable[[list[Tensor], Tensor], Tensor]:
+    """Return the sum of the exits' cross-entropies, the published loss.
+
+    A share `distilled` of what earlier exits learn from is the answer of the last one.
+    """
 
     def loss_of(outputs: list[Tensor], targets: Tensor) -> Tensor:
-        losses = [functional.cross_entropy(o, targets, label_smoothing=smoothing) for o in outputs]
+        last = outputs[-1].detach().softmax(dim=1)
+        taught = (1 - distilled) * targets + distilled * last
+        goals = [taught] * (len(outputs) - 1) + [targets]
+        losses = [
+            functional.cross_entropy(output, goal, label_smoothing=smoothing)
+            for output, goal in zip(outputs, goals, strict=True)
+        ]
         return torch.stack(losses).sum()
 
     return loss_of
 
 
+def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms."""
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.ndim > 1],
+            "weight_decay": plan["weight_decay"],
+        },
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if plan.get("optimizer") == "adamw":
+        return torch.optim.AdamW(groups, lr=plan["lr"])
+    # L2W-DEN looks ahead by a step of plain SGD.
+    return torch.optim.SGD(groups, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
+
+
 def l2w_step(
-    model: nn.Module, optimizer: torch.optim.SGD, plan: dict[str, Any], steps: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: dict[str, Any], steps: int
 ) -> Step:
     """Return the way of L2W-DEN: a small network learns the weight of each sample at each exit."""
     device = next(model.parameters()).device
@@ -201,14 +227,7 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
     per_epoch = len(part.labels) // plan["batch"]
     decay = 1 - 1 / (plan["averaged_epochs"] * per_epoch)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": plan["weight_decay"]}, {"params": others}],
-        lr=plan["lr"],
-        momentum=0.9,
-        nesterov="l2w" not in plan,
-    )
+    optimizer = make_optimizer(model, plan)
     steps = plan["epochs"] * per_epoch
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, plan["lr"], total_steps=steps, pct_start=0.15, cycle_momentum=False
@@ -216,7 +235,8 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
     if "l2w" in plan:
         step = l2w_step(model, optimizer, plan, steps)
     else:
-        step = recorded_step(model, optimizer, sum_over_exits(plan["label_smoothing"]))
+        loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
+        step = recorded_step(model, optimizer, loss_of)
     normalise = normaliser(recipe, device)
     began = time.perf_counter()
     for epoch in range(plan["epochs"]):

@@ -1,0 +1,421 @@
+"""DViT: vision transformers over finer and finer tokens, each reusing what the last one found.
+
+Wang et al., *Not All Images are Worth 16x16 Words: Dynamic Transformers for Efficient Image
+Recognition* (NeurIPS 2021), as published by blackfeather-wang/Dynamic-Vision-Transformer.
+Submodules carry the published names, so that published weights load as they are.
+
+Every exit is a whole transformer, with its own tokens of the same image. From the second on, each
+block also sees the last features of the transformer before it, and starts its attention from the
+relations (attention logits) that were found there, both stretched to the finer grid.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from math import inf
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from swiftsure import checks
+from swiftsure.torch.models.published import check_hyperparameters, load_published
+from swiftsure.torch.models.transformer import (
+    Attention,
+    DropPath,
+    Mlp,
+    PatchTokens,
+    SoftSplitTokens,
+    initialise,
+    sinusoids,
+    stretching,
+    windows_for,
+)
+from swiftsure.torch.staged import Staged
+
+__all__ = ["DViT"]
+
+PUBLISHED_GRIDS, PUBLISHED_SIZE = (7, 10, 14), 224
+
+PUBLISHED = {
+    "kind": "kind",
+    "num_classes": "n_classes",
+    "img_size": "image_size",
+    "embed_dim": "width",
+    "depth": "depth",
+    "num_heads": "n_heads",
+    "mlp_ratio": "mlp_ratio",
+    "qkv_bias": "qkv_bias",
+    "layernorm_eps": "norm_eps",
+    "feature_reuse": "feature_reuse",
+    "relation_reuse": "relation_reuse",
+    "feature_reuse_dim": "feature_width",
+    "feature_reuse_hidden": "feature_hidden",
+}
+"""Published names of hyperparameters, and ours."""
+
+OPTIONAL = {
+    "token_dim": "token_width",
+    "drop_rate": "dropout",
+    "attn_drop_rate": "attention_dropout",
+    "drop_path_rate": "drop_path",
+}
+
+DESCRIPTIVE = {
+    "backbone",
+    "file",
+    "n_exits",
+    "tokens",
+    "relation_conv_channels",
+    "attention_scale",
+    "n_params",
+    "checkpoint_links",
+}
+"""What descriptions of the published networks say besides, and what follows from the rest."""
+
+
+class DViT(Staged):
+    """A cascade of vision transformers, one an exit, over growing grids of tokens.
+
+    The defaults are the published DVT (T2T-ViT-12).
+
+    Parameters
+    ----------
+    n_classes : int
+    kind : {"t2t", "deit"}
+        How tokens are made: by splitting and gathering overlapping windows three times, with fixed
+        embeddings of positions (T2T-ViT); or from patches, with learned ones (DeiT).
+    image_size : int
+        Height and width of images.
+    grids : sequence of int
+        Tokens along a side, one grid an exit. A grid of kind "t2t" is at most a quarter of the
+        image's side. The windows that give a grid follow from it.
+    width, depth, n_heads : int
+        Of every transformer: width of tokens, number of blocks, heads of attention.
+    mlp_ratio : float
+        Hidden width of a block's MLP, in widths of tokens.
+    token_width : int
+        Of kind "t2t": width of tokens between the splits.
+    qkv_bias : bool
+        Whether queries, keys and values have a bias. Published: only in DeiT.
+    norm_eps : float
+        Of layer normalisation. Published: 1e-5 in T2T-ViT, 1e-6 in DeiT.
+    feature_reuse, relation_reuse : bool
+        Whether a transformer sees features, and relations, of the one before it.
+    feature_width, feature_hidden : int
+        Channels that reused features add to a block's MLP, and the hidden width of what makes them.
+    dropout, attention_dropout, drop_path : float
+        Rates while training, in [0, 1): of activations, of attention, and of whole branches in the
+        last block (in those before it linearly less). Published: a `drop_path` of 0.1.
+
+    Attributes
+    ----------
+    sides : range
+        Heights and widths of images whose grids are the network's.
+
+    Examples
+    --------
+    >>> model = DViT(10, image_size=32, grids=(2, 4, 8), width=32, depth=2, n_heads=2).eval()
+    >>> [tuple(logits.shape) for logits in model(torch.zeros(3, 3, 32, 32))]
+    [(3, 10), (3, 10), (3, 10)]
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        *,
+        kind: str = "t2t",
+        image_size: int = PUBLISHED_SIZE,
+        grids: Sequence[int] = PUBLISHED_GRIDS,
+        width: int = 256,
+        depth: int = 12,
+        n_heads: int = 4,
+        mlp_ratio: float = 2.0,
+        token_width: int = 64,
+        qkv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        feature_reuse: bool = True,
+        relation_reuse: bool = True,
+        feature_width: int = 48,
+        feature_hidden: int = 128,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        windows = windows_for(kind, image_size, grids)
+        checks.count("token_width", token_width, 2)  # half as many random features, at least one
+        if checks.count("width", width) % checks.count("n_heads", n_heads):
+            raise ValueError(
+                f"`width` must be a multiple of `n_heads`, {n_heads}, but got {width}."
+            )
+        layout = Layout(
+            n_classes=checks.count("n_classes", n_classes, 2),
+            width=width,
+            depth=checks.count("depth", depth),
+            n_heads=n_heads,
+            hidden=int(width * checks.between("mlp_ratio", mlp_ratio, 0, inf)),
+            qkv_bias=bool(qkv_bias),
+            norm_eps=checks.between("norm_eps", norm_eps, 0, 1),
+            feature_width=checks.count("feature_width", feature_width) if feature_reuse else 0,
+            feature_hidden=checks.count("feature_hidden", feature_hidden),
+            relation_reuse=bool(relation_reuse),
+            dropout=_rate("dropout", dropout),
+            attention_dropout=_rate("attention_dropout", attention_dropout),
+            drop_path=_rate("drop_path", drop_path),
+        )
+        if layout.hidden < 1:
+            raise ValueError(f"`mlp_ratio` leaves no hidden width of {width}: raise it.")
+        places = [window.places(image_size) for window in windows]
+        fitting = [w.pixels(n) for w, n in zip(windows, places, strict=True)]
+
+        self.n_exits = len(windows)
+        self.sides = range(max(r.start for r in fitting), min(r.stop for r in fitting))
+        # Published: less_less_token, less_token, normal_token.
+        coarser = ["less_" * n + "token" for n in range(self.n_exits - 1, 0, -1)]
+        self.names = [*coarser, "normal_token"]
+        for k, name in enumerate(self.names):
+            tokeniser = (
+                SoftSplitTokens(windows[k], places[k], width, token_width, dropout)
+                if kind == "t2t"
+                else PatchTokens(windows[k], width)
+            )
+            coarse = grids[k - 1] if k > 0 else None
+            last = k == self.n_exits - 1
+            self.add_module(name, Transformer(layout, tokeniser, grids[k], coarse, last=last))
+
+    def begin(self, images: Tensor) -> dict[str, Any]:
+        """Return the images, (n, 3, height, width), if they are of a size with the right grids."""
+        fits = all(side in self.sides for side in images.shape[2:])
+        if images.ndim != 4 or images.shape[1] != 3 or not fits:
+            low, high = self.sides[0], self.sides[-1]
+            pixels = f"{low}" if low == high else f"{low} to {high}"
+            raise ValueError(
+                f"`images` must have shape (n, 3, height, width) with {pixels} pixels a side, but"
+                f" got {checks.shape_text(images.shape)}."
+            )
+        return {"images": images}
+
+    def advance(self, exit_index: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Run one transformer, and keep what its head and the next one need."""
+        transformer = self._transformer(exit_index)
+        tokens, relations = transformer(
+            state["images"], state.get("features"), state.get("relations")
+        )
+        found: dict[str, Any] = {"class_token": tokens[:, 0]}
+        if exit_index < self.n_exits - 1:
+            found["images"] = state["images"]
+            if transformer.layout.feature_width:
+                found["features"] = tokens[:, 1:]
+            if transformer.layout.relation_reuse:
+                found["relations"] = relations
+        return found
+
+    def head(self, exit_index: int, state: dict[str, Any]) -> Tensor:
+        """Return the logits of one exit, from the class token of its transformer."""
+        transformer = self._transformer(exit_index)
+        logits: Tensor = transformer.head(transformer.norm(state["class_token"]))
+        return logits
+
+    def _transformer(self, exit_index: int) -> "Transformer":
+        transformer: Transformer = getattr(self, self.names[exit_index])
+        return transformer
+
+    @classmethod
+    def from_published(
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+    ) -> Self:
+        """Return a published network with its weights, in evaluation mode.
+
+        Parameters
+        ----------
+        hyperparameters
+            By their published names: kind ("t2t", "deit"), num_classes, img_size, embed_dim, depth,
+            num_heads, mlp_ratio, token_dim (of kind "t2t"), qkv_bias, layernorm_eps, feature_reuse,
+            feature_reuse_dim, feature_reuse_hidden, relation_reuse and, if wanted, drop_rate,
+            attn_drop_rate and drop_path_rate. Without a kind it is "t2t" if there is a token_dim.
+        state_dict
+            Tensors by their published names, or a checkpoint around them.
+
+        Raises
+        ------
+        ValueError
+            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
+            which.
+        """
+        model = cls.from_hyperparameters(hyperparameters)
+        load_published(model, state_dict)
+        return model.eval()
+
+    @classmethod
+    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
+        """Return an untrained network, from published names of hyperparameters."""
+        given = {name: hyperparameters[name] for name in hyperparameters if name not in DESCRIPTIVE}
+        kind = given.setdefault("kind", "t2t" if "token_dim" in given else "deit")
+        needed = [*PUBLISHED, *(["token_dim"] if kind == "t2t" else [])]
+        check_hyperparameters(given, [*needed, *(name for name in OPTIONAL if name in given)])
+        if given["img_size"] != PUBLISHED_SIZE:
+            raise ValueError(
+                f"`img_size` must be {PUBLISHED_SIZE}, for which the published windows give grids"
+                f" of {', '.join(map(str, PUBLISHED_GRIDS))} tokens a side, but got"
+                f" {given['img_size']}."
+            )
+        ours = {**PUBLISHED, **OPTIONAL}
+        return cls(**{ours[name]: value for name, value in given.items()})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all transformers of a cascade share; a `feature_width` of 0 for no reuse of features."""
+
+    n_classes: int
+    width: int
+    depth: int
+    n_heads: int
+    hidden: int
+    qkv_bias: bool
+    norm_eps: float
+    feature_width: int
+    feature_hidden: int
+    relation_reuse: bool
+    dropout: float
+    attention_dropout: float
+    drop_path: float
+
+    def norm(self, width: int) -> nn.LayerNorm:
+        """Return a layer normalisation."""
+        return nn.LayerNorm(width, eps=self.norm_eps)
+
+
+class Transformer(nn.Module):
+    """A vision transformer that may reuse what a coarser one found.
+
+    Parameters
+    ----------
+    grid : int
+        Tokens along a side.
+    coarse : int, optional
+        Tokens along a side of the transformer before this one, if there is one.
+    last : bool
+        Whether no other follows.
+    """
+
+    stretch: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        tokeniser: PatchTokens | SoftSplitTokens,
+        grid: int,
+        coarse: int | None,
+        *,
+        last: bool,
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        patches = isinstance(tokeniser, PatchTokens)
+        positions = torch.zeros(1, grid**2 + 1, layout.width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, layout.width))
+        self.pos_embed = nn.Parameter(positions, requires_grad=patches)
+        self.tokeniser = "patch_embed" if patches else "tokens_to_token"
+        self.add_module(self.tokeniser, tokeniser)
+        feature_width = 0 if coarse is None else layout.feature_width
+        hands_on = layout.relation_reuse and not last
+        self.blocks = nn.ModuleList(
+            Block(layout, feature_width, hands_on, layout.drop_path * k / max(1, layout.depth - 1))
+            for k in range(layout.depth)
+        )
+        self.norm = layout.norm(layout.width)
+        self.drop = nn.Dropout(layout.dropout)
+        self.relation_reuse_conv: nn.Sequential | None = None
+        if coarse is not None:
+            self.register_buffer("stretch", stretching(coarse, grid), persistent=False)
+            if layout.relation_reuse:
+                channels = layout.depth * layout.n_heads
+                self.relation_reuse_conv = nn.Sequential(
+                    nn.Conv2d(channels, 3 * channels, 1),
+                    nn.GELU(),
+                    nn.Conv2d(3 * channels, channels, 1),
+                )
+        self.head = nn.Linear(layout.width, layout.n_classes)
+        initialise(self)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if patches:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        else:
+            self.pos_embed.copy_(sinusoids(grid**2 + 1, layout.width))
+
+    def forward(
+        self, images: Tensor, features: Tensor | None, relations: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Return all tokens, that of the class first, and the relations in every block.
+
+        `features`, (n, tokens, width), and `relations`, one (n, heads, 1 + tokens, 1 + tokens) a
+        block, are those of the coarser transformer.
+        """
+        tokens = getattr(self, self.tokeniser)(images)
+        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = self.drop(tokens + self.pos_embed)
+        found: list[Tensor | None] = []
+        blocks = cast(Iterable[Block], self.blocks)
+        for block, added in zip(blocks, self._reused(relations), strict=True):
+            reused = None
+            if features is not None:
+                # The token of the class gets none.
+                reused = self.stretch @ pad(block.feature_resuse_mlp(features), (0, 0, 1, 0))
+            tokens, relation = block(tokens, added, reused)
+            found.append(relation)
+        return tokens, found
+
+    def _reused(self, relations: list[Tensor] | None) -> Iterator[Tensor | None]:
+        """Yield what each block gets of the relations in all blocks of the coarser transformer."""
+        if relations is None or self.relation_reuse_conv is None:
+            yield from repeat(None, self.layout.depth)
+            return
+        translated: Tensor = self.relation_reuse_conv(torch.cat(relations, dim=1))
+        # Stretched one by one: those of all blocks at once would take much memory.
+        for part in translated.chunk(self.layout.depth, dim=1):
+            yield self.stretch @ part @ self.stretch.T
+
+
+class Block(nn.Module):
+    """Attention, and an MLP that sees reused features besides the tokens."""
+
+    def __init__(
+        self, layout: Layout, feature_width: int, hands_on: bool, drop_path: float
+    ) -> None:
+        super().__init__()
+        width, seen = layout.width, layout.width + feature_width
+        self.norm1 = layout.norm(width)
+        self.attn = Attention(
+            width,
+            layout.n_heads,
+            bias=layout.qkv_bias,
+            hands_on=hands_on,
+            attention_dropout=layout.attention_dropout,
+            dropout=layout.dropout,
+        )
+        self.norm2 = layout.norm(seen)
+        self.mlp = Mlp(seen, layout.hidden, width, layout.dropout)
+        if feature_width:
+            self.feature_resuse_mlp = nn.Sequential(  # published under this name
+                layout.norm(width),
+                Mlp(width, layout.feature_hidden, feature_width, layout.dropout),
+            )
+        self.drop_path = DropPath(drop_path)
+
+    def forward(
+        self, tokens: Tensor, added: Tensor | None, reused: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return tokens, and the relations between them if anything later needs them."""
+        mixed, relations = self.attn(self.norm1(tokens), added)
+        tokens = tokens + self.drop_path(mixed)
+        seen = tokens if reused is None else torch.cat([tokens, reused], dim=-1)
+        return tokens + self.drop_path(self.mlp(self.norm2(seen))), relations
+
+
+def _rate(name: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise ValueError(f"`{name}` must be in [0, 1), but got {value}.")
+    return value

@@ -1,0 +1,295 @@
+"""Parts of vision transformers: from images to tokens, attention, what stands between.
+
+Submodules carry the names under which DeiT and T2T-ViT were published, so that published weights
+load as they are.
+"""
+
+from bisect import bisect
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool1d, scaled_dot_product_attention, unfold
+
+from swiftsure import checks
+
+__all__ = [
+    "Attention",
+    "DropPath",
+    "Mlp",
+    "PatchTokens",
+    "Performer",
+    "SoftSplitTokens",
+    "Window",
+    "initialise",
+    "sinusoids",
+    "stretching",
+    "windows_for",
+]
+
+
+class Window(NamedTuple):
+    """A square that slides over an image: each place where it stops becomes a token."""
+
+    kernel: int
+    stride: int
+    padding: int
+
+    def places(self, pixels: int) -> int:
+        """Return how often it stops along a side."""
+        return (pixels + 2 * self.padding - self.kernel) // self.stride + 1
+
+    def pixels(self, places: int) -> range:
+        """Return the sides along which it stops so often."""
+        fewest = (places - 1) * self.stride + self.kernel - 2 * self.padding
+        return range(fewest, fewest + self.stride)
+
+    @classmethod
+    def patches(cls, pixels: int, grid: int) -> Self | None:
+        """Return the window that cuts images into grid x grid patches, if there is one."""
+        kernel = ceil(pixels / grid)
+        padding = ceil((kernel * grid - pixels) / 2)
+        return cls(kernel, kernel, padding) if padding < kernel else None
+
+    @classmethod
+    def soft(cls, pixels: int, grid: int) -> Self | None:
+        """Return the window after which two halvings leave grid x grid tokens, if there is one.
+
+        Windows overlap by three quarters of the stride, as those of T2T-ViT do. They stop an even
+        number of times, so that the first halving is exact.
+        """
+        stride = ceil(pixels / (4 * grid))
+        kernel = max(3, ceil(1.75 * stride))
+        # No more padding than that: every window must see some of the image.
+        for padding in range(ceil((kernel - stride) / 2), kernel):
+            window = cls(kernel, stride, padding)
+            if window.places(pixels) in (4 * grid - 2, 4 * grid):
+                return window
+        return None
+
+
+WINDOWS = {"t2t": Window.soft, "deit": Window.patches}
+"""How each kind of transformer cuts images into tokens."""
+
+
+class PatchTokens(nn.Module):
+    """Tokens of DeiT: one a patch, by a convolution."""
+
+    def __init__(self, window: Window, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, window.kernel, window.stride, window.padding)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return tokens, (n, tokens, width)."""
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
+
+
+class SoftSplitTokens(nn.Module):
+    """Tokens of T2T-ViT: overlapping windows, gathered into fewer and fewer tokens.
+
+    Parameters
+    ----------
+    window : Window
+        Of the first split; the two that follow are 3 x 3 and halve the side.
+    side : int
+        How often the first window stops along a side.
+    width, inner_width : int
+        Of the tokens that come out, and of those between the splits.
+    """
+
+    def __init__(
+        self, window: Window, side: int, width: int, inner_width: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.sides = (side, ceil(side / 2))
+        self.attention1 = Performer(3 * window.kernel**2, inner_width, dropout)
+        self.attention2 = Performer(9 * inner_width, inner_width, dropout)
+        self.project = nn.Linear(9 * inner_width, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return tokens, (n, tokens, width)."""
+        kernel, stride, padding = self.window
+        windows = unfold(images, kernel, stride=stride, padding=padding).transpose(1, 2)
+        windows = _halved(self.attention1(windows), self.sides[0])
+        windows = _halved(self.attention2(windows), self.sides[1])
+        tokens: Tensor = self.project(windows)
+        return tokens
+
+
+class Performer(nn.Module):
+    """Attention in linear time, by random features of the softmax kernel, and an MLP.
+
+    The shortcut starts at the values, since tokens change their width here.
+    """
+
+    def __init__(self, n_in: int, width: int, dropout: float) -> None:
+        super().__init__()
+        n_features = width // 2
+        directions = nn.init.orthogonal_(torch.empty(n_features, width)) * sqrt(n_features)
+        self.w = nn.Parameter(directions, requires_grad=False)
+        self.kqv = nn.Linear(n_in, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm1 = nn.LayerNorm(n_in)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return tokens, (n, tokens, width)."""
+        keys, queries, values = self.kqv(self.norm1(tokens)).chunk(3, dim=-1)
+        keys, queries = self._features(keys), self._features(queries)
+        # Not a matrix product, which autocast would round, small sums and the 1e-8 to zero.
+        totals = (queries * keys.sum(dim=1, keepdim=True)).sum(dim=-1, keepdim=True)
+        mixed = queries @ (keys.transpose(1, 2) @ values.to(keys.dtype)) / (totals + 1e-8)
+        tokens = values + self.drop(self.proj(mixed))
+        result: Tensor = tokens + self.drop(self.mlp(self.norm2(tokens)))
+        return result
+
+    def _features(self, vectors: Tensor) -> Tensor:
+        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        exponents = vectors @ self.w.T - vectors.square().sum(dim=-1, keepdim=True) / 2
+        return exponents.exp() / sqrt(len(self.w))
+
+
+class Attention(nn.Module):
+    """Attention between tokens, whose logits, the relations, may come from elsewhere in part.
+
+    Parameters
+    ----------
+    hands_on : bool
+        Whether anything later asks for the relations; if not, they are never held in memory.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        n_heads: int,
+        *,
+        bias: bool,
+        hands_on: bool,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.hands_on = hands_on
+        self.attention_dropout = attention_dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return tokens, and relations, (n, heads, tokens, tokens), with what was added to them."""
+        packed = self.qkv(tokens).unflatten(-1, (3, self.n_heads, -1))
+        queries, keys, values = packed.transpose(1, 3).unbind(dim=2)
+        rate = self.attention_dropout if self.training else 0.0
+        relations: Tensor | None = None
+        if self.hands_on:
+            relations = queries * queries.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+            relations = relations if added is None else relations + added
+            shares = nn.functional.dropout(relations.softmax(dim=-1), rate)
+            mixed = shares @ values
+        else:
+            mixed = scaled_dot_product_attention(queries, keys, values, added, rate)
+        return self.drop(self.proj(mixed.transpose(1, 2).flatten(2))), relations
+
+
+class Mlp(nn.Module):
+    """Two linear layers with GELU between them, on each token."""
+
+    def __init__(self, n_in: int, hidden: int, n_out: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(n_in, hidden)
+        self.fc2 = nn.Linear(hidden, n_out)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return tokens, (n, tokens, n_out)."""
+        result: Tensor = self.drop(self.fc2(self.drop(self.act(self.fc1(tokens)))))
+        return result
+
+
+class DropPath(nn.Module):
+    """Leaves a residual branch out for a share of the samples while training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Return the branch: zero for some samples, larger for the others."""
+        if self.rate == 0 or not self.training:
+            return branch
+        kept = branch.new_empty(len(branch), 1, 1).bernoulli_(1 - self.rate)
+        return branch * kept / (1 - self.rate)
+
+
+def initialise(module: nn.Module) -> None:
+    """Start the linear layers of a transformer the way its authors do: small, and unbiased."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.trunc_normal_(part.weight, std=0.02)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def sinusoids(n_tokens: int, width: int) -> Tensor:
+    """Return the fixed embedding of positions, (n_tokens, width): sines and cosines in turn."""
+    frequencies = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
+    angles = torch.arange(n_tokens, dtype=torch.float64)[:, None] * frequencies
+    even = torch.arange(width) % 2 == 0
+    return torch.where(even, angles.sin(), angles.cos()).float()
+
+
+def stretching(coarse: int, fine: int) -> Tensor:
+    """Return the matrix, (1 + fine**2, 1 + coarse**2), that stretches tokens to another grid.
+
+    Along each side tokens are repeated until there are enough, and then averaged; the token of the
+    class, which comes first, stays itself. As a matrix this is faster than resizing maps.
+
+    Examples
+    --------
+    >>> stretching(2, 3) @ torch.tensor([9.0, 1, 2, 3, 4])
+    tensor([9.0000, 1.0000, 1.5000, 2.0000, 2.0000, 2.5000, 3.0000, 3.0000, 3.5000,
+            4.0000])
+    """
+    repeated = torch.eye(coarse).repeat_interleave(ceil(fine / coarse), dim=1)
+    side = adaptive_avg_pool1d(repeated, fine).T
+    squares = torch.kron(side, side)
+    matrix = squares.new_zeros(1 + fine**2, 1 + coarse**2)
+    matrix[0, 0] = 1
+    matrix[1:, 1:] = squares
+    return matrix
+
+
+def windows_for(kind: str, image_size: int, grids: object) -> list[Window]:
+    """Return the window that gives each grid; the error for one that none gives says which do."""
+    make = WINDOWS[checks.known("kind", kind, WINDOWS)]
+    checks.count("image_size", image_size)
+    if isinstance(grids, str) or not isinstance(grids, Sequence) or len(grids) < 2:
+        raise TypeError(f"`grids` must be two whole numbers or more, but got {grids!r}.")
+    windows = []
+    for grid in grids:
+        checks.count("grids", grid)
+        window = make(image_size, grid)
+        if window is None:
+            possible = [other for other in range(1, image_size + 1) if make(image_size, other)]
+            below, above = bisect(possible, grid) - 2, bisect(possible, grid) + 2
+            nearest = ", ".join(map(str, possible[max(0, below) : above]))
+            raise ValueError(
+                f"`grids` must be sides that kind {kind!r} can cut {image_size} pixels into, but"
+                f" got {grid}; the nearest are {nearest}."
+            )
+        windows.append(window)
+    return windows
+
+
+def _halved(tokens: Tensor, side: int) -> Tensor:
+    """Return 3 x 3 windows, every second one a side, of tokens that lie in a square."""
+    square = tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
+    return unfold(square, 3, stride=2, padding=1).transpose(1, 2)

@@ -1,0 +1,103 @@
+"""Experiments: their data are read in each published layout, and every recipe trains."""
+
+import importlib
+import io
+import json
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "image_classification"
+RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a module of the experiment, as its scripts do."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in ("data", "train", "records", "embed"):
+        sys.modules.pop(name, None)
+
+
+def pixels(n, side, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, 3, side, side), np.uint8)
+
+
+def test_both_layouts_of_cifar10_hold_the_same(load, tmp_path):
+    images, labels = pixels(20, 32), np.arange(20) % 10
+    binary, png = tmp_path / "binary", tmp_path / "png"
+    binary.mkdir()
+    png.mkdir()
+    rows = np.concatenate([labels[:, None].astype(np.uint8), images.reshape(20, -1)], axis=1)
+    rows.tofile(binary / "test_batch.bin")
+    Image.fromarray(images.transpose(0, 2, 3, 1).reshape(20, 1024, 3)).save(png / "test_batch.png")
+    (png / "test_lables.json").write_text(json.dumps(labels.tolist()))
+    for folder in (binary, png):
+        part = load("data").cifar10(folder, "test")
+        np.testing.assert_array_equal(part.images, images)
+        np.testing.assert_array_equal(part.labels, labels)
+    with pytest.raises(FileNotFoundError, match=r"neither data_batch_1\.bin nor data_batch_1\.png"):
+        load("data").cifar10(binary, "train")
+
+
+def test_tiny_imagenet_is_read_from_its_archives(load, tmp_path):
+    for k in range(2):
+        with zipfile.ZipFile(tmp_path / f"train-{k}.zip", "w") as archive:
+            for label in range(3):
+                file = io.BytesIO()
+                Image.new("RGB", (64, 64), (100 * k, 80 * label, 0)).save(file, "JPEG")
+                archive.writestr(f"{label:03d}/n{k}.JPEG", file.getvalue())
+    part = load("data").tiny_imagenet_100(tmp_path, "train")
+    assert part.images.shape == (6, 3, 64, 64)
+    assert part.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    rest, held = part.split(2, seed=0)
+    assert (len(rest.labels), len(held.labels)) == (4, 2)
+    with pytest.raises(FileNotFoundError, match="no zip file of the part 'test'"):
+        load("data").tiny_imagenet_100(tmp_path, "test")
+
+
+def test_images_are_shifted_mirrored_and_cut(load):
+    x = torch.arange(2 * 3 * 16 * 16).float().view(2, 3, 16, 16) + 1
+    random = torch.Generator().manual_seed(0)
+    out = load("train").augmented(x, padding=2, hole=6, random=random)
+    assert out.shape == x.shape
+    assert 0 < (out == 0).float().mean() < 0.3
+    assert set(out.unique().tolist()) - {0.0} <= set(x.unique().tolist())
+    mixed, targets = load("train").cut_and_mixed(x, torch.eye(2), 1.0, random)
+    assert mixed.shape == x.shape
+    assert targets.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
+    """On a few images, for an epoch: the network is the recipe's own."""
+    train, data = load("train"), load("data")
+    recipe = tomllib.loads(path.read_text())
+    side = 32 if recipe["data"]["name"] == "cifar10" else 64
+    labels = torch.arange(24) % recipe["model"]["n_classes"]
+    part = data.Images(torch.from_numpy(pixels(24, side)), labels)
+    monkeypatch.setitem(data.DATA_SETS, recipe["data"]["name"], lambda folder, which: part)
+    small = tmp_path / f"{path.stem}.toml"
+    small.write_text(
+        path.read_text().replace(f"batch = {recipe['training']['batch']}", "batch = 8")
+    )
+    arguments = ["train.py", str(small), "--data", ".", "--output", str(tmp_path), "--epochs", "1"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--holdout", "8"])
+    train.main()
+    report = json.loads((tmp_path / f"{path.stem}.json").read_text())
+    assert len(report["held_out_accuracy"]) >= 2
+    monkeypatch.setattr(sys, "argv", ["records.py", str(tmp_path), "--data", "."])
+    load("records").main()
+    report = json.loads((tmp_path / f"{path.stem}.json").read_text())
+    assert len(report["test_accuracy"]) == len(report["flops"])
+    assert (np.diff(report["flops"]) > 0).all()
+    assert (tmp_path / f"{path.stem}.parquet").is_file()
