@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from swiftsure import checks
 from swiftsure.policy import Policy
@@ -217,7 +218,16 @@ def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Call
     # PyTorch allows a code object a few graphs and then no longer compiles it: stages that shared
     # one would use up each other's.
     stage.__code__ = stage.__code__.replace(co_name=f"stage_{exit_index + 1}")
-    return torch.compile(stage, dynamic=True)
+    compiled = torch.compile(stage, dynamic=False)
+
+    def run(state: Any) -> Any:
+        # The number of samples alone varies: free image sizes make slower graphs, or none at all.
+        for leaf in pytree.tree_leaves(state):
+            if isinstance(leaf, Tensor) and leaf.ndim > 0:
+                torch._dynamo.maybe_mark_dynamic(leaf, 0)
+        return compiled(state)
+
+    return run
 
 
 def _spans(model: Any, device: torch.device) -> bool:
