@@ -1,19 +1,17 @@
 """DViT: against what its authors' code computes, and as a staged model."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, interpolate
 
 from pytorch.builders import every_output, full_confidences, labels, policy_of, refused, rows
+from pytorch.reference import Reference, images, on_meta
 from swiftsure.torch import EarlyExit, check
 from swiftsure.torch.models import DViT
 from swiftsure.torch.models.transformer import DropPath, Window, stretching
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "dvit"
+REFERENCE = Reference("dvit")
 TINY = {
     "image_size": 32,
     "grids": (2, 3, 4),
@@ -25,18 +23,6 @@ TINY = {
     "feature_hidden": 5,
 }
 NO_REUSE = {"feature_reuse": False, "relation_reuse": False}
-
-needs_reference = pytest.mark.skipif(
-    not REFERENCE.is_dir(), reason=f"the published networks' tensors are not at {REFERENCE}"
-)
-
-
-def facts(name):
-    return json.loads((REFERENCE / name).read_text(encoding="utf-8"))
-
-
-def configurations():
-    return facts("config.json")["configurations"] if REFERENCE.is_dir() else {}
 
 
 def random_network(seed=0, **options):
@@ -50,30 +36,15 @@ def random_network(seed=0, **options):
     return model.eval()
 
 
-def images(n, side=32):
-    noise = torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(1))
-    return noise * torch.linspace(0.2, 5, n).view(n, 1, 1, 1)
-
-
-def on_meta(build, *args, **options):
-    """Build without memory or random numbers: shapes alone."""
-    with torch.device("meta"):
-        return build(*args, **options)
-
-
 # ------------------------------------------------------------------------- the published network
 
 
 @pytest.fixture(scope="module")
 def parity():
-    tensors = pytest.importorskip("safetensors.torch").load_file(
-        REFERENCE / "parity_small.safetensors"
-    )
-    weights = {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
-    return facts("parity_small.json")["hyperparameters"], weights, tensors
+    return REFERENCE.parity()
 
 
-@needs_reference
+@REFERENCE.needed
 def test_every_exit_gives_the_published_logits(parity):
     hyperparameters, weights, tensors = parity
     model = DViT.from_published(hyperparameters, weights)
@@ -83,7 +54,7 @@ def test_every_exit_gives_the_published_logits(parity):
         torch.testing.assert_close(outputs[:, k], tensors[f"out.exit{k}"], rtol=0, atol=1e-4)
 
 
-@needs_reference
+@REFERENCE.needed
 def test_the_published_features_and_relations_are_handed_on(parity):
     hyperparameters, weights, tensors = parity
     model = DViT.from_published(hyperparameters, weights)
@@ -94,7 +65,7 @@ def test_the_published_features_and_relations_are_handed_on(parity):
     torch.testing.assert_close((tokens, state["relations"][0]), expected, rtol=0, atol=1e-4)
 
 
-@needs_reference
+@REFERENCE.needed
 def test_what_is_not_learned_starts_as_published(parity):
     hyperparameters, weights, _ = parity
     model = DViT.from_hyperparameters(hyperparameters)
@@ -105,7 +76,7 @@ def test_what_is_not_learned_starts_as_published(parity):
             torch.testing.assert_close(value @ value.T, weights[key] @ weights[key].T)
 
 
-@needs_reference
+@REFERENCE.needed
 def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     hyperparameters, weights, tensors = parity
     wrapped = {f"module._orig_mod.{key}": value for key, value in weights.items()}
@@ -116,20 +87,20 @@ def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     assert torch.equal(every_output(model, image), every_output(plain, image))
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", REFERENCE.configurations())
 def test_every_published_configuration_has_the_published_keys_and_shapes(name):
-    hyperparameters = configurations()[name]
+    hyperparameters = REFERENCE.configurations()[name]
     model = on_meta(DViT.from_hyperparameters, hyperparameters)
     found = [[key, list(value.shape)] for key, value in model.state_dict().items()]
-    assert found == [[key, shape] for key, shape, _ in facts("state_dict.json")[name]]
+    assert found == [[key, shape] for key, shape, _ in REFERENCE.facts("state_dict.json")[name]]
     assert sum(p.numel() for p in model.parameters()) == hyperparameters["n_params"]
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", REFERENCE.configurations())
 def test_every_published_configuration_runs(name):
-    model = on_meta(DViT.from_hyperparameters, configurations()[name]).eval()
+    model = on_meta(DViT.from_hyperparameters, REFERENCE.configurations()[name]).eval()
     outputs = model(torch.zeros(2, 3, 224, 224, device="meta"))
     assert [tuple(output.shape) for output in outputs] == [(2, 1000)] * 3
 
@@ -251,7 +222,7 @@ def test_half_precision_gives_finite_logits(kind, dtype):
         ({"feature_reuse": False}, {"class_token", "images", "relations"}),
         ({"relation_reuse": False}, {"class_token", "images", "features"}),
     ],
-    ids=str,
+    ids=["all", "no features", "no relations"],
 )
 def test_the_state_keeps_only_what_is_needed_later(options, kept):
     model = random_network(**options)

@@ -1,8 +1,5 @@
 """Dynamic Perceiver: against what its authors' code computes, and as a staged model."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,11 +7,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pytorch.builders import every_output, full_confidences, policy_of, refused, rows
+from pytorch.reference import Reference, images, on_meta
 from swiftsure.torch import EarlyExit, check, exit_flops
 from swiftsure.torch.models import DynPerceiver
 from swiftsure.torch.models.feature_branches import BRANCHES, feature_branch
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "dyn_perceiver"
+REFERENCE = Reference("dyn_perceiver")
+CONFIGURATIONS = REFERENCE.configurations("published")
 PARITY = ["small", "mobilenet"]
 EXITS = ["y_early3", "y_att", "y_cnn", "y_merge"]
 
@@ -41,18 +40,6 @@ KINDS = pytest.mark.parametrize(
     "branch", [REGNET, RESNET, MOBILENET], ids=lambda branch: branch["kind"]
 )
 
-needs_reference = pytest.mark.skipif(
-    not REFERENCE.is_dir(), reason=f"the published networks' tensors are not at {REFERENCE}"
-)
-
-
-def facts(name):
-    return json.loads((REFERENCE / name).read_text(encoding="utf-8"))
-
-
-def configurations():
-    return facts("config.json")["published"] if REFERENCE.is_dir() else {}
-
 
 def random_network(seed=0, **options):
     """A small network whose batch normalisation has seen something, ready to run."""
@@ -67,28 +54,19 @@ def random_network(seed=0, **options):
     return model.eval()
 
 
-def images(n, *shape):
-    """Noise of rising contrast: untrained networks tell hardly anything else apart."""
-    shape = shape or (32, 32)
-    noise = torch.randn(n, 3, *shape, generator=torch.Generator().manual_seed(1))
-    return noise * torch.linspace(0.2, 5, n).view(n, 1, 1, 1)
-
-
-def on_meta(build, *args, **options):
-    """Build without memory or random numbers: shapes alone."""
-    with torch.device("meta"):
-        return build(*args, **options)
-
-
 def published_shapes(name):
-    return {key: shape for key, shape, _ in facts("state_dict.json")[name]}
+    return {key: shape for key, shape, _ in REFERENCE.facts("state_dict.json")[name]}
 
 
 def published_network(name):
     """A published network without its values: the state dict decides on the feature branch."""
     shapes = published_shapes(name)
     weights = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    return on_meta(DynPerceiver.from_published, configurations()[name]["hyperparameters"], weights)
+    return on_meta(
+        DynPerceiver.from_published,
+        CONFIGURATIONS[name]["hyperparameters"],
+        weights,
+    )
 
 
 def shapes_of(model):
@@ -100,13 +78,10 @@ def shapes_of(model):
 
 @pytest.fixture(scope="module", params=PARITY)
 def parity(request):
-    name = f"parity_{request.param}"
-    tensors = pytest.importorskip("safetensors.torch").load_file(REFERENCE / f"{name}.safetensors")
-    weights = {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
-    return facts(f"{name}.json")["hyperparameters"], weights, tensors
+    return REFERENCE.parity(f"parity_{request.param}")
 
 
-@needs_reference
+@REFERENCE.needed
 def test_every_exit_gives_the_published_logits(parity):
     hyperparameters, weights, tensors = parity
     model = DynPerceiver.from_published(hyperparameters, weights)
@@ -116,7 +91,7 @@ def test_every_exit_gives_the_published_logits(parity):
         torch.testing.assert_close(outputs[:, k], tensors[f"out.{name}"], rtol=0, atol=1e-4)
 
 
-@needs_reference
+@REFERENCE.needed
 def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     hyperparameters, weights, tensors = parity
     wrapped = {f"module._orig_mod.{key}": value for key, value in weights.items()}
@@ -126,22 +101,22 @@ def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     assert torch.equal(every_output(model, tensors["in.x"]), every_output(plain, tensors["in.x"]))
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_published_configuration_has_the_published_keys_and_shapes(name):
     model = published_network(name)
     assert shapes_of(model) == published_shapes(name)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert n_parameters == configurations()[name]["derived"]["n_params"]
+    assert n_parameters == CONFIGURATIONS[name]["derived"]["n_params"]
 
 
-@needs_reference
+@REFERENCE.needed
 @pytest.mark.parametrize(
     "name",
-    [name for name, facts in configurations().items() if "upstream_gflops_per_exit" in facts],
+    [name for name, facts in CONFIGURATIONS.items() if "upstream_gflops_per_exit" in facts],
 )
 def test_every_exit_of_a_published_configuration_takes_the_published_operations(name):
-    published = configurations()[name]["upstream_gflops_per_exit"]
+    published = CONFIGURATIONS[name]["upstream_gflops_per_exit"]
     found = exit_flops(published_network(name), torch.zeros(1, 3, 224, 224, device="meta"))
     # They counted a multiply-add as one, and some things that our counter leaves out.
     np.testing.assert_allclose(found / 2e9, published, rtol=5e-3)

@@ -1,32 +1,19 @@
 """L2W-DEN: its network and its training, against what its authors' code computes."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from pytorch.builders import every_output, refused
+from pytorch.reference import Reference
 from swiftsure.torch import check
 from swiftsure.torch.models import L2WDEN, L2WTrainer, MSDNet, WeightNetwork
 from swiftsure.torch.models.l2w_den import assign_exits, exit_shares
 from swiftsure.torch.models.published import load_published
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "l2w_den"
+REFERENCE = Reference("l2w_den")
+CONFIGURATIONS = REFERENCE.configurations("backbone_configurations")
 CENTRES = {"row": "samples", "col": "exits", "mat": "all"}
-
-needs_reference = pytest.mark.skipif(
-    not REFERENCE.is_dir(), reason=f"the published networks' tensors are not at {REFERENCE}"
-)
-
-
-def facts(name):
-    return json.loads((REFERENCE / name).read_text(encoding="utf-8"))
-
-
-def configurations():
-    return facts("config.json")["backbone_configurations"] if REFERENCE.is_dir() else {}
 
 
 def close(found, expected):
@@ -76,11 +63,8 @@ def same(one, two):
 
 @pytest.fixture(scope="module")
 def parity():
-    tensors = pytest.importorskip("safetensors.torch").load_file(
-        REFERENCE / "parity_small.safetensors"
-    )
-    weights = {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
-    return facts("parity_small.json"), weights, tensors
+    _, weights, tensors = REFERENCE.parity()
+    return REFERENCE.facts("parity_small.json"), weights, tensors
 
 
 def part(weights, prefix):
@@ -102,7 +86,7 @@ def weight_network(parity, centre):
     return network
 
 
-@needs_reference
+@REFERENCE.needed
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -124,19 +108,19 @@ def test_every_exit_gives_the_published_logits(parity, wrap):
         torch.testing.assert_close(outputs[:, k], tensors[f"out.eval_exit{k}"], rtol=0, atol=1e-4)
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_published_configuration_has_the_published_keys_and_shapes(name):
     with torch.device("meta"):
-        model = L2WDEN.from_hyperparameters(configurations()[name]["hyperparameters"])
+        model = L2WDEN.from_hyperparameters(CONFIGURATIONS[name]["hyperparameters"])
     found = [[key, list(value.shape)] for key, value in model.state_dict().items()]
-    assert found == [[key, shape] for key, shape, _ in facts("state_dict.json")[name]]
+    assert found == [[key, shape] for key, shape, _ in REFERENCE.facts("state_dict.json")[name]]
 
 
-@needs_reference
+@REFERENCE.needed
 def test_the_weight_network_has_the_published_keys_and_shapes():
     found = [[key, list(value.shape)] for key, value in WeightNetwork(5).state_dict().items()]
-    published = facts("state_dict.json")
+    published = REFERENCE.facts("state_dict.json")
     name = next(name for name in published if name.startswith("meta_net"))
     assert found == [[key, shape] for key, shape, _ in published[name]]
 
@@ -144,7 +128,7 @@ def test_the_weight_network_has_the_published_keys_and_shapes():
 # ----------------------------------------------------------------------------- the published loop
 
 
-@needs_reference
+@REFERENCE.needed
 @pytest.mark.parametrize("published", CENTRES)
 def test_weights_are_the_published_ones(parity, published):
     tensors = parity[2]
@@ -153,7 +137,7 @@ def test_weights_are_the_published_ones(parity, published):
     close(found, tensors[f"out.weights_{published}"])
 
 
-@needs_reference
+@REFERENCE.needed
 def test_one_meta_iteration_goes_as_published(parity):
     settings, weights, tensors = parity
     meta = settings["meta"]
@@ -179,10 +163,12 @@ def test_one_meta_iteration_goes_as_published(parity):
     assert same(before, copied(model)), "looking ahead changes the network"
 
 
-@needs_reference
+@REFERENCE.needed
 def test_shares_of_exits_are_the_published_ones(parity):
     close(exit_shares(3), parity[2]["out.target_fractions"])
-    close(exit_shares(5), torch.tensor(facts("config.json")["target_fractions_5_exits_p15"]))
+    close(
+        exit_shares(5), torch.tensor(REFERENCE.facts("config.json")["target_fractions_5_exits_p15"])
+    )
 
 
 # ------------------------------------------------------------------------------- the loop at large

@@ -1,32 +1,18 @@
 """MSDNet: against what its authors' code computes, and as a staged model."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from pytorch.builders import every_output, full_confidences, policy_of, refused, rows
+from pytorch.reference import Reference, images, on_meta
 from swiftsure.torch import EarlyExit, check
 from swiftsure.torch.models import MSDNet
 from swiftsure.torch.models.published import load_published
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "msdnet"
+REFERENCE = Reference("msdnet")
 TINY = {"n_blocks": 3, "base": 1, "step": 1, "n_channels": 4, "growth": 2}
-
-needs_reference = pytest.mark.skipif(
-    not REFERENCE.is_dir(), reason=f"the published networks' tensors are not at {REFERENCE}"
-)
-
-
-def facts(name):
-    return json.loads((REFERENCE / name).read_text(encoding="utf-8"))
-
-
-def configurations():
-    return facts("config.json")["configurations"] if REFERENCE.is_dir() else {}
 
 
 def random_network(seed=0, **options):
@@ -42,31 +28,15 @@ def random_network(seed=0, **options):
     return model.eval()
 
 
-def images(n, side=32):
-    """Noise of rising contrast: untrained networks tell hardly anything else apart."""
-    noise = torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(1))
-    return noise * torch.linspace(0.2, 5, n).view(n, 1, 1, 1)
-
-
-def on_meta(build, *args, **options):
-    """Build without memory or random numbers: shapes alone."""
-    with torch.device("meta"):
-        return build(*args, **options)
-
-
 # ------------------------------------------------------------------------- the published network
 
 
 @pytest.fixture(scope="module")
 def parity():
-    tensors = pytest.importorskip("safetensors.torch").load_file(
-        REFERENCE / "parity_small.safetensors"
-    )
-    weights = {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
-    return facts("parity_small.json")["hyperparameters"], weights, tensors
+    return REFERENCE.parity()
 
 
-@needs_reference
+@REFERENCE.needed
 def test_every_exit_gives_the_published_logits(parity):
     hyperparameters, weights, tensors = parity
     model = MSDNet.from_published(hyperparameters, weights)
@@ -76,7 +46,7 @@ def test_every_exit_gives_the_published_logits(parity):
         torch.testing.assert_close(outputs[:, k], tensors[f"out.exit{k}"], rtol=0, atol=1e-4)
 
 
-@needs_reference
+@REFERENCE.needed
 def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     hyperparameters, weights, tensors = parity
     wrapped = {f"module._orig_mod.{key}": value for key, value in weights.items()}
@@ -86,19 +56,19 @@ def test_wrapping_of_a_checkpoint_is_seen_through(parity):
     assert torch.equal(every_output(model, tensors["in.x"]), every_output(plain, tensors["in.x"]))
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", REFERENCE.configurations())
 def test_every_published_configuration_has_the_published_keys_and_shapes(name):
-    hyperparameters = configurations()[name]["hyperparameters"]
+    hyperparameters = REFERENCE.configurations()[name]["hyperparameters"]
     model = on_meta(MSDNet.from_hyperparameters, hyperparameters)
     found = [[key, list(value.shape)] for key, value in model.state_dict().items()]
-    assert found == [[key, shape] for key, shape, _ in facts("state_dict.json")[name]]
+    assert found == [[key, shape] for key, shape, _ in REFERENCE.facts("state_dict.json")[name]]
 
 
-@needs_reference
-@pytest.mark.parametrize("name", configurations())
+@REFERENCE.needed
+@pytest.mark.parametrize("name", REFERENCE.configurations())
 def test_every_exit_of_a_published_configuration_takes_the_published_operations(name):
-    published = configurations()[name]
+    published = REFERENCE.configurations()[name]
     model = on_meta(MSDNet.from_hyperparameters, published["hyperparameters"]).eval()
     batch = torch.zeros(1, *published["derived"]["input_size"], device="meta")
     seen = []
@@ -208,7 +178,7 @@ def test_a_published_hyperparameter_that_is_missing_is_named():
 )
 def test_a_network_of_any_layout_is_a_staged_model(options):
     options = dict(options)
-    batch = images(3, side=options.pop("side", 32))
+    batch = images(3, height=options.pop("side", 32))
     n_scales = len(options.get("scale_factors", (1, 2, 4)))
     options.setdefault("bottleneck_factors", (1,) * n_scales)
     model = random_network(**options)
