@@ -1,17 +1,21 @@
 """Published early-exit networks as staged models; each loads the weights its authors released."""
 
+from swiftsure.torch.models.adp_c import ADPC
 from swiftsure.torch.models.dvit import DViT
 from swiftsure.torch.models.dyn_perceiver import DynPerceiver
 from swiftsure.torch.models.embedded import embedded_msdnet, prepared
 from swiftsure.torch.models.l2w_den import L2WDEN, L2WTrainer, WeightNetwork
 from swiftsure.torch.models.msdnet import MSDNet
+from swiftsure.torch.models.uvit import UViT
 
 __all__ = [
+    "ADPC",
     "L2WDEN",
     "DViT",
     "DynPerceiver",
     "L2WTrainer",
     "MSDNet",
+    "UViT",
     "WeightNetwork",
     "embedded_msdnet",
     "prepared",
