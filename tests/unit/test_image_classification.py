@@ -63,25 +63,29 @@ def test_table_2_has_the_papers_layout(result):
     rows = result.table()
     names = [name for name in rows[0] if "ε" in name]
     assert len(names) == 8
-    ours = next(r for r in rows if (r["control"], r["n"], r["model"]) == ("CRC", 600, "my_network"))
-    study = result.studies[600]["R^G(p̂), Brier"]["my_network"]
-    assert ours["R^G(p̂), Brier, ε=0.05"] == round(float(study.gain["CRC"][:, 1].mean()), 2)
+    ours = next(
+        r
+        for r in rows
+        if (r["control"], r["n"], r["model"]) == ("CRC (monotone)", 600, "my_network")
+    )
+    study = result.studies[600]["gap, Brier"]["my_network"]
+    assert ours["gap, Brier, ε=0.05"] == round(float(study.gain["CRC (monotone)"][:, 1].mean()), 2)
     theirs = [row for row in rows if row["model"].endswith("ImageNet (paper)")]
     assert {(row["control"], row["n"]) for row in theirs} == {
-        ("UCB", 100),
+        ("UCB (WSR)", 100),
         ("CRC (paper's rule)", 100),
     }
     msdnet = next(row for row in theirs if row["model"].startswith("MSDNet"))
-    assert [msdnet[name] for name in names] == list(PUBLISHED["UCB", 100]["MSDNet"])
+    assert [msdnet[name] for name in names] == list(PUBLISHED["UCB (WSR)", 100]["MSDNet"])
 
 
 def test_the_papers_average_is_the_papers():
     """The text says about 46 % (UCB) and 61 % (CRC) at n = 100 for R^G(ŷ), ε = 0.05."""
     means = {
         control: np.mean([gains[1] for gains in PUBLISHED[control, 100].values()])
-        for control in ("UCB", "CRC (paper's rule)")
+        for control in ("UCB (WSR)", "CRC (paper's rule)")
     }
-    assert round(means["UCB"]) == 46
+    assert round(means["UCB (WSR)"]) == 46
     assert round(means["CRC (paper's rule)"]) == 61
 
 
@@ -91,14 +95,14 @@ def test_promises_are_named_and_kept(result):
         (control, n) for n in (100, 600) for control in CONTROLS
     ]
     promised = {row["control"]: row["promise"] for row in rows}
-    assert promised["UCB"] == "risk > ε in at most 10 % of sets"
-    assert promised["CRC"] == "mean risk at most ε"
+    assert promised["UCB (WSR)"] == "risk > ε in at most 10 % of sets"
+    assert promised["CRC (monotone)"] == "mean risk at most ε"
     assert promised["CRC (paper's rule)"] == "none"
     worst = min(row["margin"] for row in rows if row["promise"] != "none")
     assert worst > -0.1  # of many cells with 60 draws each
-    study = result.studies[100]["R^G(ŷ), 0-1"]["my_network"]
-    ucb = next(row for row in rows if (row["control"], row["n"]) == ("UCB", 100))
-    assert ucb["margin"] <= 0.1 - float(study.violations["UCB"].rate.max()) + 1e-12
+    study = result.studies[100]["gap, 0-1"]["my_network"]
+    ucb = next(row for row in rows if (row["control"], row["n"]) == ("UCB (WSR)", 100))
+    assert ucb["margin"] <= 0.1 - float(study.violations["UCB (WSR)"].rate.max()) + 1e-12
 
 
 def test_files(result, tmp_path):
@@ -139,12 +143,16 @@ def test_figure_1_shows_accuracy_and_brier(folder):
 
 
 def test_figure_3_shows_risk_above_and_efficiency_below(result):
-    figure = models_figure(result.studies[100], ["UCB", "CRC"])
+    figure = models_figure(result.studies[100], ["UCB (WSR)", "CRC (monotone)"])
     assert len(figure.axes) == 2 * len(RISKS)
     above, below = figure.axes[0], figure.axes[len(RISKS)]
-    study = result.studies[100]["R^G(ŷ), 0-1"]["MSDNet, ImageNet"]
-    np.testing.assert_allclose(above.lines[0].get_ydata(), study.test_risk["UCB"].mean(axis=0))
-    np.testing.assert_allclose(below.lines[1].get_ydata(), 100 - study.gain["CRC"].mean(axis=0))
+    study = result.studies[100]["gap, 0-1"]["MSDNet, ImageNet"]
+    np.testing.assert_allclose(
+        above.lines[0].get_ydata(), study.test_risk["UCB (WSR)"].mean(axis=0)
+    )
+    np.testing.assert_allclose(
+        below.lines[1].get_ydata(), 100 - study.gain["CRC (monotone)"].mean(axis=0)
+    )
     assert len(above.lines) == 2 * 2 + 1  # and the diagonal
     assert len(figure.legends[0].get_texts()) == 4
 

@@ -461,3 +461,13 @@ def test_text_of_a_data_frame_names_samples():
     record = ss.ExitRecord(np.full((3, 1), 0.5), losses={"x": np.zeros((3, 2))}, ids=names)
     assert record.ids.tolist() == ["a", "b", "c"]
     assert record.ids.dtype.kind == "U"
+
+
+def test_a_record_is_shown_in_one_line():
+    record = ss.ExitRecord(np.full((3, 1), 0.5), losses={"x": np.zeros((3, 2))})
+    assert repr(record) == (
+        "ExitRecord(n=3, n_exits=2, confidences=['top1'], losses=['x'], inconsistencies=[],"
+        " costs=['exit'])"
+    )
+    record = ss.ThresholdRecord([1.0, 0.5], losses={"x": np.zeros((3, 2))})
+    assert repr(record) == ("ThresholdRecord(n=3, K=2, losses=['x'], inconsistencies=[], costs=[])")

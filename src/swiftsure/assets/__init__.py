@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from swiftsure.records import ExitRecord
 
-__all__ = ["IMAGE_CLASSIFICATION", "NETWORK", "SampleImages", "network", "record", "sample_images"]
+__all__ = [
+    "IMAGE_CLASSIFICATION",
+    "NETWORK",
+    "SampleImages",
+    "calibration_record",
+    "network",
+    "record",
+    "sample_images",
+]
 
 FOLDER = Path(__file__).parent
 IMAGE_CLASSIFICATION = FOLDER / "image_classification"
@@ -46,6 +54,18 @@ def record() -> ExitRecord:
     (10000, 5)
     """
     return ExitRecord.load(IMAGE_CLASSIFICATION / "msdnet_cifar10.parquet")
+
+
+def calibration_record() -> ExitRecord:
+    """Return that record without the images of `sample_images()`, which are then for trying it.
+
+    Examples
+    --------
+    >>> calibration_record().n
+    8000
+    """
+    whole = record()
+    return whole.take(np.setdiff1d(whole.ids, sample_images().ids))
 
 
 def network() -> dict[str, Any]:

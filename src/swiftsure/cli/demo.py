@@ -48,10 +48,11 @@ def demo(
 
     checks.count("batch", batch)
     record, images = assets.record(), assets.sample_images()
-    rest = np.setdiff1d(np.arange(record.n), images.ids)
-    if checks.count("n", n) > len(rest):
-        raise ValueError(f"`--n` must be at most {len(rest):,}, the images there are, but got {n}.")
-    calibration = record.take(np.random.default_rng(seed).permutation(rest)[:n])
+    rest = assets.calibration_record()
+    if checks.count("n", n) > rest.n:
+        raise ValueError(f"`--n` must be at most {rest.n:,}, the images there are, but got {n}.")
+    calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
+    others = record.take(np.setdiff1d(record.ids, calibration.ids))
     policies = {
         level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta, seed=seed)
         for level in sorted({*LEVELS, epsilon})
@@ -61,12 +62,12 @@ def demo(
     policy.save(output / "policy.json")
     curve = calibration.curve("gap", "zero_one")
     ss.report.policy_figure(curve, policy, output / "policy.png", cost="flops")
-    tradeoff = [_tradeoff(each, record.take(images.ids)) for each in policies.values()]
+    tradeoff = [_tradeoff(each, others) for each in policies.values()]
     if not json:
         accuracies = ", ".join(f"{100 * a:.1f}" for a in assets.network()["test_accuracy"])
         print_text(f"MSDNet on CIFAR-10: accuracies {accuracies} % at its five exits.\n")
         print_policy(policy)
-        _print_tradeoff(tradeoff, n, len(images.ids))
+        _print_tradeoff(tradeoff, n, others.n)
     files = [output / "policy.json", output / "policy.png"]
     measured = None
     if find_spec("torch") is not None:
@@ -75,12 +76,14 @@ def demo(
         _images_figure(images, exits, files[-1])
     if json:
         print_json({"sentence": str(policy), "tradeoff": tradeoff, "measured": measured})
-        return
-    if measured is None:
-        print_text('\nTo run the network itself: pip install "swiftsure[torch]"')
     else:
-        _print_measured(measured, batch, epsilon)
-    print_text(f"\nWrote {', '.join(map(str, files))}")
+        if measured is None:
+            print_text('\nTo run the network itself: pip install "swiftsure[torch]"')
+        else:
+            _print_measured(measured, batch, policy)
+        print_text(f"\nWrote {', '.join(map(str, files))}")
+    if policy.runs_full_model:
+        raise typer.Exit(1)
 
 
 def _tradeoff(policy: "Policy", others: "ExitRecord") -> dict[str, Any]:
@@ -170,10 +173,11 @@ def _run(
     }, found["exits"]
 
 
-def _print_measured(measured: dict[str, Any], batch: int, epsilon: float) -> None:
+def _print_measured(measured: dict[str, Any], batch: int, policy: "Policy") -> None:
     speed, right = measured["images_per_second"], measured["accuracy"]
+    epsilon = policy.certificate.promises[0].epsilon
     print_table(
-        f"The network itself, on this machine, batches of {batch}",
+        f"The network itself, on 2,000 images, on this machine, batches of {batch}",
         ["", "images a second", "accuracy %"],
         [
             ["in full", f"{speed['full']:.0f}", f"{100 * right['full']:.2f}"],
@@ -184,14 +188,16 @@ def _print_measured(measured: dict[str, Any], batch: int, epsilon: float) -> Non
             ],
         ],
     )
-    print_text(f"{measured['times_faster']:.2f} times as fast.", "bold")
+    if not policy.runs_full_model:
+        print_text(f"{measured['times_faster']:.2f} times as fast.", "bold")
     print_table(
         "Where the images left",
-        ["exit", "% of images", ""],
+        ["exit", "", "% of images"],
         [
-            [str(k + 1), f"{100 * share:.1f}", "█" * round(BAR * share)]
+            [str(k + 1), "█" * round(BAR * share), f"{100 * share:.1f}"]
             for k, share in enumerate(measured["exit_shares"])
         ],
+        left=2,
     )
 
 

@@ -51,8 +51,10 @@ def _print(text: Text) -> None:
         print(text.plain)  # noqa: T201 (a pipe gets the line as it is)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; in a pipe, lines with tabs between the cells."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
+) -> None:
+    """Print a table, its first `left` columns flush left; in a pipe, lines with tabs."""
     console = Console()
     if not console.is_terminal:
         for cells in [columns, *rows]:
@@ -62,7 +64,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
     )
     for position, column in enumerate(_headers(columns, rows, console.width)):
-        table.add_column(column, justify="left" if position == 0 else "right", vertical="bottom")
+        table.add_column(column, justify="left" if position < left else "right", vertical="bottom")
     for cells in rows:
         table.add_row(*cells)
     console.print()

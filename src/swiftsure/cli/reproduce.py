@@ -99,12 +99,18 @@ def image_classification(
     for n in result.studies:
         print_table(
             f"Gain in mean exit, %, over {splits} splits: n = {n:,}, ε = 0.01 and 0.05",
-            ["control", "model", *next(iter(result.studies.values()))],
+            ["model", "n", "control", *result.studies[n]],
             [
-                [row["control"], row["model"], *_pairs([row[name] for name in columns])]
+                [
+                    row["model"],
+                    f"{n:,}",
+                    row["control"],
+                    *_pairs([row[name] for name in columns]),
+                ]
                 for row in table
                 if row["n"] == n
             ],
+            left=3,
         )
     print_table(
         "Promises kept, over all models, risks and levels",
@@ -113,6 +119,11 @@ def image_classification(
             [row["control"], f"{row['n']:,}", row["promise"], row["worst"], row["interval"]]
             for row in kept
         ],
+        left=3,
+    )
+    print_text(
+        "The worst of all models, risks and levels: of so many, some lie above their true rate by"
+        " chance. More --draws narrow it down."
     )
     for file in files:
         print_text(f"Wrote {file}")

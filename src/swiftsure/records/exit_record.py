@@ -226,6 +226,14 @@ class ExitRecord:
             temperatures=None if set(scale or ()) == {1.0} else scale,
         )
 
+    def __repr__(self) -> str:
+        """Say what the record holds, in one line."""
+        held = [
+            f"{part}={list(getattr(self, part))}"
+            for part in ("confidences", "losses", "inconsistencies", "costs")
+        ]
+        return f"ExitRecord({', '.join([f'n={self.n}, n_exits={self.n_exits}', *held])})"
+
     @property
     def n(self) -> int:
         """Number of samples."""

@@ -94,6 +94,13 @@ class ThresholdRecord:
             },
         )
 
+    def __repr__(self) -> str:
+        """Say what the record holds, in one line."""
+        held = [
+            f"{part}={list(getattr(self, part))}" for part in ("losses", "inconsistencies", "costs")
+        ]
+        return f"ThresholdRecord({', '.join([f'n={self.n}, K={len(self.thresholds)}', *held])})"
+
     @property
     def n(self) -> int:
         """Number of samples."""

@@ -39,25 +39,25 @@ class TaskRisk(NamedTuple):
 
 
 RISKS = {
-    "R^G(ŷ), 0-1": TaskRisk("gap", "zero_one"),
-    "R^G(p̂), Brier": TaskRisk("gap", "brier"),
-    "R^C(ŷ), 0-1": TaskRisk("consistency", "zero_one"),
-    "R^C(p̂), Brier": TaskRisk("consistency", "brier"),
+    "gap, 0-1": TaskRisk("gap", "zero_one"),
+    "gap, Brier": TaskRisk("gap", "brier"),
+    "consistency, 0-1": TaskRisk("consistency", "zero_one"),
+    "consistency, Brier": TaskRisk("consistency", "brier"),
 }
 
 CONTROLS = {
-    "UCB": Control("ucb", bound="wsr"),
+    "UCB (WSR)": Control("ucb", bound="wsr"),
     "UCB (auto)": Control("ucb"),
-    "CRC": Control("crc"),
+    "CRC (monotone)": Control("crc"),
     "CRC (paper's rule)": Control("crc", selection="paper"),
 }
 """The paper's UCB (WSR), ours (binomial or STaR), CRC in its valid form, and the paper's CRC."""
 
-DRAWN = ("UCB", "CRC")
+DRAWN = ("UCB (WSR)", "CRC (monotone)", "CRC (paper's rule)")
 EPSILONS = np.concatenate([np.arange(0.01, 0.1, 0.01), np.arange(0.1, 0.401, 0.02)]).round(2)
 
 PUBLISHED: dict[tuple[str, int], dict[str, tuple[float, ...]]] = {
-    ("UCB", 100): {
+    ("UCB (WSR)", 100): {
         "MSDNet": (0.0, 42.51, 0.0, 30.62, 0.0, 34.21, 0.0, 30.47),
         "DViT": (0.0, 46.5, 0.0, 35.4, 0.0, 45.14, 0.0, 39.74),
         "L2W-DEN": (0.0, 49.47, 0.0, 33.09, 0.0, 41.77, 0.0, 35.77),
@@ -69,7 +69,7 @@ PUBLISHED: dict[tuple[str, int], dict[str, tuple[float, ...]]] = {
         "L2W-DEN": (50.82, 64.38, 8.09, 50.4, 35.09, 50.57, 0.0, 44.66),
         "Dyn-Perc": (44.39, 63.9, 36.86, 59.42, 30.09, 57.99, 31.19, 58.05),
     },
-    ("UCB", 1000): {
+    ("UCB (WSR)", 1000): {
         "MSDNet": (33.23, 56.0, 27.94, 46.11, 27.05, 44.0, 28.05, 43.65),
         "DViT": (38.24, 58.12, 34.93, 52.31, 34.61, 50.02, 34.5, 48.31),
         "L2W-DEN": (38.11, 60.87, 28.96, 47.97, 32.04, 49.71, 26.46, 43.6),
@@ -119,7 +119,8 @@ class ImageClassificationResult:
 
         `ucb` promises that at most a share δ of calibration sets ends above ε; `crc` that the mean
         risk is at most ε. Both are of calibration sets drawn with replacement, whose true risk is
-        known: the record's. Intervals are of 95 %, each for itself.
+        known: the record's. Intervals are of 95 %, each for itself: of hundreds of cells the worst
+        is expected to lie above what is true of it.
         """
         rows = []
         for n, by_risk in self.studies.items():
