@@ -14,6 +14,9 @@ __all__ = ["LONG", "log_deficit", "select_by_betting", "select_side_by_side"]
 ROUNDING = 1e-12
 """Relative error that a few operations may add up to."""
 
+EPSILON = 2.0**-52
+"""Relative error of one operation."""
+
 FAR = 1e100
 """Wealth beyond this, or below its inverse, is put into its logarithm, long before it overflows."""
 
@@ -69,7 +72,9 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
         loss = losses.values[row, exit_ if n_early > 0 else setting]
         if pool > 0:
             level = (pool * epsilon - total) / (pool - i)
-            if level > bound * (1.0 + ROUNDING):
+            # A sum of i numbers is off by so much at most, and few that remain make much of it.
+            off = EPSILON * i * (abs(total) + pool * abs(epsilon)) / (pool - i)
+            if level > bound * (1.0 + ROUNDING) + off:
                 # The rest of the pool cannot bring the risk up to ε any more.
                 return -np.inf, -np.inf, total, deviations
             room = max(bound - level, 0.0) if star else max(bound, bound - level)
@@ -88,13 +93,16 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
             gain = min(largest_stake, np.sqrt(scale * urge)) * (level - loss)
             if not gain > -1.0 + ROUNDING:
                 return np.inf, min(least, missing - np.log(best)), total, deviations
-            wealth *= 1.0 + gain
-            best = max(best, wealth)
-            if best >= needed:
-                return 0.0, 0.0, total, deviations
-            if not 1.0 / FAR < wealth < FAR:
+            grown = wealth * (1.0 + gain)
+            if 1.0 / FAR < grown < FAR:
+                wealth = grown
+                best = max(best, wealth)
+                if best >= needed:
+                    return 0.0, 0.0, total, deviations
+            else:
                 least = min(least, missing - np.log(best))
-                missing -= np.log(wealth)
+                missing -= np.log(wealth) + np.log1p(gain)
+                least = min(least, missing)
                 wealth, best, needed = 1.0, 1.0, np.exp(missing)
         total += loss
         mean = (0.5 * bound + total) / (i + 2)
@@ -290,7 +298,8 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
     certified = 0
     while certified < min(LANES, last + 1 - start) and state[0, certified] <= 0.0:
         certified += 1
-    return certified, certified < LANES and state[0, certified] > 0.0
+    # The first lane is never set aside, so without a success it has failed, whatever it holds.
+    return certified, certified == 0 or (certified < LANES and state[0, certified] > 0.0)
 
 
 @compiled

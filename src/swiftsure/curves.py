@@ -321,8 +321,8 @@ class RiskCurve:
                 table,
                 np.empty((len(table), 0), np.float32),
                 np.empty((self.n_settings, 0), np.float32),
-                False,
-                0,
+                self._losses.strict,  # which a policy still has to say
+                self._losses.min_exit,
             ),
             _nested=False,
         )

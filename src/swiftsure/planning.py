@@ -14,7 +14,7 @@ from swiftsure.calibration import make_policy
 from swiftsure.control import Control, ControlResult, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
-from swiftsure.paths import PathLike
+from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import Policy, percent
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
@@ -88,7 +88,8 @@ def samples_needed(
     if not 0 <= risk < epsilon:
         raise ValueError(f"`risk` must be in [0, epsilon), but got {risk:g}.")
 
-    n = _fewest_samples(level, delta, risk / declared.high, power)
+    lossless = bounds.minimum_samples(epsilon, delta, LossRange(0.0, declared.high))
+    n = lossless if risk == 0 else _fewest_samples(level, delta, risk / declared.high, power)
     if n is None:
         raise ValueError(
             f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
@@ -108,6 +109,8 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
     @cache
     def size(losses: int) -> int:
         n = max(losses + 1, ceil(special.bdtrin(losses, delta, level)))
+        if n > MOST_SAMPLES:
+            return n
         while special.bdtr(losses, n, level) > delta:  # the inverse is off by a little
             n += 1
         while n > losses + 1 and special.bdtr(losses, n - 1, level) <= delta:
@@ -124,11 +127,11 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
         found = first(start, middle)
         return first(middle, stop) if found is None else found
 
-    start, found = 1, first(0, 1)
+    start, stop, found = 0, 1, None
     while found is None and size(start) <= MOST_SAMPLES:
-        found = first(start, 2 * start)
-        start *= 2
-    return None if found is None else size(found)
+        found = first(start, stop)
+        start, stop = stop, 2 * stop
+    return None if found is None or size(found) > MOST_SAMPLES else size(found)
 
 
 @dataclass(frozen=True)
@@ -296,6 +299,11 @@ def lowest_epsilon(
     curve = _curve(record, risk, loss, score, path)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
+    if curve.path_kind == BREAKPOINTS and curve._losses.strict:
+        raise ValueError(
+            "`path` must not be the breakpoints where exits are strict: the samples that bound the"
+            " risk would then choose the setting too. Give a grid of thresholds."
+        )
     checks.between("delta", delta, 0.0, 1.0)
     name = _cost_name(curve, cost)
     ordered = curve.shuffled(seed)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -481,6 +482,25 @@ def test_a_fortune_lost_is_not_regained_by_overflow():
         curve._losses, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
     )
     assert least == pytest.approx(-math.log(delta))
+
+
+def test_one_enormous_win_is_counted_for_what_it_is():
+    losses = np.r_[np.full(900, 0.9), np.full(3000, -1.0), [-1e300]]
+    assert not certify(losses, 0.1, 0.1, bound="wsr", loss_range=(-1e300, 1))
+
+
+@pytest.mark.parametrize("bound", BETS)
+def test_a_pool_seen_whole_is_not_certified_below_its_risk_by_rounding(bound):
+    rng = np.random.default_rng(0)
+    pool = rng.choice([0.1, 0.3, 0.7, 1 / 3, 1.0], 5000)
+    risk = sum(Fraction(x) for x in pool.tolist()) / len(pool)
+    level = float(risk)
+    level = level if Fraction(level) < risk else math.nextafter(level, 0)
+    wrong = [
+        certify(rng.permutation(pool), level, 0.01, bound=bound, loss_range=(0, 1), pool=5000)
+        for _ in range(60)
+    ]
+    assert np.mean(wrong) <= 0.05
 
 
 def losses_in_logs(losses, epsilon, delta):

@@ -57,6 +57,18 @@ def test_the_certificate_by_hand(name, rule):
     assert (policy.score, policy.n_exits) == ("top1", 4)
 
 
+@pytest.mark.parametrize("rule", [{"strict": True}, {"min_exit": 2}])
+def test_a_policy_of_groups_exits_as_it_was_certified(rule):
+    record = records()["groups"]
+    policy = ss.calibrate(record, loss="brier", epsilon=0.3, **rule)
+    assert (policy.strict, policy.min_exit) == (rule.get("strict", False), rule.get("min_exit", 0))
+    exits = policy.exits(record.confidences["top1"])
+    assert exits.min() >= policy.min_exit
+    losses = record.losses["brier"]
+    gap = losses[np.arange(600), exits] - losses[:, -1]
+    assert policy.certificate.promises[0].calibration_risk == pytest.approx(gap.mean())
+
+
 def test_the_certificate_of_groups():
     record = records()["groups"]
     policy = ss.calibrate(record, loss="brier", epsilon=0.15)

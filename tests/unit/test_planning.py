@@ -129,6 +129,23 @@ def test_samples_needed_are_the_fewest_at_the_edges(case):
     assert samples_needed(epsilon, delta, risk=risk, power=power).n == fewest(*case)
 
 
+def test_tiny_levels_are_answered_or_refused_at_once():
+    assert samples_needed(1e-10).n == math.ceil(math.log(0.1) / math.log1p(-1e-10))
+    with pytest.raises(ValueError, match="more than ten million"):
+        samples_needed(1e-10, risk=1e-11)
+
+
+def test_strict_breakpoints_are_refused(record):
+    """The samples that bound the risk would choose the setting too, and void the bound."""
+    curve = record.curve(path="breakpoints", strict=True)
+    with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
+        lowest_epsilon(curve, saving=0.4, cost="exit")
+    assert lowest_epsilon(record.curve(path="breakpoints"), saving=0.4, cost="exit").epsilon < 1
+    grouped = make_record(800, groups=np.arange(800) // 4).curve(path="breakpoints", strict=True)
+    with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
+        lowest_epsilon(grouped, saving=0.4, cost="exit")
+
+
 def test_closer_risks_need_more_samples():
     needed = [samples_needed(0.05, risk=risk).n for risk in (0.0, 0.01, 0.02, 0.03, 0.04)]
     assert needed == sorted(set(needed))
