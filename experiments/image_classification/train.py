@@ -2,7 +2,7 @@
 
 Writes NAME.safetensors (weights; half precision where the recipe says so) and NAME.json (recipe,
 seed, device, time and scores). With `--holdout N` it trains without N training images and scores
-those: recipes were chosen so. Without, it trains on all and leaves scoring to `records.py`.
+those, which is how to try a recipe. Without, it trains on all, and `records.py` scores it.
 """
 
 import argparse
