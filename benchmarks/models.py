@@ -112,13 +112,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--name")
     parser.add_argument("--images", type=Path)
+    parser.add_argument("--n", type=int, default=N_IMAGES, help="how many images")
     arguments = parser.parse_args()
     if arguments.results is None:
         show(TITLE, run(arguments.device, tuple(arguments.batch)), Console())
         return
     model, record, data = trained(arguments.results, arguments.name)
     images = np.load(arguments.images) if arguments.images else assets.sample_images().images
-    x = prepared(images[:N_IMAGES], data).to(arguments.device)
+    x = prepared(images[: arguments.n], data).to(arguments.device)
     found = [
         r for batch in arguments.batch for r in measure(arguments.name, model, record, x, batch)
     ]

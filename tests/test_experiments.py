@@ -23,7 +23,7 @@ def load(monkeypatch):
     """Import a module of the experiment, as its scripts do."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("data", "train", "records", "embed"):
+    for name in ("augment", "data", "train", "records", "embed"):
         sys.modules.pop(name, None)
 
 
@@ -67,13 +67,37 @@ def test_tiny_imagenet_is_read_from_its_archives(load, tmp_path):
 def test_images_are_shifted_mirrored_and_cut(load):
     x = torch.arange(2 * 3 * 16 * 16).float().view(2, 3, 16, 16) + 1
     random = torch.Generator().manual_seed(0)
-    out = load("train").augmented(x, padding=2, hole=6, random=random)
+    out = load("augment").augmented(x, {"padding": 2, "hole": 6}, random)
     assert out.shape == x.shape
     assert 0 < (out == 0).float().mean() < 0.3
     assert set(out.unique().tolist()) - {0.0} <= set(x.unique().tolist())
-    mixed, targets = load("train").cut_and_mixed(x, torch.eye(2), 1.0, random)
-    assert mixed.shape == x.shape
-    assert targets.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_crops_are_of_the_image_and_at_their_largest_the_image_itself(load):
+    x = torch.rand(64, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    random = torch.Generator().manual_seed(0)
+    crops = load("augment").cropped(x, 0.3, random)
+    assert crops.shape == x.shape
+    assert crops.min() >= x.min()
+    assert crops.max() <= x.max()
+    ramp = torch.linspace(0, 1, 16).expand(64, 3, 16, 16).contiguous()
+    slopes = load("augment").cropped(ramp, 0.3, random).diff(dim=-1)[:, 0, 8, 8] * 15
+    assert slopes.abs().max() <= 1.01  # enlarged, never shrunk
+    assert slopes.abs().min() >= 0.3
+    assert 16 <= (slopes < 0).sum() <= 48  # mirrored
+    plain = {"smallest_crop": 1.0, "shading": 0.0, "hole": 0}
+    whole = load("augment").augmented(torch.ones_like(x) * x[:, :, :1, :1], plain, random)
+    torch.testing.assert_close(whole, x[:, :, :1, :1].expand_as(x))
+
+
+@pytest.mark.parametrize("plan", [{"cutmix": 1.0}, {"mixup": 0.4}, {"cutmix": 1.0, "mixup": 0.4}])
+def test_mixed_targets_say_what_share_of_an_image_is_whose(load, plan):
+    x = torch.eye(8).view(8, 8, 1, 1).expand(8, 8, 32, 32)  # channel k: the share of image k
+    for seed in range(5):
+        torch.manual_seed(seed)
+        random = torch.Generator().manual_seed(seed)
+        images, targets = load("augment").mixed(x, torch.eye(8), plan, random)
+        torch.testing.assert_close(images.mean(dim=(2, 3)), targets)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from augment import augmented, mixed
 from data import DATA_SETS, Images
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -26,48 +27,10 @@ from swiftsure.torch import models
 HERE = Path(__file__).parent
 
 
-def augmented(images: Tensor, padding: int, hole: int, random: torch.Generator) -> Tensor:
-    """Shift, mirror and cut a square hole into each image, all on the device."""
-    n, _, height, width = images.shape
-    device = images.device
-
-    def draw(high: int) -> Tensor:
-        return torch.randint(0, high, (n, 1, 1), device=device, generator=random)
-
-    rows = torch.arange(height, device=device).view(1, -1, 1)
-    columns = torch.arange(width, device=device).view(1, 1, -1)
-    mirrored = torch.where(draw(2) == 1, width - 1 - columns, columns)
-    padded = functional.pad(images, (padding,) * 4, mode="reflect")
-    at_row, at_column = rows + draw(2 * padding + 1), mirrored + draw(2 * padding + 1)
-    which = torch.arange(n, device=device).view(-1, 1, 1)
-    shifted = padded[which, :, at_row, at_column].permute(0, 3, 1, 2)
-    middle_row, middle_column = draw(height), draw(width)
-    in_hole = ((rows - middle_row).abs() < hole / 2) & ((columns - middle_column).abs() < hole / 2)
-    return shifted.masked_fill(in_hole.unsqueeze(1), 0.0)
-
-
 def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
     """Yield the indices of whole batches, in random order."""
     order = torch.randperm(n, device=random.device, generator=random)
     yield from order[: n - n % size].split(size)
-
-
-def cut_and_mixed(
-    images: Tensor, targets: Tensor, strength: float, random: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Put a rectangle of other images over each, and mix the targets by area (CutMix)."""
-    height, width = images.shape[2:]
-    share = torch.distributions.Beta(strength, strength).sample().item()
-    high, wide = (round(side * (1 - share) ** 0.5) for side in (height, width))
-    top = int(torch.randint(0, height - high + 1, ()))
-    left = int(torch.randint(0, width - wide + 1, ()))
-    other = torch.randperm(len(images), device=images.device, generator=random)
-    images = images.clone()
-    images[:, :, top : top + high, left : left + wide] = images[
-        other, :, top : top + high, left : left + wide
-    ]
-    area = high * wide / (height * width)
-    return images, (1 - area) * targets + area * targets[other]
 
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -78,8 +41,9 @@ def recorded_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss_of: Callable[[list[Tensor], Tensor], Tensor],
+    clip: float | None = None,
 ) -> Step:
-    """Return the step that descends a loss of all outputs.
+    """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
 
     On a GPU, what is done for a batch is recorded once and replayed, since such a network is
     hundreds of small kernels.
@@ -122,6 +86,8 @@ def recorded_step(
         else:
             graph.replay()
             loss = recorded
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return loss
 
@@ -159,7 +125,7 @@ def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimi
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if plan.get("optimizer") == "adamw":
-        return torch.optim.AdamW(groups, lr=plan["lr"])
+        return torch.optim.AdamW(groups, lr=plan["lr"], fused=True)
     # L2W-DEN looks ahead by a step of plain SGD.
     return torch.optim.SGD(groups, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
 
@@ -236,16 +202,15 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
         step = l2w_step(model, optimizer, plan, steps)
     else:
         loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
-        step = recorded_step(model, optimizer, loss_of)
+        step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
     normalise = normaliser(recipe, device)
     began = time.perf_counter()
     for epoch in range(plan["epochs"]):
         total = torch.zeros((), device=device)
         for index in batches(len(part.labels), plan["batch"], random):
-            images = augmented(normalise(part.images[index]), plan["padding"], plan["hole"], random)
+            images = augmented(normalise(part.images[index]), plan, random)
             targets = functional.one_hot(part.labels[index], recipe["model"]["n_classes"]).float()
-            if "cutmix" in plan and torch.rand(()) < 0.5:
-                images, targets = cut_and_mixed(images, targets, plan["cutmix"], random)
+            images, targets = mixed(images, targets, plan, random)
             images = resized(images, recipe).contiguous(memory_format=torch.channels_last)
             total += step(images, targets)
             schedule.step()
@@ -266,13 +231,15 @@ def refresh_statistics(
 ) -> None:
     """Measure what batch normalisation divides by anew: averages of it lag behind the weights."""
     plan, normalise = recipe["training"], normaliser(recipe, part.images.device)
-    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    norms = [layer for layer in model.modules() if isinstance(layer, kinds)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # then every batch counts alike
     model.train()
-    for index in islice(batches(len(part.labels), 256, random), 40):
-        images = augmented(normalise(part.images[index]), plan["padding"], plan["hole"], random)
+    size = min(256, len(part.labels))
+    for index in islice(batches(len(part.labels), size, random), 40 if norms else 0):
+        images = augmented(normalise(part.images[index]), plan, random)
         model(resized(images, recipe))
 
 
