@@ -215,7 +215,7 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
             total += step(images, targets)
             schedule.step()
             average.update_parameters(model)
-        if epoch % 5 == 4 or epoch == plan["epochs"] - 1:
+        if epoch < 2 or epoch % 5 == 4 or epoch == plan["epochs"] - 1:
             seconds = time.perf_counter() - began
             mean = float(total) / per_epoch
             print(
