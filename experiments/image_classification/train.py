@@ -7,6 +7,7 @@ those, which is how to try a recipe. Without, it trains on all, and `records.py`
 
 import argparse
 import json
+import math
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -184,8 +185,20 @@ def build(recipe: dict[str, Any]) -> nn.Module:
     return getattr(models, arguments.pop("name"))(**arguments)
 
 
-def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Module:
-    """Return the trained model, its weights averaged over the last steps where the recipe asks."""
+def one_cycle(share: float, warm_up: float = 0.15) -> float:
+    """Return the learning rate at a share of the training, as a part of its peak."""
+    if share < warm_up:
+        return 0.04 + 0.96 * (1 - math.cos(math.pi * share / warm_up)) / 2
+    return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
+
+
+def train(
+    recipe: dict[str, Any], part: Images, device: str, seed: int, seconds: float | None = None
+) -> nn.Module:
+    """Return the trained model, its weights averaged over the last steps.
+
+    With `seconds` it trains for so long, in whole epochs, and the recipe then says how many.
+    """
     torch.manual_seed(seed)
     random = torch.Generator(device).manual_seed(seed)
     plan = recipe["training"]
@@ -195,9 +208,6 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer = make_optimizer(model, plan)
     steps = plan["epochs"] * per_epoch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, plan["lr"], total_steps=steps, pct_start=0.15, cycle_momentum=False
-    )
     if "l2w" in plan:
         step = l2w_step(model, optimizer, plan, steps)
     else:
@@ -205,22 +215,27 @@ def train(recipe: dict[str, Any], part: Images, device: str, seed: int) -> nn.Mo
         step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
     normalise = normaliser(recipe, device)
     began = time.perf_counter()
-    for epoch in range(plan["epochs"]):
+    for epoch in count():
         total = torch.zeros((), device=device)
-        for index in batches(len(part.labels), plan["batch"], random):
+        for i, index in enumerate(batches(len(part.labels), plan["batch"], random)):
+            share = (epoch * per_epoch + i) / steps
+            if seconds is not None:
+                share = min(1.0, (time.perf_counter() - began) / seconds)
+            for group in optimizer.param_groups:
+                group["lr"] = plan["lr"] * one_cycle(share)
             images = augmented(normalise(part.images[index]), plan, random)
             targets = functional.one_hot(part.labels[index], recipe["model"]["n_classes"]).float()
             images, targets = mixed(images, targets, plan, random)
             images = resized(images, recipe).contiguous(memory_format=torch.channels_last)
             total += step(images, targets)
-            schedule.step()
             average.update_parameters(model)
-        if epoch < 2 or epoch % 5 == 4 or epoch == plan["epochs"] - 1:
-            seconds = time.perf_counter() - began
-            mean = float(total) / per_epoch
-            print(
-                f"{recipe['name']} epoch {epoch + 1}: loss {mean:.3f}, {seconds:.0f} s", flush=True
-            )
+        loss, took = float(total) / per_epoch, time.perf_counter() - began
+        last = epoch + 1 == plan["epochs"] if seconds is None else took >= seconds
+        if epoch < 2 or epoch % 5 == 4 or last:
+            print(f"{recipe['name']} epoch {epoch + 1}: loss {loss:.3f}, {took:.0f} s", flush=True)
+        if last:
+            plan["epochs"] = epoch + 1
+            break
     refresh_statistics(average.module, part, recipe, random)
     return average.module.eval()
 
@@ -267,6 +282,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--holdout", type=int, default=0)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     recipe = tomllib.loads(arguments.recipe.read_text())
@@ -281,7 +297,7 @@ def main() -> None:
         held = Images(*(tensor.to(device) for tensor in held))
     part = Images(*(tensor.to(device) for tensor in part))
     began = time.perf_counter()
-    model = train(recipe, part, device, arguments.seed)
+    model = train(recipe, part, device, arguments.seed, arguments.seconds)
     report = {
         "recipe": recipe,
         "seed": arguments.seed,

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool1d, scaled_dot_product_attention, unfold
+from torch.nn.functional import adaptive_avg_pool1d, pad, scaled_dot_product_attention
 
 from swiftsure import checks
 
@@ -112,8 +112,7 @@ class SoftSplitTokens(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return tokens, (n, tokens, width)."""
-        kernel, stride, padding = self.window
-        windows = unfold(images, kernel, stride=stride, padding=padding).transpose(1, 2)
+        windows = _gathered(images, self.window)
         windows = _halved(self.attention1(windows), self.sides[0])
         windows = _halved(self.attention2(windows), self.sides[1])
         tokens: Tensor = self.project(windows)
@@ -292,4 +291,14 @@ def windows_for(kind: str, image_size: int, grids: object) -> list[Window]:
 def _halved(tokens: Tensor, side: int) -> Tensor:
     """Return 3 x 3 windows, every second one a side, of tokens that lie in a square."""
     square = tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
-    return unfold(square, 3, stride=2, padding=1).transpose(1, 2)
+    return _gathered(square, Window(3, 2, 1))
+
+
+def _gathered(maps: Tensor, window: Window) -> Tensor:
+    """Return the windows of maps, (n, windows, channels * kernel**2).
+
+    What `torch.nn.functional.unfold` gives, which on a GPU takes one sample after the other.
+    """
+    kernel, stride, padding = window
+    views = pad(maps, (padding,) * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)
+    return views.permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
