@@ -5,6 +5,7 @@ float32, which is what thresholds are compared in.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from swiftsure import checks
 
 __all__ = [
     "AGGREGATES",
+    "IMAGE_SCORES",
     "SCORES",
     "entropy",
     "mean",
@@ -156,16 +158,36 @@ def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:
     return values
 
 
-SCORES: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {
+Score = Callable[[NDArray[Any]], NDArray[np.float32]]
+
+SCORES: dict[str, Score] = {
     "top1": top1,
     "top_diff": top_diff,
     "entropy": entropy,
 }
 """Scores of one predictive distribution, by name."""
 
-AGGREGATES: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {
+AGGREGATES: dict[str, Score] = {
     "mean": mean,
     "quantile": quantile,
     "patch": patch,
 }
 """From pixel scores to an image score, by name."""
+
+
+def _image_score(aggregate: str, score: str) -> Score:
+    def measure(probabilities: NDArray[Any]) -> NDArray[np.float32]:
+        return AGGREGATES[aggregate](SCORES[score](probabilities))
+
+    return measure
+
+
+IMAGE_SCORES: dict[str, Score] = {
+    f"{aggregate}_{score}": _image_score(aggregate, score)
+    for aggregate, score in product(AGGREGATES, SCORES)
+}
+"""Scores of images with a distribution at every pixel, (..., height, width, n_classes), by name.
+
+The name says how: "patch_top1" is the smallest mean over patches of the pixels' top-1. In [0, 1],
+as the others.
+"""

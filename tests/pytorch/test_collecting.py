@@ -334,7 +334,7 @@ def test_tensors_as_wide_as_the_classes_are_gone_before_the_next_batch():
 
     record = collect(Watched(4), batches(logits(64), labels(64)), scores=SCORES)
     assert record.n == 64
-    assert alive == [0] * 5  # the first batch is run twice, to count its FLOPs
+    assert alive == [0] * 5  # once more for the first sample, to count its FLOPs
 
 
 def test_memory_does_not_grow_with_classes():

@@ -5,7 +5,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure import losses
-from swiftsure.losses import classification
+from swiftsure.losses import VOID, classification, segmentation
 from swiftsure.scores import probabilities
 from unit.builders import random_logits, refused
 
@@ -48,6 +48,87 @@ def test_brier_inconsistency_is_the_mean_over_labels_drawn_from_the_last_exit():
         for losses in [classification.brier(p, np.full(len(p), label))]
     )
     np.testing.assert_allclose(classification.brier_inconsistency(p), mean, atol=1e-12)
+
+
+# Segmentation: one image of 2 x 2 pixels, whose last pixel is void
+
+PIXELS = np.asarray([[[[0.7, 0.2, 0.1], [0.3, 0.6, 0.1]], [[0.2, 0.7, 0.1], [0.0, 0.0, 1.0]]]])
+PIXELS = np.stack([PIXELS, np.roll(PIXELS, 1, axis=-1)], axis=1)  # predicts 0 1 1 2, and 1 2 2 0
+PIXEL_LABELS = np.asarray([[[0, 0], [1, VOID]]])
+
+
+def test_miou_by_hand():
+    """Class 2 is in neither, for the void pixel does not count; at the second exit it is."""
+    found = segmentation.miou(PIXELS, PIXEL_LABELS)
+    np.testing.assert_allclose(found, [[1 - (1 / 2 + 1 / 2) / 2, 1.0]])
+
+
+def test_miou_counts_classes_of_prediction_or_label():
+    one_hot = np.eye(4)[np.asarray([[[[0, 0, 0, 1]]]])]  # (1, 1, 1, 4, 4)
+    labels = np.asarray([[[0, 0, 2, 2]]])
+    # 2 of 3 for class 0, 0 of 1 for class 1, 0 of 2 for class 2; class 3 is nowhere
+    assert segmentation.miou(one_hot, labels).item() == pytest.approx(1 - (2 / 3) / 3)
+
+
+def test_miscoverage_by_hand():
+    np.testing.assert_allclose(segmentation.miscoverage(PIXELS, PIXEL_LABELS), [[1 / 3, 1.0]])
+
+
+def test_pixel_brier_by_hand():
+    first = [0.3**2 + 0.2**2 + 0.1**2, 0.7**2 + 0.6**2 + 0.1**2, 0.2**2 + 0.3**2 + 0.1**2]
+    found = segmentation.pixel_brier(PIXELS, PIXEL_LABELS)
+    assert found[0, 0] == pytest.approx(sum(first) / 3)
+
+
+def test_inconsistencies_count_all_pixels():
+    assert segmentation.miscoverage_inconsistency(PIXELS).tolist() == [[1.0, 0.0]]
+    # 0 1 1 2 against 1 2 2 0: the classes are all there, and never in the same place
+    assert segmentation.miou_inconsistency(PIXELS).tolist() == [[1.0, 0.0]]
+    distance = np.square(PIXELS[0, 0] - PIXELS[0, 1]).sum(axis=-1).mean()
+    np.testing.assert_allclose(segmentation.pixel_brier_inconsistency(PIXELS), [[distance, 0]])
+
+
+def test_pixel_brier_is_the_mean_of_the_pixels_brier():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(4), size=(2, 3, 5, 7))
+    labels = rng.integers(4, size=(2, 5, 7))
+    flat = [
+        classification.brier(q.reshape(3, 35, 4).swapaxes(0, 1), y.ravel())
+        for q, y in zip(p, labels, strict=True)
+    ]
+    np.testing.assert_allclose(segmentation.pixel_brier(p, labels), np.mean(flat, axis=1))
+    flat = [classification.brier_inconsistency(q.reshape(3, 35, 4).swapaxes(0, 1)) for q in p]
+    np.testing.assert_allclose(segmentation.pixel_brier_inconsistency(p), np.mean(flat, axis=1))
+
+
+@pytest.mark.parametrize("void", [VOID, -1, -100])
+@pytest.mark.parametrize("name", ["miou", "miscoverage", "pixel_brier"])
+def test_what_is_void_is_never_seen(name, void):
+    labels = PIXEL_LABELS.copy()
+    labels[0, 1, 1] = void
+    other = PIXELS.copy()
+    other[:, :, 1, 1] = [0.0, 1.0, 0.0]
+    against = losses.LOSSES[name].against_labels
+    assert np.array_equal(against(PIXELS, labels), against(other, labels))
+
+
+@pytest.mark.parametrize("name", ["miou", "miscoverage", "pixel_brier"])
+def test_labels_of_pixels_that_are_none(name):
+    against = losses.LOSSES[name].against_labels
+    with pytest.raises(ValueError, match=r"`labels` must be .* below 3, .*sample 0 has 3"):
+        against(PIXELS, np.asarray([[[0, 3], [1, VOID]]]))
+    with pytest.raises(ValueError, match=r"sample 0 has 0\.5"):
+        against(PIXELS, np.asarray([[[0, 0.5], [1, VOID]]]))
+    with pytest.raises(ValueError, match="sample 0 is all void"):
+        against(PIXELS, np.full((1, 2, 2), VOID))
+    with refused("labels"):
+        against(PIXELS, np.zeros((1, 2, 3), int))
+
+
+@pytest.mark.parametrize("name", ["miou", "miscoverage", "pixel_brier"])
+def test_losses_of_images_refuse_what_is_none(name):
+    with refused("probabilities"):
+        ss.ExitRecord.from_logits(random_logits(n=5)[0], losses=[name])
 
 
 # The three ways to score distributions against the last exit
@@ -161,6 +242,11 @@ def test_known_losses_are_registered():
     assert losses.ZERO_ONE.range.binary
     assert losses.ZERO_ONE.of == "prediction"
     assert losses.BRIER.of == "distribution"
+    for name in ("miou", "miscoverage"):
+        assert losses.LOSSES[name].range == ss.LossRange(0, 1)
+        assert losses.LOSSES[name].of == "prediction"
+    assert losses.PIXEL_BRIER.range == losses.BRIER.range
+    assert losses.PIXEL_BRIER.of == "distribution"
 
 
 def new_loss(name):

@@ -187,3 +187,27 @@ def test_quantile_refuses_a_level_outside_its_range(q):
 def test_patch_refuses_sizes_that_are_none(size):
     with refused("size"):
         scores.patch([[0.5]], size)
+
+
+@pytest.mark.parametrize("name", list(scores.IMAGE_SCORES))
+def test_image_scores_are_an_aggregate_of_the_pixels_scores(name):
+    aggregate, _, score = name.partition("_")
+    p = distributions(shape=(2, 3, 60, 55), n_classes=4)
+    found = scores.IMAGE_SCORES[name](p)
+    assert found.shape == (2, 3)
+    assert found.dtype == np.float32
+    for place in np.ndindex(2, 3):
+        pixels = np.asarray([[scores.SCORES[score](one) for one in row] for row in p[place]])
+        expected = {
+            "mean": pixels.mean(),
+            "quantile": np.quantile(pixels, 0.25),
+            "patch": smallest_patch_mean(pixels, 50, 50),
+        }
+        assert found[place] == pytest.approx(expected[aggregate], abs=1e-6)
+
+
+def test_image_scores_are_named_by_what_they_are():
+    assert len(scores.IMAGE_SCORES) == 9
+    assert set(scores.IMAGE_SCORES) == {
+        f"{aggregate}_{score}" for aggregate in scores.AGGREGATES for score in scores.SCORES
+    }

@@ -90,6 +90,11 @@ class Loss:
         (probabilities (n, n_exits, n_classes), labels (n,)) -> losses (n, n_exits).
     against_last : callable
         probabilities (n, n_exits, n_classes) -> inconsistencies (n, n_exits) with the last exit.
+
+    Notes
+    -----
+    Segmentation has a distribution and a label at every pixel: probabilities are then of shape
+    (n, n_exits, height, width, n_classes) and labels (n, height, width).
     """
 
     name: str

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.losses import LossRange
+from swiftsure.torch.staged import device_of
 
 __all__ = ["TENSOR_LOSSES", "TensorLoss", "class_numbers", "resolve", "stacked_logits"]
 
@@ -27,12 +28,27 @@ class TensorLoss:
         outputs of all exits -> (n, n_exits), 0 in the last column.
     range : LossRange, optional
         For a loss that is not a known one.
+    of_images : bool
+        Whether it is one of `swiftsure.torch.segmentation`, which are computed together.
+    check_labels : callable, optional
+        (outputs of all exits, labels): refuses labels that are wrong. It is called before they
+        move to the device, where asking them anything would wait for the network.
     """
 
     name: str
     against_labels: Callable[[list[Any], Tensor], Tensor] | None
     against_last: Callable[[list[Any]], Tensor] | None
     range: LossRange | None = None
+    of_images: bool = False
+    check_labels: Callable[[list[Any], Tensor], None] | None = None
+
+    def of_labels(self, outputs: list[Any], labels: Tensor) -> Tensor | None:
+        """Return the losses against labels, wherever those are; None if it has no such form."""
+        if self.against_labels is None:
+            return None
+        if self.check_labels is not None:
+            self.check_labels(outputs, labels)
+        return self.against_labels(outputs, labels.to(device_of(outputs), non_blocking=True))
 
 
 def stacked_logits(outputs: list[Any]) -> Tensor:
@@ -43,8 +59,9 @@ def stacked_logits(outputs: list[Any]) -> Tensor:
     ]
     if isinstance(forms[0], str) or len(forms[0]) != 2 or len(set(forms)) > 1:
         raise ValueError(
-            "The known losses and temperatures need outputs of shape (n, n_classes) at every exit,"
-            f" but got {', '.join(map(str, forms))}; pass `losses` of your own as TensorLoss."
+            "Losses and temperatures of classifiers need outputs of shape (n, n_classes) at every"
+            f" exit, but got {', '.join(map(str, forms))}; maps of logits have the losses 'miou',"
+            " 'miscoverage' and 'pixel_brier'; for others pass a TensorLoss of your own."
         )
     return torch.stack(outputs, dim=1)
 
@@ -64,10 +81,13 @@ def class_numbers(labels: Tensor, n: int, n_classes: int) -> Tensor:
     return labels.long()
 
 
+def _check_classes(outputs: list[Any], labels: Tensor) -> None:
+    n, _, n_classes = stacked_logits(outputs).shape
+    class_numbers(labels, n, n_classes)
+
+
 def _zero_one(outputs: list[Any], labels: Tensor) -> Tensor:
-    logits = stacked_logits(outputs)
-    truth = class_numbers(labels, len(logits), logits.shape[2])
-    return (logits.argmax(dim=2) != truth[:, None]).double()
+    return (stacked_logits(outputs).argmax(dim=2) != labels[:, None]).double()
 
 
 def _zero_one_last(outputs: list[Any]) -> Tensor:
@@ -83,8 +103,7 @@ def _probabilities(outputs: list[Any]) -> Tensor:
 
 def _brier(outputs: list[Any], labels: Tensor) -> Tensor:
     p = _probabilities(outputs)
-    truth = class_numbers(labels, len(p), p.shape[2]).clamp(min=0)
-    index = truth[:, None, None].expand(-1, p.shape[1], 1)
+    index = labels.long().clamp(min=0)[:, None, None].expand(-1, p.shape[1], 1)
     return p.square().sum(dim=2) - 2 * p.gather(2, index)[..., 0] + 1
 
 
@@ -96,8 +115,8 @@ def _brier_last(outputs: list[Any]) -> Tensor:
 TENSOR_LOSSES: dict[str, TensorLoss] = {
     loss.name: loss
     for loss in (
-        TensorLoss("zero_one", _zero_one, _zero_one_last),
-        TensorLoss("brier", _brier, _brier_last),
+        TensorLoss("zero_one", _zero_one, _zero_one_last, check_labels=_check_classes),
+        TensorLoss("brier", _brier, _brier_last, check_labels=_check_classes),
     )
 }
 """Losses by name."""

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure.torch.staged import plain_output, shapes_of
+
+if TYPE_CHECKING:
+    from swiftsure.torch.audit import Audit
 
 __all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "refuse_broken"]
 
@@ -27,12 +30,15 @@ class ExitOutput:
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
         What decided; NaN where an exit was not reached or its head not needed. None from a stream.
+    audit : Audit, optional
+        What the full model says to some of the samples, if the runtime audits.
     """
 
     raw: Any
     exits: Tensor
     confidences: Tensor | None
     decided: Tensor
+    audit: "Audit | None" = None
 
     @cached_property
     def outputs(self) -> Any:
@@ -159,7 +165,11 @@ def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
 def refuse_broken(output: Any, row: int, exit_index: int, sample: int) -> None:
     """Raise about a broken row of an exit's output."""
     own = broken_rows(output)
-    what = "output" if own is not None and own[row] else "confidence"
+    refuse_nan("output" if own is not None and own[row] else "confidence", exit_index, sample)
+
+
+def refuse_nan(what: str, exit_index: int, sample: int) -> None:
+    """Raise about what of a sample is NaN at an exit."""
     raise ValueError(
         f"The {what} of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
         " large numbers in its inputs, or run in a wider dtype."

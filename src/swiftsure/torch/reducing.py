@@ -1,0 +1,282 @@
+"""From batches to rows of a record: scores and losses of all exits, reduced on the device."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from swiftsure import checks
+from swiftsure.losses import LOSSES
+from swiftsure.records import ExitRecord
+from swiftsure.records.checks import temperature_tuple
+from swiftsure.torch.batches import Batch, moved
+from swiftsure.torch.costs import exit_flops, exit_seconds
+from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.losses import TensorLoss, resolve
+from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.results import broken_rows, refuse_nan
+from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.segmentation import image_losses, labelled_rows
+from swiftsure.torch.staged import (
+    StagedModel,
+    batch_size,
+    device_of,
+    exit_outputs,
+    plain_output,
+    refuse_unstaged,
+    rows_of,
+)
+
+__all__ = ["Begun", "Reducer", "Rows"]
+
+Array = NDArray[Any]
+
+NAN_OUTPUTS = "nan_outputs"
+"""Name of the rows that say at which exits the output of a sample is NaN."""
+
+
+class Rows(NamedTuple):
+    """Rows of a record, and ids of samples that have none."""
+
+    arrays: dict[str, Array]
+    left_out: list[Any]
+
+
+class Reducer:
+    """Reduces batches to rows of a record."""
+
+    def __init__(
+        self,
+        model: StagedModel,
+        losses: Sequence[str | TensorLoss],
+        scores: Sequence[str],
+        temperatures: Sequence[float] | None,
+        dtype: str | None,
+        device: str | torch.device | None,
+        seconds: bool,
+    ) -> None:
+        refuse_unstaged(model, selects=False)
+        refuse_training(model)
+        self.model = model
+        self.losses = [resolve(loss) for loss in losses]
+        self.of_images = [loss.name for loss in self.losses if loss.of_images]
+        if not scores:
+            raise ValueError("`scores` must name at least one.")
+        self.scores = [checks.known("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
+        self.seconds = seconds
+        if dtype is not None:
+            checks.known("dtype", dtype, ["float32", "bfloat16", "float16"])
+        self.dtype = dtype
+        self.temperatures = temperature_tuple(temperatures, model.n_exits)
+        self.device = _device(model, device)
+        self.costs: dict[str, Array] = {}
+        self.fingerprint = None
+        if isinstance(model, nn.Module):
+            self.fingerprint = fingerprint(model, temperatures=self.temperatures, dtype=self.dtype)
+
+    def begin(self, batch: Batch, done: int) -> "Begun":
+        """Run one batch, and start to bring what is left of it from the device."""
+        inputs = moved(batch.inputs, self.device)
+        n = batch_size(inputs)
+        ids = np.arange(done, done + n) if batch.ids is None else _one_each("ids", batch.ids, n)
+        groups = None if batch.groups is None else _one_each("groups", batch.groups, n)
+        arriving, kept = self._reduced(inputs, batch.labels, ids)
+        if not self.costs:  # not before the batch is run: a model may write over its inputs
+            self._measure(inputs)
+        return Begun(self.model.n_exits, arriving, ids, groups, kept, done)
+
+    def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_Arriving", Array]:
+        """Return scores and losses of the samples that have them, and which those are."""
+        with inference(self.device, self.dtype):
+            outputs, rows = self._forward(inputs)
+        kept = np.arange(len(ids))
+        with torch.inference_mode():
+            labels = None if given is None else torch.as_tensor(given)
+            if self.of_images and labels is not None:
+                labels = labels.to(self.device)
+                labelled = labelled_rows(outputs, labels, ids.tolist())
+                if labelled is not None:
+                    outputs, labels, rows = rows_of((outputs, labels, rows), labelled)
+                    kept = labelled.cpu().numpy()
+            rows |= self._losses(outputs, labels)
+            if self.of_images:
+                rows |= image_losses(outputs, labels, _image_size(inputs), self.of_images)
+        return _Arriving(rows), kept
+
+    def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
+        rows: dict[str, Tensor] = {}
+        for loss in self.losses:
+            if loss.of_images:  # which are computed together
+                continue
+            if loss.against_last is not None:
+                rows[f"inconsistencies/{loss.name}"] = loss.against_last(outputs)
+            against = None if labels is None else loss.of_labels(outputs, labels)
+            if against is not None and labels is not None:
+                if labels.ndim == 1 and not labels.is_floating_point():
+                    missing = (labels < 0).to(against.device, non_blocking=True)
+                    against = against.masked_fill(missing[:, None], torch.nan)
+                rows[f"losses/{loss.name}"] = against
+        return rows
+
+    def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return outputs of all exits, and rows: confidences at all but the last, what is NaN."""
+        outputs: list[Any] = []
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):
+            outputs.append(plain_output(output))
+            broken = broken_rows(self._by_class(outputs[-1]))
+            if broken is not None:
+                found[NAN_OUTPUTS].append(broken)
+            if k < self.model.n_exits - 1:
+                for name in self.scores:
+                    found[f"confidences/{name}"].append(confidence(name, output))
+        return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
+
+    def _by_class(self, output: Any) -> Any:
+        """Return the output, or of maps of logits the largest of each class, in which NaN shows."""
+        maps = bool(self.of_images) and isinstance(output, Tensor) and output.ndim == 4
+        return output.flatten(2).amax(dim=2) if maps else output
+
+    def _measure(self, inputs: Any) -> None:
+        first = torch.zeros(1, dtype=torch.long, device=device_of(inputs))
+        with inference(self.device, self.dtype):
+            self.costs["flops"] = exit_flops(self.model, rows_of(inputs, first))
+            if self.seconds:
+                self.costs["seconds"] = exit_seconds(self.model, inputs)
+
+    def record(self, rows: dict[str, Array]) -> ExitRecord:
+        """Return the record of some rows."""
+
+        def tables(kind: str) -> dict[str, Array]:
+            start = f"{kind}/"
+            return {key.removeprefix(start): rows[key] for key in rows if key.startswith(start)}
+
+        ranges = {loss.name: loss.range for loss in self.losses if loss.range is not None}
+        losses = tables("losses")
+        if any(np.isnan(values).any() for values in losses.values()):
+            kept = [k for k in losses if k in LOSSES and LOSSES[k].of == "prediction"]
+            losses = {name: losses[name] for name in kept}
+        return ExitRecord(
+            tables("confidences"),
+            losses=losses,
+            inconsistencies=tables("inconsistencies"),
+            costs=self.costs,
+            loss_ranges=ranges,
+            ids=rows["ids"],
+            groups=rows.get("groups"),
+            fingerprint=self.fingerprint,
+            temperatures=self.temperatures,
+            dtype=self.dtype,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what shards of one run have in common."""
+        return {
+            "model": self.fingerprint,
+            "losses": [loss.name for loss in self.losses],
+            "scores": self.scores,
+        }
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A batch whose rows are on their way from the device, while the next one may run.
+
+    Parameters
+    ----------
+    kept : (m,)
+        Which samples have rows.
+    done : int
+        How many samples came before.
+    """
+
+    n_exits: int
+    arriving: "_Arriving"
+    ids: Array
+    groups: Array | None
+    kept: Array
+    done: int
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether the device may still be busy with it."""
+        return self.arriving.copied is not None
+
+    def rows(self) -> Rows:
+        """Wait for the rows and return them, if all is well with them."""
+        arrays = self.arriving.arrays()
+        samples = self.done + self.kept
+        broken = np.argwhere(arrays.pop(NAN_OUTPUTS, np.zeros((0, 0), bool)))
+        if len(broken):
+            row, exit_index = broken[0].tolist()
+            refuse_nan("output", exit_index, samples[row])
+        for key, array in arrays.items():
+            _refuse_bad(key, array, samples, self.n_exits)
+        arrays["ids"] = self.ids[self.kept]
+        if self.groups is not None:
+            arrays["groups"] = self.groups[self.kept]
+        return Rows(arrays, np.delete(self.ids, self.kept).tolist())
+
+
+class _Arriving:
+    """Tensors that are copied to the host behind what the device does next."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = {
+            key: tensor.to("cpu", non_blocking=True) for key, tensor in tensors.items()
+        }
+        self.copied: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copied.record()
+
+    def arrays(self) -> dict[str, Array]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        return {key: tensor.numpy() for key, tensor in self._tensors.items()}
+
+
+def _one_each(name: str, values: Any, n: int) -> Array:
+    return checks.of_shape(name, np.asarray(values), {"n": n})
+
+
+def _image_size(inputs: Any) -> tuple[int, int] | None:
+    """Return height and width of the images that go in, if that is what goes in."""
+    if isinstance(inputs, Tensor) and inputs.ndim == 4:
+        return inputs.shape[2], inputs.shape[3]
+    return None
+
+
+def _refuse_bad(key: str, array: Array, samples: Array, n_exits: int) -> None:
+    kind, _, name = key.partition("/")
+    expected = (len(samples), n_exits - 1 if kind == "confidences" else n_exits)
+    if array.shape != expected:
+        raise ValueError(f"`{kind}` {name!r} must have shape {expected}, but got {array.shape}.")
+    if kind != "losses" and np.isnan(array).any():
+        row, exit_index = np.argwhere(np.isnan(array))[0].tolist()
+        if kind == "confidences":
+            refuse_nan("confidence", exit_index, samples[row])
+        raise ValueError(
+            f"`{kind}` {name!r} is NaN at exit {exit_index + 1} for sample {samples[row]}."
+        )
+
+
+def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.device:
+    """Return where to run: where the model is, which must be what is wanted."""
+    found = home(model)
+    if wanted is None:
+        return found or torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"`device` must be one of PyTorch's, but got {wanted!r}.") from None
+    if found is None:
+        return device
+    if device.type != found.type or device.index not in (None, found.index):
+        raise ValueError(f"`device` is {device}, but the model is on {found}: move one of them.")
+    return found
