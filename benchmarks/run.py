@@ -1,7 +1,7 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
-Topics: control, million, memory, evaluate, import, runtime, models. Each number stands beside its
-target. Misses are listed at the end, and are no error: a benchmark informs.
+Topics: control, million, memory, evaluate, monitor, import, runtime, models. Each number stands
+beside its target. Misses are listed at the end, and are no error: a benchmark informs.
 """
 
 import argparse
@@ -17,6 +17,7 @@ TOPICS = {
     "million": "million",
     "memory": "memory",
     "evaluate": "evaluate",
+    "monitor": "monitor",
     "import": "imports",
     "runtime": "runtime",
     "models": "models",

@@ -15,12 +15,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import swiftsure.planning as planning
     import swiftsure.report as report
-    from swiftsure import bounds, control, exits, losses, paths, scores, simulate
+    from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
     from swiftsure.calibration import Risk, calibrate
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
     from swiftsure.losses import Loss, LossRange
+    from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ThresholdRecord, load_record
@@ -32,6 +33,7 @@ __all__ = [
     "ExitRecord",
     "Loss",
     "LossRange",
+    "Monitor",
     "Path",
     "Policy",
     "Risk",
@@ -46,6 +48,7 @@ __all__ = [
     "exits",
     "load_record",
     "losses",
+    "monitor",
     "paths",
     "planning",
     "report",
@@ -60,6 +63,7 @@ _HOMES = {
     "ExitRecord": "records",
     "Loss": "losses",
     "LossRange": "losses",
+    "Monitor": "monitor",
     "Path": "paths",
     "Policy": "policy",
     "Risk": "calibration",

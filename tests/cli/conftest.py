@@ -59,6 +59,8 @@ def files(tmp_path_factory, sample, record, thresholds):
             "costs.flops": record.costs["flops"],
         },
     )
+    ss.calibrate(record, loss="zero_one", epsilon=0.05).save(folder / "deployed.json")
+    (folder / "losses.jsonl").write_text('{"loss": 0, "exit": 0}\n' * 300 + '{"loss": 1}\n')
     rng = np.random.default_rng(1)
     quality = 0.4 - 0.1 * np.linspace(0, 1, 6) + 0.05 * rng.normal(size=(1100, 6))
     np.savez(

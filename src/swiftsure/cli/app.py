@@ -13,6 +13,7 @@ from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
+from swiftsure.cli.monitor import monitor
 from swiftsure.cli.plan import plan
 from swiftsure.cli.reproduce import reproduce
 from swiftsure.cli.simulate import simulate
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, collect, calibrate, evaluate, plan, simulate, convert):
+for verb in (demo, collect, calibrate, evaluate, plan, monitor, simulate, convert):
     app.command(cls=Verb)(verb)
 app.add_typer(reproduce, name="reproduce")
 

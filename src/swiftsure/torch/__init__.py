@@ -5,6 +5,7 @@ try:
 except ImportError:
     raise ImportError("swiftsure.torch needs PyTorch: pip install 'swiftsure[torch]'.") from None
 
+from swiftsure.torch.audit import Audit, Auditor
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cut import cut
@@ -17,6 +18,8 @@ from swiftsure.torch.stream import Stream
 from swiftsure.torch.temperature import fit_temperatures
 
 __all__ = [
+    "Audit",
+    "Auditor",
     "EarlyExit",
     "ExitOutput",
     "Scored",

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
+from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
+from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
@@ -47,6 +49,11 @@ class EarlyExit(nn.Module):
         Inference dtype ("bfloat16", "float16") to run under autocast; the policy's by default.
     compile : bool
         Compile each stage with torch.compile, for any batch size: a few graphs a stage.
+    audit : float or Auditor, optional
+        Share of requests, chosen at random, that the full model answers too; results then carry
+        both as `audit`. A `Stream` of one's own is not audited: use `run`.
+    monitor : Monitor, optional
+        Of a consistency risk, which audits are folded into.
 
     Raises
     ------
@@ -68,12 +75,15 @@ class EarlyExit(nn.Module):
         score: str | None = None,
         dtype: str | None = None,
         compile: bool = False,  # noqa: A002 (what torch calls it)
+        audit: float | Auditor | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         super().__init__()
         refuse_unstaged(model)
         refuse_training(model)
         self.model = model
         self.policy = policy
+        self.auditor = _auditor(audit, monitor)
         self.score = _accepted_score(policy, score)
         self.dtype = _accepted_dtype(policy, dtype)
         levels = policy.thresholds
@@ -104,7 +114,9 @@ class EarlyExit(nn.Module):
     def forward(self, batch: Any) -> ExitOutput:
         """Run a batch; results come in its order."""
         with self.context(batch):
-            return self._run(batch)
+            if self.auditor is None:
+                return self._run(batch)
+            return self.auditor.run(self, batch, self._run)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and give their results in order, the faster way for the device.
@@ -126,7 +138,11 @@ class EarlyExit(nn.Module):
                 yield self(batch)
             else:
                 gathered = Stream(self, batch_size or size_of(batch))
-                yield from gathered.run(chain([batch], waiting), ordered=True)
+                together, rest = partial(gathered.run, ordered=True), chain([batch], waiting)
+                if self.auditor is None:
+                    yield from together(rest)
+                else:
+                    yield from self.auditor.follow(self, rest, together)
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
@@ -233,6 +249,18 @@ def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Call
 def _spans(model: Any, device: torch.device) -> bool:
     """Whether a model that lies on several devices has a part on this one."""
     return any(parameter.device == device for parameter in model.parameters())
+
+
+def _auditor(audit: float | Auditor | None, monitor: Monitor | None) -> Auditor | None:
+    if audit is None:
+        if monitor is not None:
+            raise ValueError("`monitor` needs `audit`, the share of requests to feed it with.")
+        return None
+    if not isinstance(audit, Auditor):
+        return Auditor(audit, monitor)
+    if monitor is not None:
+        raise ValueError("`monitor` must be given to the Auditor, not beside it.")
+    return audit
 
 
 def _accepted_score(policy: Policy, score: str | None) -> str:

@@ -1,0 +1,289 @@
+"""`swiftsure monitor`: an alarm when the risk in production exceeds what was promised."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.output import print_json, print_text
+
+if TYPE_CHECKING:
+    from swiftsure.monitor import Drift, Monitor, Watch
+
+__all__ = ["monitor"]
+
+ALPHA = 0.01
+CHUNK = 1 << 20
+PAUSE = 0.2
+"""Seconds between two looks at a file that is followed."""
+
+NO_GUARANTEE = "Warning, without a guarantee: "
+
+
+def monitor(
+    stream: Annotated[
+        Path, typer.Argument(help="JSON lines; - is standard input.", show_default="-")
+    ] = Path("-"),
+    policy: Annotated[
+        Path | None, typer.Option(help="The policy whose promise to watch.", show_default=False)
+    ] = None,
+    risk: Annotated[
+        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Without a policy: largest risk.", show_default=False)
+    ] = None,
+    low: Annotated[float, typer.Option(help="Without a policy: lowest possible loss.")] = 0.0,
+    high: Annotated[float, typer.Option(help="Without a policy: largest possible loss.")] = 1.0,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="Chance of a false alarm, over all time.", show_default="0.01"),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Go on from here, and keep the state here.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more lines, until an alarm.")
+    ] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="The stream is a new file, after the state's.")
+    ] = False,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="Later requests that a late loss may hold up.", show_default="any"),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="A loss that never came counts as: lowest, or skip.")
+    ] = "lowest",
+    cost: Annotated[
+        str | None,
+        typer.Option(help="The policy's cost that lines report.", show_default="exits"),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Calibration record, to compare confidences.", show_default=False),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    r"""Watch losses in production; raise an alarm if the risk exceeds ε.
+
+    Each line is {"loss": 0.0}, or a number. Losses that come late: a line
+    {"id": 7} at the request, {"id": 7, "loss": 1} once it is known; they
+    are folded in request order. Any line may add "exit", "cost" and
+    "confidence", for warnings, which carry no guarantee.
+
+    A false alarm has probability at most α, however long it runs, if
+    the mean of each loss, given those before it, is at most ε.
+    Exit status 1: alarm, or a loss outside its range (none is dropped).
+
+    [bold]Example[/bold]
+
+        swiftsure monitor losses.jsonl --policy deployed.json \
+            --alpha 0.01 --state monitor.json
+    """
+    from swiftsure.files import writable
+    from swiftsure.monitor import StreamFaultError
+
+    if state is not None:
+        writable(state)
+    before = state if state is not None and state.exists() else None
+    promised = _promised(policy, risk, loss, epsilon, (low, high), alpha, before)
+    drift = _drift(policy, cost, record)
+    watch = _watch(promised, drift, before, patience, missing)
+    fault, cut = None, False
+    try:
+        if not watch.monitor.alarm:
+            with _opened(stream, watch, from_start) as file:
+                cut = _read(file, watch, state, follow)
+    except StreamFaultError as error:
+        fault = str(error)
+    if fault is None and not _seen(watch):
+        raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
+    _keep(watch, state)
+    _show(watch, fault, cut, json)
+    if fault is not None or watch.monitor.alarm:
+        raise typer.Exit(1)
+
+
+def _promised(
+    policy: Path | None,
+    risk: str | None,
+    loss: str | None,
+    epsilon: float | None,
+    loss_range: tuple[float, float],
+    alpha: float | None,
+    before: Path | None,
+) -> "Monitor | None":
+    """Return a new monitor of what was asked for; None: whatever the state is of."""
+    from swiftsure.monitor import Monitor
+    from swiftsure.policy import Policy
+
+    if policy is not None and epsilon is not None:
+        raise ValueError("`--epsilon` must not be given with --policy, which says it.")
+    if alpha is None:
+        alpha = ALPHA if before is None else Monitor.load(before).alpha
+    if policy is not None:
+        return Monitor.from_policy(Policy.load(policy), alpha, risk=risk, loss=loss)
+    if epsilon is not None:
+        return Monitor(epsilon, alpha, loss_range, risk=risk, loss=loss)
+    return None
+
+
+def _drift(policy: Path | None, cost: str | None, record: Path | None) -> "Drift | None":
+    """Return what the warnings are made from; None without a policy, which they rest on."""
+    import swiftsure as ss
+    from swiftsure.monitor import Drift
+
+    if policy is None:
+        if cost is not None or record is not None:
+            raise ValueError("`--cost` and `--record` need --policy, which says what to expect.")
+        return None
+    loaded = ss.Policy.load(policy)
+    if record is None:
+        return Drift(loaded, cost=cost)
+    calibration, score = ss.load_record(record), loaded.score or ""
+    if not isinstance(calibration, ss.ExitRecord) or score not in calibration.confidences:
+        raise ValueError(f"`--record` must hold confidences {score!r}, the policy's score.")
+    first = min(loaded.min_exit, calibration.n_exits - 2)
+    return Drift(loaded, cost=cost, confidences=calibration.confidences[score][:, first])
+
+
+def _watch(
+    promised: "Monitor | None",
+    drift: "Drift | None",
+    before: Path | None,
+    patience: int | None,
+    missing: str,
+) -> "Watch":
+    """Return the watch that a state was left with, or a new one."""
+    from swiftsure.monitor import Watch
+
+    if before is None:
+        if promised is None:
+            raise ValueError("`--policy` or `--epsilon` must say what to watch.")
+        return Watch(promised, drift, patience=patience, missing=missing)
+    watch = Watch.load(before, drift, patience=patience, missing=missing)
+    if promised is not None and promised.promise != watch.monitor.promise:
+        raise ValueError(
+            f"`--state`: {before} watches another risk ({watch.monitor.promise}) than asked for"
+            f" ({promised.promise}); choose another file for it."
+        )
+    return watch
+
+
+@contextmanager
+def _opened(stream: Path, watch: "Watch", from_start: bool) -> Iterator[BinaryIO]:
+    """Open a stream at the place where reading goes on."""
+    if from_start:
+        watch.restart()
+    if str(stream) == "-":
+        yield sys.stdin.buffer
+        return
+    with stream.open("rb") as file:
+        if stream.is_file():  # a pipe has no place to go back to
+            watch.resume(file, str(stream))
+        yield file
+
+
+def _read(file: BinaryIO, watch: "Watch", state: Path | None, follow: bool) -> bool:
+    """Read to the end, or to an alarm; return whether the last line is cut short.
+
+    The state is written after every piece, so that a run may be killed at any time.
+    """
+    read = getattr(file, "read1", file.read)  # what is there, without waiting for more
+    while not watch.monitor.alarm:
+        try:
+            data = read(CHUNK)
+            if not data and follow:
+                _refuse_shrunk(file)
+                time.sleep(PAUSE)
+                continue
+        except KeyboardInterrupt:  # how one stops following, but not in the middle of a line
+            if follow:
+                return False
+            raise
+        if not data:
+            return watch.finish()
+        watch.feed(data)
+        _keep(watch, state)
+    return False
+
+
+def _keep(watch: "Watch", state: Path | None) -> None:
+    if state is not None and _seen(watch):
+        watch.save(state)
+
+
+def _seen(watch: "Watch") -> bool:
+    """Whether the stream held a loss, or announced one."""
+    return watch.monitor.n > 0 or watch.order.in_use
+
+
+def _refuse_shrunk(file: BinaryIO) -> None:
+    """Raise if a file that is followed became shorter than what was read of it."""
+    if not file.seekable():
+        return
+    place = file.tell()
+    if os.fstat(file.fileno()).st_size < place:
+        raise ValueError(f"`stream` became shorter than the {place:,} bytes read: it was replaced.")
+
+
+def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> None:
+    warnings = watch.drift.warnings() if watch.drift is not None else []
+    if json:
+        print_json(_summary(watch, fault, warnings))
+    else:
+        print_text(str(watch.monitor), "bold red" if watch.monitor.alarm else "")
+        for text in _notes(watch, cut):
+            print_text(text)
+        for text in warnings:
+            print_text(NO_GUARANTEE + text, "yellow")
+    if fault is not None:
+        typer.echo(f"swiftsure: {fault} Nothing after it was read.", err=True)
+
+
+def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
+    if watch.order.waiting:
+        yield f"{watch.order.waiting:,} requests wait, for their losses or for those before them."
+    if watch.order.given_up:
+        yield f"{watch.order.given_up:,} losses never came, and counted as {watch.order.missing}."
+    if watch.unreadable:
+        yield (
+            f"{watch.unreadable:,} lines could not be read, and were left out: the guarantee then"
+            " assumes that this did not depend on their losses."
+        )
+    if cut:
+        yield "The last line is cut short; it is read once it is whole."
+
+
+def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str, Any]:
+    found = watch.monitor
+    return {
+        "alarm": found.alarm,
+        "alarm_at": found.alarm_at,
+        "n": found.n,
+        "mean": found.mean,
+        "recent_mean": found.recent_mean,
+        "epsilon": found.epsilon,
+        "alpha": found.alpha,
+        "evidence": found.evidence,
+        "evidence_needed": 1.0 / found.alpha,
+        "p_value": found.p_value,
+        "waiting": watch.order.waiting,
+        "given_up": watch.order.given_up,
+        "unreadable": watch.unreadable,
+        "saving": None if watch.drift is None else watch.drift.saving,
+        "warnings_without_guarantee": warnings,
+        "fault": fault,
+        "sentence": str(found),
+    }

@@ -1,0 +1,305 @@
+"""Monitor: an alarm when the risk exceeds ε, and rarely otherwise, for as long as it runs."""
+
+import math
+import os
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import Field
+
+from swiftsure import checks
+from swiftsure.losses import LossRange
+from swiftsure.monitor import _evidence
+from swiftsure.monitor.state import Section, read_state, write_state
+from swiftsure.policy import Policy, Promise, percent
+
+__all__ = ["Monitor", "MonitorState"]
+
+SLACK = 1e-6
+"""Part of the largest loss by which rounding may carry one past its bound."""
+
+Wealth = Annotated[float, Field(ge=0.0, le=_evidence.FAR)]
+
+
+class MonitorState(Section):
+    """Everything that a monitor knows."""
+
+    epsilon: float
+    alpha: float
+    loss_range: tuple[float, float]
+    risk: str | None
+    loss: str | None
+    n: int = Field(ge=0, le=2**53)
+    total: float
+    recent: float
+    peak: float = Field(ge=1.0)
+    alarm_at: int | None = Field(ge=1)
+    wealth: tuple[Wealth, ...] = Field(min_length=_evidence.BETS, max_length=_evidence.BETS)
+
+
+class Monitor:
+    """Watches losses one by one and raises an alarm when the risk exceeds ε.
+
+    It holds a few numbers, whatever it has seen, and takes the same time for every loss.
+
+    Parameters
+    ----------
+    epsilon : float
+        Largest risk allowed, within the range of the losses.
+    alpha : float
+        Probability of a false alarm, over all time.
+    loss_range : (low, high) or LossRange
+        Where losses lie. The stakes rest on `low`: gaps may be negative, other losses may not.
+    risk, loss : str, optional
+        Names of what is watched, for messages and for audits.
+
+    Notes
+    -----
+    **Guarantee.** If the mean of each loss, given all that came before it, is at most ε, then an
+    alarm is ever raised with probability at most α, however long the stream and however often one
+    looks. Independent requests whose risk is at most ε satisfy this if losses are folded in request
+    order. An order or a choice that depends on the losses does not: fold late ones through
+    `RequestOrder`, and choose audits at random. Where rows come in groups (frames of one video),
+    fold one mean loss a group.
+
+    An alarm stays. A new monitor has a new α.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> monitor = Monitor(epsilon=0.05, alpha=0.01)
+    >>> monitor.update_many(rng.random(20_000) < 0.04)
+    False
+    >>> monitor.update_many(rng.random(2_000) < 0.10)
+    True
+    >>> monitor.alarm_at > 20_000
+    True
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        alpha: float = 0.01,
+        loss_range: LossRange | tuple[float, float] = (0.0, 1.0),
+        *,
+        risk: str | None = None,
+        loss: str | None = None,
+    ) -> None:
+        self.loss_range = LossRange.of(loss_range)
+        low, high = self.loss_range.low, self.loss_range.high
+        self.epsilon = checks.between("epsilon", epsilon, low, high)
+        self.alpha = checks.between("alpha", alpha, 0.0, 1.0)
+        self.risk, self.loss = risk, loss
+        self._low, self._high = low, high
+        self._goal = 1.0 / self.alpha
+        self._stakes = _evidence.stakes(self.epsilon, low)
+        self._state = _evidence.new_state()
+
+    @classmethod
+    def from_policy(
+        cls,
+        policy: Policy,
+        alpha: float = 0.01,
+        *,
+        risk: str | None = None,
+        loss: str | None = None,
+    ) -> "Monitor":
+        """Return a monitor of what a policy promises.
+
+        Parameters
+        ----------
+        risk, loss : str, optional
+            Which promise, if the policy makes several. To watch all of them, make a monitor of
+            each, and share α among them.
+        """
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                "`policy` must be a Policy, which says what it promises, but got"
+                f" {type(policy).__name__}; load one with Policy.load."
+            )
+        promise = _the_promise(policy.certificate.promises, risk, loss)
+        return cls(promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss)
+
+    def update(self, loss: float) -> bool:
+        """Fold one loss; return whether an alarm was raised, now or before.
+
+        Raises
+        ------
+        ValueError
+            If the loss is NaN or outside its range: either voids the guarantee. Nothing is folded.
+        """
+        value = self.accepted(loss)
+        _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
+        return self.alarm
+
+    def update_many(self, losses: ArrayLike) -> bool:
+        """Fold losses, (n,), in their order, all or, where one is bad, none of them.
+
+        The same as `update` of each, to the last bit, at tens of millions a second.
+        """
+        values = checks.numbers("losses", losses, np.float64)
+        if values.ndim != 1:
+            raise ValueError(
+                f"`losses` must have shape (n,), but got {checks.shape_text(values.shape)}."
+            )
+        if values.size:
+            checks.finite("losses", values)
+            values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
+            _evidence.fold(
+                self._state,
+                self._stakes,
+                self.epsilon,
+                self._goal,
+                np.ascontiguousarray(values),
+            )
+        return self.alarm
+
+    def accepted(self, loss: float) -> float:
+        """Return a loss that can be folded; raise if it is none."""
+        value = loss if type(loss) is float else _number(loss)
+        if self._low <= value <= self._high:
+            return value
+        slack = SLACK * self._high
+        if not self._low - slack <= value <= self._high + slack:  # also refuses NaN
+            raise ValueError(
+                f"`loss` must lie in [{self._low:g}, {self._high:g}], but got {value:g}."
+            )
+        return min(max(value, self._low), self._high)
+
+    @property
+    def n(self) -> int:
+        """How many losses were folded."""
+        return int(self._state[_evidence.N])
+
+    @property
+    def mean(self) -> float:
+        """Mean of all losses so far; NaN before the first."""
+        return float(self._state[_evidence.TOTAL]) / self.n if self.n else math.nan
+
+    @property
+    def recent_mean(self) -> float:
+        """Mean of about the last 1,000 losses, fading; it describes, and no alarm rests on it."""
+        return float(self._state[_evidence.RECENT]) if self.n else math.nan
+
+    @property
+    def alarm(self) -> bool:
+        """Whether an alarm was raised."""
+        return bool(self._state[_evidence.ALARM_AT] > 0.0)
+
+    @property
+    def alarm_at(self) -> int | None:
+        """How many losses had been folded when the alarm was raised; None: there was none."""
+        return int(self._state[_evidence.ALARM_AT]) or None
+
+    @property
+    def evidence(self) -> float:
+        """Evidence, now, that the risk exceeds ε; an alarm is raised at 1/α. It starts at 1."""
+        return float(_evidence.unspent(float(self.n)) + self._state[_evidence.WEALTH :].sum())
+
+    @property
+    def p_value(self) -> float:
+        """Anytime-valid p-value of "the risk was never above ε": 1 over the largest evidence."""
+        return 1.0 / float(self._state[_evidence.PEAK])
+
+    def state(self) -> MonitorState:
+        """Return everything that it knows, to be restored exactly."""
+        return MonitorState(
+            epsilon=self.epsilon,
+            alpha=self.alpha,
+            loss_range=(self._low, self._high),
+            risk=self.risk,
+            loss=self.loss,
+            n=self.n,
+            total=float(self._state[_evidence.TOTAL]),
+            recent=float(self._state[_evidence.RECENT]),
+            peak=float(self._state[_evidence.PEAK]),
+            alarm_at=self.alarm_at,
+            wealth=tuple(self._state[_evidence.WEALTH :].tolist()),
+        )
+
+    @classmethod
+    def from_state(cls, state: MonitorState) -> "Monitor":
+        """Return the monitor that had this state."""
+        monitor = cls(
+            state.epsilon, state.alpha, state.loss_range, risk=state.risk, loss=state.loss
+        )
+        monitor._state[:] = [
+            state.n,
+            state.total,
+            state.recent,
+            state.peak,
+            state.alarm_at or 0,
+            *state.wealth,
+        ]
+        return monitor
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state as JSON, whole or not at all."""
+        write_state(path, {"monitor": self.state()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Monitor":
+        """Read a state, checked in every field.
+
+        Raises
+        ------
+        ValueError
+            If the file is not a monitor's state, is damaged, or comes from a newer version.
+        """
+        return cls.from_state(read_state(path, {"monitor": MonitorState})["monitor"])
+
+    @property
+    def promise(self) -> str:
+        """What is watched at which levels, the same for monitors of the same thing."""
+        return (
+            f"{self.subject} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
+            f" α = {self.alpha!r}"
+        )
+
+    @property
+    def subject(self) -> str:
+        """What is watched, in words."""
+        if self.risk is None or self.loss is None:
+            return "the risk"
+        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
+        return f"the {self.loss} {kind} the full model"
+
+    def __str__(self) -> str:
+        """Say in one sentence how things stand."""
+        if self.n == 0:
+            return "No alarm: no loss was seen yet."
+        means = f"mean loss {self.recent_mean:.4g} of late, {self.mean:.4g} of all {self.n:,}"
+        if self.alarm_at is not None:
+            return (
+                f"Alarm at loss {self.alarm_at:,}: {self.subject} exceeds {self.epsilon:g}"
+                f" ({means}). The chance of a false alarm is at most {percent(self.alpha)} over all"
+                " time."
+            )
+        return (
+            f"No alarm: {self.subject} may be at most {self.epsilon:g} ({means}); the evidence"
+            f" against that is {self.evidence:.3g}, and an alarm is raised at {self._goal:g}."
+        )
+
+
+def _number(loss: float | bool) -> float:
+    """Return a number of any other kind as a float; `prediction != label` is a loss too."""
+    if isinstance(loss, bool):
+        return float(loss)
+    return checks.between("loss", loss, -np.inf, np.inf)
+
+
+def _the_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
+    """Return the one promise that has these names."""
+    if risk is not None:
+        checks.known("risk", risk, dict.fromkeys(promise.risk for promise in promises))
+    if loss is not None:
+        checks.known("loss", loss, dict.fromkeys(promise.loss for promise in promises))
+    found = [p for p in promises if risk in (None, p.risk) and loss in (None, p.loss)]
+    if len(found) != 1:
+        choices = ", ".join(f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in promises)
+        raise ValueError(
+            f"`risk` and `loss` must name one promise of the policy, which makes: {choices}."
+        )
+    return found[0]

@@ -1,0 +1,91 @@
+"""State files: JSON with a checksum, written whole, and refused where anything is amiss."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from swiftsure.files import write_text
+
+__all__ = ["Section", "read_state", "write_state"]
+
+FORMAT = "swiftsure-monitor"
+VERSION = 1
+"""Version of the state file; a newer one is refused."""
+
+
+class Section(BaseModel):
+    """A part of a state file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def write_state(path: str | os.PathLike[str], sections: Mapping[str, Section | None]) -> None:
+    """Write sections to a file, whole or not at all; numbers keep every bit."""
+    content: dict[str, Any] = {
+        name: section.model_dump(mode="json")
+        for name, section in sections.items()
+        if section is not None
+    }
+    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
+    write_text(path, json.dumps({**head, **content}, indent=2) + "\n")
+
+
+def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]]) -> dict[str, Any]:
+    """Return the sections of these kinds that a file has; the first must be there.
+
+    The file is only read: whatever is wrong with it, it stays as it is.
+    """
+    content = _content(path)
+    if content.pop("checksum", None) != _checksum(content):
+        raise _damaged(path, "its checksum does not match its numbers")
+    required = next(iter(kinds))
+    if required not in content:
+        raise _damaged(path, f"it has no part {required!r}")
+    try:
+        return {
+            name: kind.model_validate_json(json.dumps(content[name]))
+            for name, kind in kinds.items()
+            if name in content
+        }
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _damaged(path, f"{where}: {first['msg']}") from None
+
+
+def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a state file holds after its format and version, which are checked."""
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise _damaged(path, f"it is no JSON ({error})") from None
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise ValueError(f"{path} is JSON, but not the state of a Swiftsure monitor.")
+    version = content.pop("version", None)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure (state version {version}; this one reads up"
+            f" to {VERSION}): upgrade swiftsure to read it."
+        )
+    if version != VERSION:
+        raise _damaged(path, f"its version is {version!r}")
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
+    return ValueError(
+        f"{path} is a damaged monitor state: {why}. It was left as it is; restore a copy, or start"
+        " anew with another file, which starts with a new α."
+    )

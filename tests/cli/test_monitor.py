@@ -1,0 +1,332 @@
+"""`swiftsure monitor`: alarms and faults end with 1, bad usage with 2, and no line counts twice."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+
+COMMAND = [sys.executable, "-c", "from swiftsure.cli import main; main()", "monitor"]
+EPSILON = ("--epsilon", "0.05")
+
+
+def stream(path, losses, **others):
+    text = "".join(json.dumps({"loss": float(loss), **others}) + "\n" for loss in losses)
+    path.write_text(text)
+    return path
+
+
+def drawn(n, risk, seed=0):
+    return (np.random.default_rng(seed).random(n) < risk).astype(float)
+
+
+def assert_refused(done, *words):
+    assert done.status == 2
+    assert done.out == ""
+    assert re.fullmatch(r"swiftsure: [^\n]+\n", done.err), done.err
+    for word in words:
+        assert word in done.err
+
+
+def piped(arguments, data):
+    return subprocess.run(
+        [*COMMAND, *arguments], input=data, capture_output=True, timeout=60, check=False
+    )
+
+
+# ---------------------------------------------------------------------------------- what it says
+
+
+def test_no_alarm(run, folder):
+    stream(folder / "fine.jsonl", drawn(2000, 0.03))
+    done = run("monitor", "fine.jsonl", *EPSILON)
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("No alarm: ")
+    assert "of all 2,000)" in done.out
+
+
+def test_an_alarm_is_exit_status_1(run, folder):
+    stream(folder / "bad.jsonl", np.r_[drawn(2000, 0.03), drawn(2000, 0.2, 1)])
+    done = run("monitor", "bad.jsonl", *EPSILON)
+    assert (done.status, done.err) == (1, "")
+    assert re.match(r"Alarm at loss 2,\d\d\d: the risk exceeds 0.05", done.out)
+    assert "at most 1 % over all time" in done.out
+
+
+def test_json(run, folder):
+    losses = np.r_[drawn(2000, 0.03), drawn(2000, 0.2, 1)]
+    stream(folder / "bad.jsonl", losses)
+    done = run("monitor", "bad.jsonl", *EPSILON, "--alpha", "0.02", "--json")
+    found = json.loads(done.out)
+    assert done.status == 1
+    twin = ss.Monitor(0.05, 0.02)
+    twin.update_many(losses)
+    assert found["alarm"] is True
+    assert found["alarm_at"] == twin.alarm_at
+    assert (found["epsilon"], found["alpha"], found["evidence_needed"]) == (0.05, 0.02, 50)
+    assert found["fault"] is None
+
+
+def test_what_a_policy_promises(run, folder):
+    losses = np.r_[np.zeros(50), np.full(30, -1.0), np.ones(200)]
+    stream(folder / "gaps.jsonl", losses)
+    done = run("monitor", "gaps.jsonl", "--policy", "deployed.json")
+    assert done.status == 1
+    assert "the zero_one gap to the full model exceeds 0.05" in done.out
+
+
+def test_warnings_say_that_they_carry_no_guarantee(run, folder):
+    stream(folder / "slow.jsonl", np.zeros(800), exit=3, confidence=0.3)
+    done = run("monitor", "slow.jsonl", "--policy", "deployed.json", "--record", "record.parquet")
+    assert done.status == 0  # no promise is broken
+    warnings = re.findall("Warning, without a guarantee: (.*)", done.out)
+    assert len(warnings) == 3
+    assert "save 0 % of exits" in warnings[0]
+    found = json.loads(run("monitor", "slow.jsonl", "--policy", "deployed.json", "--json").out)
+    assert len(found["warnings_without_guarantee"]) == 2
+
+
+def test_late_losses(run, folder):
+    text = '{"id": 1}\n{"id": 2, "loss": 0}\n{"id": 3}\n{"id": 1, "loss": 1}\n'
+    (folder / "late.jsonl").write_text(text)
+    done = run("monitor", "late.jsonl", *EPSILON)
+    assert done.status == 0
+    assert "of all 2)" in done.out
+    assert "1 requests wait" in done.out
+    patient = run("monitor", "late.jsonl", *EPSILON, "--patience", "1", "--json")
+    assert json.loads(patient.out)["given_up"] == 1
+
+
+# ----------------------------------------------------------------------------------------- states
+
+
+def test_lines_are_read_once(run, folder):
+    losses, path = drawn(300, 0.05), folder / "stream.jsonl"
+    for n in (100, 100, 250, 300):
+        stream(path, losses[:n])
+        done = run("monitor", path, *EPSILON, "--state", "state.json", "--json")
+        assert json.loads(done.out)["n"] == n
+    twin = ss.Monitor(0.05)
+    twin.update_many(losses)
+    assert ss.Monitor.load("state.json").state() == twin.state()
+
+
+def test_the_state_says_what_to_watch(run, folder):
+    stream(folder / "stream.jsonl", drawn(50, 0.05))
+    options = ("--policy", "deployed.json", "--alpha", "0.02", "--state", "state.json")
+    assert run("monitor", "stream.jsonl", *options).status == 0
+    assert run("monitor", "stream.jsonl", "--state", "state.json").status == 0
+    assert run("monitor", "stream.jsonl", *options[:2], *options[4:]).status == 0
+    before = (folder / "state.json").read_bytes()
+    other = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert_refused(other, "watches another risk", "0.02")
+    assert (folder / "state.json").read_bytes() == before
+
+
+def test_an_alarm_is_remembered(run, folder):
+    stream(folder / "bad.jsonl", np.ones(50))
+    first = run("monitor", "bad.jsonl", *EPSILON, "--state", "state.json")
+    stream(folder / "bad.jsonl", np.ones(50).tolist() + [0.0] * 50)
+    again = run("monitor", "bad.jsonl", *EPSILON, "--state", "state.json")
+    assert (first.status, first.out) == (again.status, again.out)
+    assert again.status == 1
+
+
+def test_a_damaged_state_is_kept(run, folder):
+    stream(folder / "stream.jsonl", drawn(50, 0.05))
+    (folder / "state.json").write_text('{"format": "swiftsure-monitor", "ver')
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert_refused(done, "damaged monitor state", "left as it is")
+    assert (folder / "state.json").read_text() == '{"format": "swiftsure-monitor", "ver'
+
+
+def test_a_rotated_file(run, folder):
+    path = stream(folder / "stream.jsonl", drawn(50, 0.05))
+    run("monitor", path, *EPSILON, "--state", "state.json")
+    stream(path, drawn(20, 0.5, 1))
+    assert_refused(run("monitor", path, "--state", "state.json"), "--from-start")
+    done = run("monitor", path, "--state", "state.json", "--from-start", "--json")
+    assert json.loads(done.out)["n"] == 70
+
+
+# ----------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("bad", ['{"loss": 1.5}', '{"loss": NaN}', '{"loss": -0.1}', "Infinity"])
+def test_a_fault_is_reported_and_never_dropped(run, folder, bad):
+    text = '{"loss": 0}\n' * 5 + bad + '\n{"loss": 0}\n'
+    (folder / "stream.jsonl").write_text(text)
+    for _ in range(2):  # it does not go away by trying again
+        done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+        assert done.status == 1
+        assert re.fullmatch(r"swiftsure: line 6 of the stream: `loss` [^\n]+\n", done.err)
+        assert "of all 5)" in done.out
+    mended = text.replace(bad, '{"loss": 1}')
+    (folder / "stream.jsonl").write_text(mended)
+    done = run("monitor", "stream.jsonl", "--state", "state.json", "--json")
+    assert (done.status, json.loads(done.out)["n"]) == (0, 7)
+
+
+def test_faults_in_json(run, folder):
+    (folder / "stream.jsonl").write_text("7\n")
+    done = run("monitor", "stream.jsonl", *EPSILON, "--json")
+    assert done.status == 1
+    assert "line 1" in json.loads(done.out)["fault"]
+
+
+def test_lines_cut_short_are_survived_and_told(run, folder):
+    text = '{"loss": 0}\n{"loss": 0.\n{"loss": 1}\n{"lo'
+    (folder / "stream.jsonl").write_text(text)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 0
+    assert "of all 2)" in done.out
+    assert "1 lines could not be read" in done.out
+    assert "The last line is cut short" in done.out
+    (folder / "stream.jsonl").write_text(text + 'ss": 0}\n')
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json", "--json")
+    assert json.loads(done.out)["n"] == 3
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", '{"los": 1}\n', '{"exit": 1}\n', "rubbish\n"])
+def test_a_stream_without_losses(run, folder, made, text):
+    (folder / "stream.jsonl").write_text(text)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert_refused(done, "must hold at least one loss")
+    assert made() == {"stream.jsonl"}
+
+
+def test_nothing_new_is_fine(run, folder):
+    path = stream(folder / "stream.jsonl", drawn(50, 0.05))
+    for _ in range(2):
+        assert run("monitor", path, *EPSILON, "--state", "state.json").status == 0
+
+
+# ------------------------------------------------------------------------------------------ usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("losses.jsonl",), ["`--policy` or `--epsilon`"]),
+        (("losses.jsonl", "--state", "none.json"), ["`--policy` or `--epsilon`"]),
+        (("losses.jsonl", "--policy", "deployed.json", *EPSILON), ["`--epsilon`"]),
+        (("losses.jsonl", "--epsilon", "1.3"), ["`epsilon` must be in (0, 1), but got 1.3"]),
+        (("losses.jsonl", *EPSILON, "--low", "2"), ["`loss_range`"]),
+        (("losses.jsonl", *EPSILON, "--alpha", "0"), ["`alpha` must be in (0, 1), but got 0"]),
+        (("losses.jsonl", *EPSILON, "--patience", "0"), ["`patience`"]),
+        (("losses.jsonl", *EPSILON, "--missing", "skipp"), ["Did you mean 'skip'?"]),
+        (("losses.jsonl", *EPSILON, "--cost", "flops"), ["need --policy"]),
+        (("losses.jsonl", "--policy", "deployed.json", "--cost", "flop"), ["'flops'"]),
+        (("losses.jsonl", "--policy", "deployed.json", "--risk", "gaps"), ["'gap'"]),
+        (
+            ("losses.jsonl", "--policy", "deployed.json", "--record", "thresholds.parquet"),
+            ["`--record`"],
+        ),
+        (("losses.jsonl", "--policy", "losses.jsonl"), ["losses.jsonl"]),
+        (("losses.jsonl", *EPSILON, "--state", "none/state.json"), ["none"]),
+        (("none.jsonl", *EPSILON), ["none.jsonl"]),
+        ((".", *EPSILON), ["Is a directory"]),
+    ],
+)
+def test_bad_usage(run, made, arguments, words):
+    assert_refused(run("monitor", *arguments), *words)
+    assert not made()
+
+
+def test_a_policy_that_does_not_say_its_level(run, folder):
+    content = json.loads((folder / "deployed.json").read_text())
+    for missing in ("epsilon", "loss_range"):
+        promise = {k: v for k, v in content["certificate"]["promises"][0].items() if k != missing}
+        changed = {**content, "certificate": {**content["certificate"], "promises": [promise]}}
+        (folder / "vague.json").write_text(json.dumps(changed))
+        done = run("monitor", "losses.jsonl", "--policy", "vague.json")
+        assert_refused(done, "damaged policy", missing)
+
+
+# ------------------------------------------------------------------------------ pipes and following
+
+
+def test_a_pipe(folder):
+    done = piped(EPSILON, b"0\n" * 10 + b'{"loss": 1}')
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"of all 11)" in done.stdout
+    assert piped(EPSILON, b"1\n" * 50).returncode == 1
+    assert piped(EPSILON, b"").returncode == 2
+
+
+def test_a_pipe_after_a_file_goes_on_with_the_state(run, folder):
+    stream(folder / "stream.jsonl", drawn(50, 0.05))
+    options = (*EPSILON, "--state", "state.json", "--json")
+    run("monitor", "stream.jsonl", *options)
+    for n in (60, 70):
+        done = piped(("-", *options), b"0\n" * 10)
+        assert json.loads(done.stdout)["n"] == n
+    done = run("monitor", "stream.jsonl", *options)
+    assert json.loads(done.out)["n"] == 70  # the file's lines are not read again
+
+
+def waited_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def folded(state):
+    return ss.Monitor.load(state).n if state.exists() else 0
+
+
+def following(folder, *options):
+    return subprocess.Popen(
+        [*COMMAND, "stream.jsonl", *EPSILON, "--follow", "--state", "state.json", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_following_until_the_alarm_through_a_kill(folder):
+    path, state = folder / "stream.jsonl", folder / "state.json"
+    path.write_text('{"loss": 0}\n' * 20 + '{"lo')
+    first = following(folder)
+    waited_for(lambda: folded(state) == 20)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    second = following(folder)
+    with path.open("a") as file:
+        file.write('ss": 0}\n')
+    waited_for(lambda: folded(state) == 21)
+    with path.open("a") as file:
+        file.write('{"loss": 1}\n' * 30)
+    out, err = second.communicate(timeout=30)
+    assert (second.returncode, err) == (1, b"")
+    assert out.startswith(b"Alarm at loss 2")
+
+
+def test_following_ends_with_an_interrupt(folder):
+    path = folder / "stream.jsonl"
+    path.write_text('{"loss": 0}\n' * 20)
+    process = following(folder)
+    waited_for(lambda: folded(folder / "state.json") == 20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+    assert b"No alarm" in out
+
+
+def test_a_followed_file_that_shrinks(folder):
+    path = folder / "stream.jsonl"
+    path.write_text('{"loss": 0}\n' * 20)
+    process = following(folder)
+    waited_for(lambda: folded(folder / "state.json") == 20)
+    path.write_text("")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert b"became shorter" in err

@@ -1,0 +1,546 @@
+"""Monitor, RequestOrder, Drift, Watch: what they hold, refuse, and give back after a restart."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import swiftsure as ss
+from swiftsure.monitor import Drift, Monitor, RequestOrder, StreamFaultError, Watch
+from swiftsure.simulate import Population
+
+
+def refused(name):
+    """Expect an error about the argument `name`, which it puts in backticks."""
+    return pytest.raises((ValueError, TypeError), match=rf"`{name}\b[^`]*`")
+
+
+def losses(n=500, risk=0.1, seed=0):
+    return (np.random.default_rng(seed).random(n) < risk).astype(float)
+
+
+@pytest.fixture(scope="module")
+def record():
+    sample = Population(n_exits=4, overconfidence=1.5).sample(800, 0)
+    return ss.ExitRecord.from_logits(sample.logits, sample.labels, costs={"flops": [1, 2, 3, 5]})
+
+
+@pytest.fixture(scope="module")
+def policy(record):
+    return ss.calibrate(record, loss="zero_one", epsilon=0.05)
+
+
+# --------------------------------------------------------------------------------------- monitor
+
+
+def test_before_the_first_loss():
+    monitor = Monitor(0.05)
+    assert (monitor.n, monitor.alarm, monitor.alarm_at) == (0, False, None)
+    assert (monitor.evidence, monitor.p_value) == (1.0, 1.0)
+    assert np.isnan(monitor.mean)
+    assert "no loss was seen" in str(monitor)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.floats(-1, 1), min_size=1, max_size=60),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.sampled_from([0.01, 0.3, 0.9]),
+)
+def test_one_by_one_and_many_at_once_agree_to_the_last_bit(values, cuts, epsilon):
+    one, many = (Monitor(epsilon, 0.3, (-1, 1)) for _ in range(2))
+    for value in values:
+        one.update(value)
+    for part in np.split(np.asarray(values), sorted(cuts)):
+        many.update_many(part)
+    assert one.state() == many.state()
+    assert one.mean == pytest.approx(np.mean(values))
+
+
+def test_any_kind_of_number_will_do():
+    monitor = Monitor(0.05)
+    for value in (1, True, np.float32(0.5), np.int64(0), np.bool_(False)):
+        monitor.update(value)
+    monitor.update_many(np.asarray([True, False]))
+    monitor.update_many([0, 1])
+    monitor.update_many(np.linspace(0, 1, 20)[::2])  # not contiguous
+    monitor.update_many([])
+    assert monitor.n == 5 + 2 + 2 + 10
+
+
+def test_an_alarm_stays_and_numbers_stay_finite():
+    monitor = Monitor(0.05)
+    assert monitor.update_many(np.ones(100_000))
+    first = monitor.alarm_at
+    assert np.isfinite(monitor.evidence)
+    assert np.isfinite(monitor.state().wealth).all()
+    assert monitor.update_many(np.zeros(1000))
+    assert monitor.alarm_at == first < 20
+    assert monitor.update(0.0) is True
+    assert "Alarm at loss" in str(monitor)
+    assert "at most 1 % over all time" in str(monitor)
+
+
+def test_the_p_value_is_that_of_the_largest_evidence():
+    monitor, largest = Monitor(0.05), 1.0
+    for value in losses(300):
+        monitor.update(value)
+        largest = max(largest, monitor.evidence)
+    assert monitor.p_value == pytest.approx(1 / largest)
+    assert monitor.alarm == (largest >= 100)
+
+
+def test_recent_losses_are_told_from_all():
+    monitor = Monitor(0.05)
+    monitor.update_many(np.zeros(500))
+    monitor.update_many(np.ones(500))
+    assert monitor.recent_mean == pytest.approx(0.5)
+    monitor.update_many(np.zeros(20_000))
+    assert monitor.recent_mean < 1e-6 < monitor.mean
+
+
+def test_the_alarm_comes_when_the_evidence_reaches_its_goal():
+    monitor, first = Monitor(0.05, 0.02), None
+    for t, value in enumerate(losses(2000, 0.12), start=1):
+        raised = monitor.update(value)
+        if first is None and monitor.evidence >= 50:
+            first = t
+        assert raised == (first is not None)
+    assert first is not None
+    assert monitor.alarm_at == first
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), "0.5", None, [0.5]])
+def test_bad_losses_are_refused_and_leave_no_trace(value):
+    monitor = Monitor(0.05)
+    monitor.update_many(losses(50))
+    before = monitor.state()
+    with refused("loss"):
+        monitor.update(value)
+    with refused("losses"):
+        monitor.update_many([0.0, 1.0, value])
+    assert monitor.state() == before
+
+
+def test_rounding_past_the_bound_is_mended():
+    monitor, twin = Monitor(0.05, loss_range=(0, 2)), Monitor(0.05, loss_range=(0, 2))
+    monitor.update(2.0000001)
+    monitor.update_many([-1e-9, 2.0000001])
+    twin.update_many([2.0, 0.0, 2.0])
+    assert monitor.state() == twin.state()
+
+
+def test_shapes_are_refused():
+    with refused("losses"):
+        Monitor(0.05).update_many(np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": 1.0}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": 0.1, "alpha": 0.0}, "alpha"),
+        ({"epsilon": 0.1, "alpha": 1.0}, "alpha"),
+        ({"epsilon": 0.1, "loss_range": (0, np.inf)}, "loss_range"),
+        ({"epsilon": 0.1, "loss_range": (0.2, 1)}, "epsilon"),
+        ({"epsilon": 0.1, "loss_range": 1}, "loss_range"),
+    ],
+)
+def test_arguments_are_checked(arguments, name):
+    with refused(name):
+        Monitor(**arguments)
+
+
+def test_smaller_alpha_never_alarms_sooner():
+    stream = losses(3000, 0.12)
+    at = []
+    for alpha in (0.2, 0.05, 0.01, 0.001):
+        monitor = Monitor(0.05, alpha)
+        monitor.update_many(stream)
+        at.append(monitor.alarm_at)
+    assert at == sorted(at)
+
+
+# ----------------------------------------------------------------------------------- from policies
+
+
+def test_a_monitor_of_what_a_policy_promises(policy):
+    monitor = Monitor.from_policy(policy, alpha=0.02)
+    assert (monitor.epsilon, monitor.alpha) == (0.05, 0.02)
+    assert (monitor.loss_range.low, monitor.loss_range.high) == (-1, 1)
+    assert (monitor.risk, monitor.loss) == ("gap", "zero_one")
+    assert "zero_one gap to the full model" in str(Monitor.from_state(monitor.state()).subject)
+
+
+def test_one_of_several_promises(record):
+    policy = ss.calibrate(
+        record, risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.3)]
+    )
+    assert Monitor.from_policy(policy, risk="consistency").epsilon == 0.3
+    assert Monitor.from_policy(policy, loss="zero_one").epsilon == 0.1
+    with pytest.raises(ValueError, match=r"gap of zero_one ≤ 0\.1, consistency of brier ≤ 0\.3"):
+        Monitor.from_policy(policy)
+    with pytest.raises(ValueError, match="Did you mean 'gap'"):
+        Monitor.from_policy(policy, risk="gaps")
+
+
+def test_a_policy_must_be_one():
+    with refused("policy"):
+        Monitor.from_policy({"threshold": 0.5})
+
+
+def test_a_policy_whose_level_is_no_level(policy):
+    promise = policy.certificate.promises[0].model_copy(update={"epsilon": 1.5})
+    certificate = policy.certificate.model_copy(update={"promises": (promise,)})
+    with refused("epsilon"):
+        Monitor.from_policy(policy.model_copy(update={"certificate": certificate}))
+
+
+# ------------------------------------------------------------------------------------------ states
+
+
+def test_a_state_is_restored_exactly(tmp_path):
+    path, stream = tmp_path / "state.json", losses(2000, 0.05)
+    through = Monitor(0.05, 0.013, risk="gap", loss="zero_one")
+    resumed = Monitor(0.05, 0.013, risk="gap", loss="zero_one")
+    through.update_many(stream)
+    for part in np.split(stream, [1, 700, 1500]):
+        resumed.update_many(part)
+        resumed.save(path)
+        resumed = Monitor.load(path)
+    assert resumed.state() == through.state()
+    assert str(resumed) == str(through)
+
+
+def edited(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+DAMAGES = {
+    "cut": lambda path: path.write_text(path.read_text()[:-40]),
+    "empty": lambda path: path.write_text(""),
+    "binary": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "a wealth changed": lambda path: edited(
+        path, lambda c: c["monitor"]["wealth"].__setitem__(0, 1)
+    ),
+    "a key lost": lambda path: edited(path, lambda c: c.pop("monitor")),
+    "no checksum": lambda path: edited(path, lambda c: c.pop("checksum")),
+    "version": lambda path: edited(path, lambda c: c.update(version="x")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_refused_and_kept(tmp_path, damage):
+    path = tmp_path / "state.json"
+    monitor = Monitor(0.05)
+    monitor.update_many(losses(100))
+    monitor.save(path)
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="damaged monitor state"):
+        Monitor.load(path)
+    assert path.read_bytes() == before
+
+
+def test_numbers_that_no_monitor_has_are_refused(tmp_path):
+    """Even if the checksum is theirs."""
+    from swiftsure.monitor.state import _checksum
+
+    path = tmp_path / "state.json"
+    for field, value in [("wealth", [0.1]), ("n", -1), ("peak", 0.5), ("wealth", [-1.0] * 12)]:
+        Monitor(0.05).save(path)
+        content = json.loads(path.read_text())
+        content["monitor"][field] = value
+        content["checksum"] = _checksum({"monitor": content["monitor"]})
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"damaged monitor state: {field}"):
+            Monitor.load(path)
+
+
+def test_other_files_are_told_apart(tmp_path, policy):
+    path = tmp_path / "policy.json"
+    policy.save(path)
+    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
+        Monitor.load(path)
+    with refused("path"):
+        Monitor.load(tmp_path / "none.json")
+    Monitor(0.05).save(path)
+    edited(path, lambda c: c.update(version=2))
+    with pytest.raises(ValueError, match="newer Swiftsure"):
+        Monitor.load(path)
+
+
+# ------------------------------------------------------------------------------------------- order
+
+
+@settings(max_examples=50)
+@given(st.permutations(range(30)), st.integers(0, 5))
+def test_any_order_of_arrival_is_folded_in_request_order(arrival, seed):
+    stream = losses(30, 0.4, seed)
+    order, twin = RequestOrder(Monitor(0.3)), Monitor(0.3)
+    for request in range(30):
+        order.expect(10 * request)
+    for k, request in enumerate(arrival):
+        order.arrive(10 * request, stream[request])
+        first_missing = min(set(range(30)) - set(arrival[: k + 1]), default=30)
+        assert order.monitor.n == first_missing
+    twin.update_many(stream)
+    assert order.monitor.state() == twin.state()
+    assert order.waiting == 0
+
+
+def test_each_request_has_one_loss():
+    order = RequestOrder(Monitor(0.05))
+    order.arrive(3, 0.0)
+    order.expect(5)
+    order.expect(7)
+    order.arrive(7, 1.0)
+    for again in (3, 4, 7):
+        with refused("request"):
+            order.arrive(again, 0.0)
+    with refused("request"):
+        order.expect(5)
+    with refused("request"):
+        order.expect(-1)
+    with refused("request"):
+        order.expect(8.5)
+    with refused("loss"):
+        order.arrive(5, 2.0)
+    assert (order.monitor.n, order.waiting) == (1, 2)
+
+
+@pytest.mark.parametrize("missing", ["lowest", "skip"])
+def test_patience_ends(missing):
+    order = RequestOrder(Monitor(0.05, loss_range=(-1, 1)), patience=3, missing=missing)
+    order.expect(0)
+    for request in (1, 2):
+        order.arrive(request, 1.0)
+    assert (order.monitor.n, order.waiting) == (0, 3)
+    order.arrive(3, 1.0)
+    assert order.waiting == 0
+    assert order.given_up == 1
+    assert order.monitor.mean == (0.5 if missing == "lowest" else 1.0)
+    order.arrive(0, 1.0)  # its place has passed
+    assert order.too_late == 1
+    assert order.monitor.n == (4 if missing == "lowest" else 3)
+
+
+def test_orders_are_checked():
+    with refused("patience"):
+        RequestOrder(Monitor(0.05), patience=0)
+    with refused("missing"):
+        RequestOrder(Monitor(0.05), missing="ignore")
+
+
+def test_memory_is_what_waits():
+    order = RequestOrder(Monitor(0.05), patience=100)
+    for request in range(10_000):
+        order.expect(request)
+        assert order.waiting <= 100
+
+
+# ------------------------------------------------------------------------------------------- drift
+
+
+def test_no_warning_while_requests_are_like_the_calibration(policy, record):
+    confidences = record.confidences["top1"]
+    drift = Drift(policy, confidences=confidences[:, 0])
+    rng = np.random.default_rng(0)
+    exits = policy.exits(confidences)
+    for row in rng.integers(0, record.n, 5000):
+        drift.update(exit=int(exits[row]), confidence=float(confidences[row, 0]))
+    assert drift.warnings() == []
+    full, here = policy.certificate.costs["exit"]
+    assert drift.saving == pytest.approx(1 - here / full, abs=0.05)
+
+
+def test_falling_savings_and_other_confidences_are_noticed(policy, record):
+    confidences = record.confidences["top1"][:, 0]
+    drift = Drift(policy, confidences=confidences)
+    for k in range(1000):
+        drift.update(exit=3, confidence=float(confidences[k % 800]) ** 2)
+    savings, exits, scores = drift.warnings()
+    assert "save 0 % of exits" in savings
+    assert "other exits" in exits
+    assert "other confidences" in scores
+
+
+def test_costs_in_the_policy_s_unit(policy):
+    drift = Drift(policy, cost="flops")
+    for _ in range(600):
+        drift.update(exit=0, cost=4.5)
+    assert drift.saving == pytest.approx(0.1)
+    assert "of flops" in drift.warnings()[0]
+    with refused("cost"):
+        Drift(policy, cost="flop")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"exit": 4}, {"exit": -1}, {"exit": 0.5}, {"cost": np.nan}, {"confidence": np.nan}],
+)
+def test_bad_requests_are_refused(policy, request_):
+    drift = Drift(policy)
+    before = drift.state()
+    with refused(next(iter(request_))):
+        drift.update(**{"exit": 1, "confidence": 0.5, **request_})
+    assert drift.state() == before
+
+
+def test_too_few_requests_say_nothing(policy):
+    drift = Drift(policy)
+    for _ in range(100):
+        drift.update(exit=3)
+    assert drift.warnings() == []
+    assert drift.saving is None
+
+
+# ------------------------------------------------------------------------------------------- watch
+
+
+def lines(*contents):
+    return b"".join(json.dumps(content).encode() + b"\n" for content in contents)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 400), max_size=6), st.integers(0, 3))
+def test_bytes_may_come_in_any_pieces(cuts, seed):
+    stream = losses(30, 0.3, seed)
+    data = lines(*({"loss": value, "id": k} for k, value in enumerate(stream)))
+    watch, start = Watch(Monitor(0.2)), 0
+    for cut in [*sorted(cuts), len(data)]:
+        watch.feed(data[start:cut])
+        start = max(start, cut)
+    twin = Monitor(0.2)
+    twin.update_many(stream)
+    assert watch.monitor.state() == twin.state()
+    assert watch.offset == len(data)
+
+
+def test_lines_of_every_kind():
+    watch = Watch(Monitor(0.2))
+    watch.feed(lines(0, 0.5, {"loss": 1}, {"exit": 2}, {"loss": None, "cost": 3.0}) + b"\n \r\n")
+    assert watch.monitor.n == 3
+    assert watch.unreadable == 0
+    watch.feed(b'{"loss": 0.\n[1]\n"0.5"\n{"los": 1}\ntrue\n' + lines({"loss": 0}))
+    assert watch.monitor.n == 4
+    assert watch.unreadable == 5
+
+
+def test_what_is_no_lines_at_all_is_refused():
+    with refused("stream"):
+        Watch(Monitor(0.2)).feed(b"\0" * 2**21)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"loss": 1.5}',
+        b"NaN",
+        b'{"loss": Infinity}',
+        b'{"loss": "0"}',
+        b'{"loss": true}',
+        b"-1e400",
+        b"1" + b"0" * 400,
+        b'{"loss": 0, "id": "a"}',
+        b'{"loss": 0, "id": 1.5}',
+    ],
+)
+def test_a_fault_stops_before_its_line(line):
+    watch = Watch(Monitor(0.2))
+    good = lines({"loss": 0}, {"loss": 1})
+    with pytest.raises(StreamFaultError, match="line 3 of the stream"):
+        watch.feed(good + line + b"\n" + lines({"loss": 1}))
+    assert (watch.monitor.n, watch.lines, watch.offset) == (2, 2, len(good))
+    with pytest.raises(StreamFaultError, match="line 3"):
+        watch.feed(b"")
+
+
+def test_an_id_used_twice_is_a_fault():
+    watch = Watch(Monitor(0.2))
+    with pytest.raises(StreamFaultError, match=r"line 2.*each has one loss"):
+        watch.feed(lines({"id": 1, "loss": 0}, {"id": 1, "loss": 1}))
+    with pytest.raises(StreamFaultError, match="all losses have one or none"):
+        Watch(Monitor(0.2)).feed(lines({"id": 1}, {"loss": 1}))
+
+
+def test_a_bad_exit_folds_nothing_of_its_line(policy):
+    watch = Watch(Monitor.from_policy(policy), Drift(policy))
+    with pytest.raises(StreamFaultError, match="`exit`"):
+        watch.feed(lines({"loss": 1, "exit": 99}))
+    assert watch.monitor.n == 0
+
+
+def test_the_last_line_may_lack_its_break():
+    whole, cut, number = (Watch(Monitor(0.2)) for _ in range(3))
+    whole.feed(b'{"loss": 0}\n{"loss": 1}')
+    assert whole.finish() is False
+    assert (whole.monitor.n, whole.offset) == (2, 23)
+    cut.feed(b'{"loss": 0}\n{"loss": 0.')
+    assert cut.finish() is True
+    assert (cut.monitor.n, cut.offset) == (1, 12)
+    number.feed(b"0\n0.1")  # perhaps of 0.15
+    assert number.finish() is True
+    assert number.monitor.n == 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 1200), min_size=1, max_size=5))
+def test_a_watch_goes_on_where_it_was(tmp_path_factory, cuts):
+    """Killed anywhere, also in the middle of a line, it folds each line once."""
+    folder = tmp_path_factory.mktemp("watch")
+    stream = losses(40, 0.3)
+    data = lines(*({"loss": value} for value in stream))
+    file, state = folder / "stream.jsonl", folder / "state.json"
+    watch = Watch(Monitor(0.2))
+    for cut in [*sorted(cuts), len(data)]:
+        file.write_bytes(data[:cut])
+        with file.open("rb") as opened:
+            watch.resume(opened)
+            watch.feed(opened.read())
+        watch.save(state)
+        watch = Watch.load(state)
+    twin = Monitor(0.2)
+    twin.update_many(stream)
+    assert watch.monitor.state() == twin.state()
+
+
+def test_a_replaced_file_is_noticed(tmp_path):
+    state = tmp_path / "state.json"
+    watch = Watch(Monitor(0.2))
+    old = lines(*({"loss": value} for value in losses(100)))
+    watch.resume(io.BytesIO(old))
+    watch.feed(old)
+    watch.save(state)
+    for other in (old[:50], lines(*({"loss": value} for value in losses(200, 0.5, 3))), b""):
+        with pytest.raises(ValueError, match="not the file that was read before"):
+            Watch.load(state).resume(io.BytesIO(other))
+    again = Watch.load(state)
+    again.restart()
+    again.resume(io.BytesIO(lines({"loss": 0})))
+    assert again.offset == 0
+    assert again.monitor.n == 100
+
+
+def test_what_waits_and_drifts_is_restored_too(tmp_path, policy):
+    state = tmp_path / "state.json"
+    watch = Watch(Monitor.from_policy(policy), Drift(policy))
+    watch.feed(lines({"id": 1, "exit": 0}, {"id": 2, "loss": 1, "exit": 3}))
+    watch.save(state)
+    again = Watch.load(state, Drift(policy))
+    assert again.order.state() == watch.order.state()
+    assert again.drift.state() == watch.drift.state()
+    again.feed(lines({"id": 1, "loss": 0}))
+    assert again.monitor.n == 2
+    Watch.load(state).save(state)  # without a policy nothing is forgotten
+    assert Watch.load(state, Drift(policy)).drift.state() == watch.drift.state()
+    other = Drift(policy, confidences=[0.1, 0.5, 0.9])
+    Watch.load(state, other)  # what was not seen before starts anew
+    assert other.state().exits == watch.drift.state().exits
