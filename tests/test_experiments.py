@@ -21,10 +21,8 @@ RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
 @pytest.fixture
 def load(monkeypatch):
     """Import a module of the experiment, as its scripts do."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module
-    for name in ("augment", "data", "train", "records", "embed"):
-        sys.modules.pop(name, None)
+    monkeypatch.syspath_prepend(str(FOLDER.parents[1]))
+    return lambda name: importlib.import_module(f"experiments.image_classification.{name}")
 
 
 def pixels(n, side, seed=0):
@@ -110,16 +108,17 @@ def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
     labels = torch.arange(24) % recipe["model"]["n_classes"]
     part = data.Images(torch.from_numpy(pixels(24, side)), labels)
     monkeypatch.setitem(data.DATA_SETS, recipe["data"]["name"], lambda folder, which: part)
-    small = tmp_path / f"{path.stem}.toml"
-    small.write_text(
+    monkeypatch.setattr(train, "HERE", tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / path.name).write_text(
         path.read_text().replace(f"batch = {recipe['training']['batch']}", "batch = 8")
     )
-    arguments = ["train.py", str(small), "--data", ".", "--output", str(tmp_path), "--epochs", "1"]
+    arguments = ["train", path.stem, "--data", ".", "--output", str(tmp_path), "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--holdout", "8"])
     train.main()
     report = json.loads((tmp_path / f"{path.stem}.json").read_text())
     assert len(report["held_out_accuracy"]) >= 2
-    monkeypatch.setattr(sys, "argv", ["records.py", str(tmp_path), "--data", "."])
+    monkeypatch.setattr(sys, "argv", ["records", "--results", str(tmp_path), "--data", "."])
     load("records").main()
     report = json.loads((tmp_path / f"{path.stem}.json").read_text())
     assert len(report["test_accuracy"]) == len(report["flops"])

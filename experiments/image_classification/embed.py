@@ -1,6 +1,7 @@
-"""Put a trained network into the library: `python embed.py RESULTS --data FOLDER`.
+"""Put a trained network into the library, from the root of the repository:
+`python -m experiments.image_classification.embed --data FOLDER`.
 
-Copies the records of the folder RESULTS, the weights of msdnet_cifar10, and 2,000 images of the
+Copies the records of the folder of results, the weights of msdnet_cifar10, and 2,000 images of the
 test part, drawn at random, which the demonstration runs.
 """
 
@@ -10,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from data import cifar10
+from experiments.image_classification.data import cifar10
 from PIL import Image
 
 from swiftsure import assets
@@ -21,7 +22,7 @@ COLUMNS, N_IMAGES = 40, 2000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10")
     arguments = parser.parse_args()
     for file in sorted(arguments.results.glob("*.parquet")):

@@ -1,6 +1,7 @@
-"""Exit records of trained networks on the test part: `python records.py RESULTS --data FOLDER`.
+"""Exit records of trained networks on the test part, from the root of the repository:
+`python -m experiments.image_classification.records --data FOLDER`.
 
-Reads each NAME.safetensors and NAME.json of the folder RESULTS whose data set is in FOLDER, and
+Reads each NAME.safetensors and NAME.json of the folder of results whose data set is in FOLDER, and
 writes NAME.parquet beside them, and the test accuracies into NAME.json.
 """
 
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import DATA_SETS, Images
+from experiments.image_classification.data import DATA_SETS, Images
+from experiments.image_classification.train import HERE, build, normaliser, resized
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from train import build, normaliser, resized
 
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
@@ -38,7 +39,7 @@ def batches(part: Images, recipe: dict[str, Any], device: str) -> Iterator[tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

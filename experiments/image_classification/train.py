@@ -1,13 +1,13 @@
-"""Train a multi-exit classifier by a recipe: `python train.py recipes/NAME.toml --data FOLDER`.
+"""Train a multi-exit classifier by a recipe, from the root of the repository:
+`python -m experiments.image_classification.train msdnet_cifar10 --data FOLDER`.
 
 Writes NAME.safetensors (weights; half precision where the recipe says so) and NAME.json (recipe,
 seed, device, time and scores). With `--holdout N` it trains without N training images and scores
-those, which is how to try a recipe. Without, it trains on all, and `records.py` scores it.
+those, which is how to try a recipe. Without, it trains on all, and `records` scores it.
 """
 
 import argparse
 import json
-import math
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from augment import augmented, mixed
-from data import DATA_SETS, Images
+from experiments.image_classification.augment import augmented, mixed
+from experiments.image_classification.data import DATA_SETS, Images
+from experiments.training import (
+    Step,
+    fit,
+    half,
+    make_optimizer,
+    recorded_step,
+    refresh_statistics,
+)
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from swiftsure.torch import models
 
@@ -32,67 +39,6 @@ def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
     """Yield the indices of whole batches, in random order."""
     order = torch.randperm(n, device=random.device, generator=random)
     yield from order[: n - n % size].split(size)
-
-
-Step = Callable[[Tensor, Tensor], Tensor]
-"""Learns from a batch of images and targets (n, n_classes), and returns its loss."""
-
-
-def recorded_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_of: Callable[[list[Tensor], Tensor], Tensor],
-    clip: float | None = None,
-) -> Step:
-    """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
-
-    On a GPU, what is done for a batch is recorded once and replayed, since such a network is
-    hundreds of small kernels.
-    """
-    held: list[Tensor] = []
-    graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
-    recorded: Tensor | None = None
-
-    def learn() -> Tensor:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
-            outputs = model(held[0])
-        loss = loss_of([output.float() for output in outputs], held[1])
-        loss.backward()
-        return loss.detach()
-
-    def record(graph: torch.cuda.CUDAGraph) -> Tensor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                learn()
-        torch.cuda.current_stream().wait_stream(side)
-        for parameter in model.parameters():
-            parameter.grad = None
-        with torch.cuda.graph(graph):
-            return learn()
-
-    def step(images: Tensor, targets: Tensor) -> Tensor:
-        nonlocal recorded
-        if not held:
-            held.extend((images.clone(), targets.clone()))
-            recorded = None if graph is None else record(graph)
-        held[0].copy_(images)
-        held[1].copy_(targets)
-        if graph is None or recorded is None:
-            loss = learn()
-        else:
-            graph.replay()
-            loss = recorded
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        return loss
-
-    return step
 
 
 def sum_over_exits(
@@ -114,21 +60,6 @@ def sum_over_exits(
         return torch.stack(losses).sum()
 
     return loss_of
-
-
-def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms."""
-    groups = [
-        {
-            "params": [p for p in model.parameters() if p.ndim > 1],
-            "weight_decay": plan["weight_decay"],
-        },
-        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if plan.get("optimizer") == "adamw":
-        return torch.optim.AdamW(groups, lr=plan["lr"], fused=True)
-    # L2W-DEN looks ahead by a step of plain SGD.
-    return torch.optim.SGD(groups, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
 
 
 def l2w_step(
@@ -185,77 +116,37 @@ def build(recipe: dict[str, Any]) -> nn.Module:
     return getattr(models, arguments.pop("name"))(**arguments)
 
 
-def one_cycle(share: float, warm_up: float = 0.15) -> float:
-    """Return the learning rate at a share of the training, as a part of its peak."""
-    if share < warm_up:
-        return 0.04 + 0.96 * (1 - math.cos(math.pi * share / warm_up)) / 2
-    return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
-
-
 def train(
     recipe: dict[str, Any], part: Images, device: str, seed: int, seconds: float | None = None
 ) -> nn.Module:
-    """Return the trained model, its weights averaged over the last steps.
-
-    With `seconds` it trains for so long, in whole epochs, and the recipe then says how many.
-    """
+    """Return the trained model; with `seconds`, the recipe then says how many epochs that took."""
     torch.manual_seed(seed)
     random = torch.Generator(device).manual_seed(seed)
     plan = recipe["training"]
     model = build(recipe).to(device, memory_format=torch.channels_last).train()
     per_epoch = len(part.labels) // plan["batch"]
-    decay = 1 - 1 / (plan["averaged_epochs"] * per_epoch)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer = make_optimizer(model, plan)
-    steps = plan["epochs"] * per_epoch
     if "l2w" in plan:
-        step = l2w_step(model, optimizer, plan, steps)
+        step = l2w_step(model, optimizer, plan, plan["epochs"] * per_epoch)
     else:
         loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
         step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
     normalise = normaliser(recipe, device)
-    began = time.perf_counter()
-    for epoch in count():
-        total = torch.zeros((), device=device)
-        for i, index in enumerate(batches(len(part.labels), plan["batch"], random)):
-            share = (epoch * per_epoch + i) / steps
-            if seconds is not None:
-                share = min(1.0, (time.perf_counter() - began) / seconds)
-            for group in optimizer.param_groups:
-                group["lr"] = plan["lr"] * one_cycle(share)
-            images = augmented(normalise(part.images[index]), plan, random)
+
+    def images_at(index: Tensor) -> Tensor:
+        return augmented(normalise(part.images[index]), plan, random)
+
+    def epoch() -> Iterator[tuple[Tensor, Tensor]]:
+        for index in batches(len(part.labels), plan["batch"], random):
             targets = functional.one_hot(part.labels[index], recipe["model"]["n_classes"]).float()
-            images, targets = mixed(images, targets, plan, random)
-            images = resized(images, recipe).contiguous(memory_format=torch.channels_last)
-            total += step(images, targets)
-            average.update_parameters(model)
-        loss, took = float(total) / per_epoch, time.perf_counter() - began
-        last = epoch + 1 == plan["epochs"] if seconds is None else took >= seconds
-        if epoch < 2 or epoch % 5 == 4 or last:
-            print(f"{recipe['name']} epoch {epoch + 1}: loss {loss:.3f}, {took:.0f} s", flush=True)
-        if last:
-            plan["epochs"] = epoch + 1
-            break
-    refresh_statistics(average.module, part, recipe, random)
-    return average.module.eval()
+            images, targets = mixed(images_at(index), targets, plan, random)
+            images = resized(images, recipe)
+            yield images.contiguous(memory_format=torch.channels_last), targets
 
-
-@torch.no_grad()
-def refresh_statistics(
-    model: nn.Module, part: Images, recipe: dict[str, Any], random: torch.Generator
-) -> None:
-    """Measure what batch normalisation divides by anew: averages of it lag behind the weights."""
-    plan, normalise = recipe["training"], normaliser(recipe, part.images.device)
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
-    norms = [layer for layer in model.modules() if isinstance(layer, kinds)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # then every batch counts alike
-    model.train()
-    size = min(256, len(part.labels))
-    for index in islice(batches(len(part.labels), size, random), 40 if norms else 0):
-        images = augmented(normalise(part.images[index]), plan, random)
-        model(resized(images, recipe))
+    trained = fit(recipe["name"], model, optimizer, plan, step, epoch, per_epoch, seconds)
+    some = islice(batches(len(part.labels), min(256, len(part.labels)), random), 40)
+    refresh_statistics(trained, (resized(images_at(index), recipe) for index in some))
+    return trained.eval()
 
 
 def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
@@ -277,7 +168,7 @@ def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", type=Path)
+    parser.add_argument("recipe", help="name of a file in recipes/")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--holdout", type=int, default=0)
@@ -285,8 +176,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    recipe = tomllib.loads(arguments.recipe.read_text())
-    recipe["name"] = arguments.recipe.stem
+    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
+    recipe["name"] = arguments.recipe
     recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
@@ -312,7 +203,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     weights = {name: t.contiguous().cpu() for name, t in model.state_dict().items()}
     if recipe["training"].get("half", False):
-        weights = {n: t.half() if t.is_floating_point() else t for n, t in weights.items()}
+        weights = half(weights)
     save_file(weights, arguments.output / f"{recipe['name']}.safetensors")
     (arguments.output / f"{recipe['name']}.json").write_text(json.dumps(report, indent=2) + "\n")
 

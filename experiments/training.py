@@ -1,0 +1,174 @@
+"""What the trainings here share: optimizer, schedule, a step recorded once, averaged weights.
+
+A recipe's table [training] is called its plan: `epochs`, `batch`, `lr`, `weight_decay`,
+`averaged_epochs` and, if wanted, `optimizer` ("adamw" for SGD) and `clip`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+__all__ = [
+    "Step",
+    "fit",
+    "half",
+    "make_optimizer",
+    "one_cycle",
+    "recorded_step",
+    "refresh_statistics",
+]
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Learns from a batch of inputs and targets, and returns its loss."""
+
+LossOf = Callable[[list[Tensor], Tensor], Tensor]
+"""From the outputs of all exits, and targets."""
+
+
+def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms."""
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.ndim > 1],
+            "weight_decay": plan["weight_decay"],
+        },
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if plan.get("optimizer") == "adamw":
+        return torch.optim.AdamW(groups, lr=plan["lr"], fused=True)
+    # L2W-DEN looks ahead by a step of plain SGD.
+    return torch.optim.SGD(groups, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
+
+
+def recorded_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: LossOf,
+    clip: float | None = None,
+) -> Step:
+    """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
+
+    On a GPU, what is done for a batch is recorded once and replayed, since such a network is
+    hundreds of small kernels.
+    """
+    held: list[Tensor] = []
+    graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
+    recorded: Tensor | None = None
+
+    def learn() -> Tensor:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
+            outputs = model(held[0])
+        loss = loss_of([output.float() for output in outputs], held[1])
+        loss.backward()
+        return loss.detach()
+
+    def record(graph: torch.cuda.CUDAGraph) -> Tensor:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                learn()
+        torch.cuda.current_stream().wait_stream(side)
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.cuda.graph(graph):
+            return learn()
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal recorded
+        if not held:
+            held.extend((inputs.clone(), targets.clone()))
+            recorded = None if graph is None else record(graph)
+        held[0].copy_(inputs)
+        held[1].copy_(targets)
+        if graph is None or recorded is None:
+            loss = learn()
+        else:
+            graph.replay()
+            loss = recorded
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def one_cycle(share: float, warm_up: float = 0.15) -> float:
+    """Return the learning rate at a share of the training, as a part of its peak."""
+    if share < warm_up:
+        return 0.04 + 0.96 * (1 - math.cos(math.pi * share / warm_up)) / 2
+    return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
+
+
+def fit(
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: dict[str, Any],
+    step: Step,
+    epoch: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    per_epoch: int,
+    seconds: float | None = None,
+) -> nn.Module:
+    """Train, and return the model with weights averaged over the last steps.
+
+    Parameters
+    ----------
+    epoch : callable
+        Gives the batches of one more epoch, `per_epoch` of them.
+    seconds : float, optional
+        Train for so long, in whole epochs, and not for the plan's; it then says how many.
+    """
+    decay = 1 - 1 / (plan["averaged_epochs"] * per_epoch)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    steps = plan["epochs"] * per_epoch
+    began = time.perf_counter()
+    for number in count(1):
+        total = torch.zeros((), device=next(model.parameters()).device)
+        for i, (inputs, targets) in enumerate(epoch()):
+            share = ((number - 1) * per_epoch + i) / steps
+            if seconds is not None:
+                share = min(1.0, (time.perf_counter() - began) / seconds)
+            for group in optimizer.param_groups:
+                group["lr"] = plan["lr"] * one_cycle(share)
+            total += step(inputs, targets)
+            average.update_parameters(model)
+        loss, took = float(total) / per_epoch, time.perf_counter() - began
+        last = number == plan["epochs"] if seconds is None else took >= seconds
+        if number <= 2 or number % 5 == 0 or last:
+            print(f"{name} epoch {number}: loss {loss:.3f}, {took:.0f} s", flush=True)
+        if last:
+            plan["epochs"] = number
+            break
+    return average.module
+
+
+@torch.no_grad()
+def refresh_statistics(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """Measure what batch normalisation divides by anew: averages of it lag behind the weights."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    norms = [layer for layer in model.modules() if isinstance(layer, kinds)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # then every batch counts alike
+    model.train()
+    for batch in inputs:
+        model(batch)
+    model.eval()
+
+
+def half(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights in half precision, for files half as large."""
+    return {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
