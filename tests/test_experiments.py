@@ -22,7 +22,10 @@ RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
 def load(monkeypatch):
     """Import a module of the experiment, as its scripts do."""
     monkeypatch.syspath_prepend(str(FOLDER.parents[1]))
-    return lambda name: importlib.import_module(f"experiments.image_classification.{name}")
+    shared = ("augment", "training")
+    return lambda name: importlib.import_module(
+        f"experiments.{name}" if name in shared else f"experiments.image_classification.{name}"
+    )
 
 
 def pixels(n, side, seed=0):

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from experiments.image_classification.data import cifar10
 from PIL import Image
 
+from experiments.image_classification.data import cifar10
 from swiftsure import assets
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from experiments.image_classification.data import DATA_SETS, Images
-from experiments.image_classification.train import HERE, build, normaliser, resized
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from experiments.image_classification.data import DATA_SETS, Images
+from experiments.image_classification.train import HERE, build, normaliser, resized
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
 

@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from experiments.image_classification.augment import augmented, mixed
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.augment import augmented, mixed
 from experiments.image_classification.data import DATA_SETS, Images
 from experiments.training import (
     Step,
@@ -26,10 +30,6 @@ from experiments.training import (
     recorded_step,
     refresh_statistics,
 )
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn import functional
-
 from swiftsure.torch import models
 
 HERE = Path(__file__).parent

@@ -1,0 +1,91 @@
+"""Exit records of trained networks on the test part, from the root of the repository:
+`python -m experiments.segmentation.records --data FOLDER`.
+
+Reads each NAME.safetensors and NAME.json of the folder of results, and writes beside them
+NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence maps of the
+scene that is surest at the first exit and of the least sure one, for the figure), and the test
+scores into NAME.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import interpolate
+from torch.utils.data import DataLoader
+
+from experiments.segmentation.data import in_memory, scenes
+from experiments.segmentation.train import HERE, mean_ious
+from swiftsure import ExitRecord
+from swiftsure.torch import collect
+from swiftsure.torch.models import ADPC
+from swiftsure.torch.road_scenes import RoadScenes
+from swiftsure.torch.scoring import IMAGE_SCORES, top1
+
+TEST_PART = {"camvid": "test", "cityscapes": "val", "gta5": "val"}
+SHOWN_SIZE = (180, 240)
+
+
+def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
+    """Return a trained network, in single precision whatever it is stored in."""
+    model = ADPC(**recipe["model"])
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+    return model.eval()
+
+
+@torch.inference_mode()
+def shown(model: nn.Module, data: RoadScenes, index: int, device: str) -> dict[str, np.ndarray]:
+    """Return label, predictions and confidences of a scene at all exits, small."""
+    image, label, _ = data[index]
+    maps = torch.stack([output[0] for output in model(image[None].to(device))])
+    maps = interpolate(maps, size=SHOWN_SIZE, mode="bilinear", align_corners=False)
+    small = interpolate(label[None, None].float(), size=SHOWN_SIZE, mode="nearest")[0, 0]
+    return {
+        "label": small.numpy().astype(np.uint8),
+        "predictions": maps.argmax(dim=1).cpu().numpy().astype(np.uint8),
+        "confidences": (255 * top1(maps)).round().cpu().numpy().astype(np.uint8),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--data", type=Path, required=True)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for file in sorted(arguments.results.glob("*.json")):
+        report = json.loads(file.read_text())
+        recipe = report["recipe"]
+        data = scenes(recipe, arguments.data, TEST_PART[recipe["data"]["name"]])
+        model = load(file.with_suffix(".safetensors"), recipe).to(device)
+        record: ExitRecord = collect(
+            model,
+            DataLoader(data, batch_size=4, collate_fn=data.collate),
+            losses=["miou", "miscoverage", "pixel_brier"],
+            scores=list(IMAGE_SCORES),
+        )
+        record.save(file.with_suffix(".parquet"))
+        order = np.argsort(record.confidences["mean_top1"][:, 0])
+        both = {"early": int(order[-1]), "late": int(order[0])}
+        arrays = {
+            f"{name}_{key}": array
+            for name, row in both.items()
+            for key, array in shown(model, data, row, device).items()
+        }
+        np.savez_compressed(file.with_suffix(".npz"), **arrays)
+        part = in_memory(data, device)
+        report["test_miou"] = mean_ious(model, part, recipe["data"]["n_classes"])
+        report["mean_image_miou"] = (1 - record.losses["miou"].mean(axis=0)).round(4).tolist()
+        report["flops"] = record.costs["flops"].tolist()
+        report["shown"] = {name: data.ids[row] for name, row in both.items()}
+        file.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"{file.stem}: mIoU {', '.join(f'{100 * x:.2f}' for x in report['test_miou'])} %")
+
+
+if __name__ == "__main__":
+    main()

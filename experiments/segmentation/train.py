@@ -1,0 +1,190 @@
+"""Train ADP-C by a recipe, from the root of the repository:
+`python -m experiments.segmentation.train adp_c_camvid --data FOLDER`.
+
+Writes NAME.safetensors and NAME.json (recipe, seed, device, time, scores). With `--holdout` it
+trains on the part "train" and scores the part "val", which is how to try a recipe; without, it
+trains on both, and `records` scores it. A recipe with a table [start] begins with published weights
+(`--weights`) and is how to fine-tune a network to a second domain.
+"""
+
+import argparse
+import json
+import math
+import time
+import tomllib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.augment import shaded, uniform
+from experiments.segmentation.data import Scenes, in_memory, scenes
+from experiments.training import fit, half, make_optimizer, recorded_step, refresh_statistics
+from swiftsure.losses import VOID
+from swiftsure.torch.models import ADPC
+
+HERE = Path(__file__).parent
+
+
+def zoomed(
+    images: Tensor, labels: Tensor, zooms: tuple[float, float], random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Zoom into or out of each scene, shift it, and mirror half of them; outside is void."""
+    n = len(images)
+    zoom = uniform(n, math.log(zooms[0]), math.log(zooms[1]), random).exp()
+    reach = 1 / zoom
+    slack = (1 - reach).abs()
+    right = slack * uniform(n, -1.0, 1.0, random)
+    down = slack * uniform(n, -1.0, 1.0, random)
+    sign = torch.where(uniform(n, -1.0, 1.0, random) < 0, -1.0, 1.0)
+    zero = torch.zeros_like(reach)
+    places = torch.stack([sign * reach, zero, right, zero, reach, down], dim=1).view(n, 2, 3)
+    grid = functional.affine_grid(places, list(images.shape), align_corners=False)
+    seen = functional.grid_sample(images.float(), grid, align_corners=False)
+    # One more than the class, so that what lies outside is 0.
+    numbers = torch.where(labels == VOID, 0.0, labels.float() + 1)[:, None]
+    found = functional.grid_sample(numbers, grid, mode="nearest", align_corners=False)[:, 0]
+    return seen, torch.where(found < 0.5, float(VOID), found - 1).long()
+
+
+def class_weights(labels: Tensor, n_classes: int) -> Tensor:
+    """Return weights that are larger for rarer classes, of mean 1."""
+    counts = torch.bincount(labels.flatten().long(), minlength=VOID + 1)[:n_classes].float()
+    weights = 1 / torch.log(1.02 + counts / counts.sum())
+    return weights / weights.mean()
+
+
+def sum_over_exits(weights: Tensor):
+    """Return the sum of the exits' cross-entropies, the published loss, at the labels' size."""
+
+    def loss_of(outputs: list[Tensor], labels: Tensor) -> Tensor:
+        losses = [
+            functional.cross_entropy(
+                functional.interpolate(
+                    output, size=labels.shape[1:], mode="bilinear", align_corners=False
+                ),
+                labels,
+                weights,
+                ignore_index=VOID,
+            )
+            for output in outputs
+        ]
+        return torch.stack(losses).sum()
+
+    return loss_of
+
+
+def build(recipe: dict[str, Any], weights: Path | None = None) -> ADPC:
+    """Return the network of a recipe, untrained or, if it says so, with published weights."""
+    if "start" not in recipe:
+        return ADPC(**recipe["model"])
+    if weights is None:
+        raise SystemExit("This recipe starts from trained weights: name their file by --weights.")
+    if weights.suffix == ".safetensors":
+        state = load_file(weights)
+    else:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+    return ADPC.from_published(recipe["start"], state)
+
+
+def train(
+    recipe: dict[str, Any],
+    part: Scenes,
+    device: str,
+    seed: int,
+    seconds: float | None = None,
+    weights: Path | None = None,
+) -> nn.Module:
+    """Return the trained network; with `seconds`, the recipe then says how many epochs."""
+    torch.manual_seed(seed)
+    random = torch.Generator(device).manual_seed(seed)
+    plan = recipe["training"]
+    model = build(recipe, weights).to(device, memory_format=torch.channels_last).train()
+    balance = class_weights(part.labels, recipe["data"]["n_classes"])
+    optimizer = make_optimizer(model, plan)
+    step = recorded_step(model, optimizer, sum_over_exits(balance), plan.get("clip"))
+    size = min(plan["batch"], len(part.labels))
+
+    def epoch() -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(part.labels), device=device, generator=random)
+        for index in order[: len(order) - len(order) % size].split(size):
+            zooms = (plan["smallest_zoom"], plan["largest_zoom"])
+            images, labels = zoomed(part.images[index], part.labels[index], zooms, random)
+            images = shaded(images, plan["shading"], random)
+            yield images.contiguous(memory_format=torch.channels_last), labels
+
+    per_epoch = len(part.labels) // size
+    trained = fit(recipe["name"], model, optimizer, plan, step, epoch, per_epoch, seconds)
+    refresh_statistics(trained, (images for images, _ in islice(epoch(), 40)))
+    return trained.eval()
+
+
+@torch.inference_mode()
+def mean_ious(model: nn.Module, part: Scenes, n_classes: int) -> list[float]:
+    """Return the mIoU of a whole part at each exit, as segmentation is scored."""
+    confusions = torch.zeros(model.n_exits, n_classes, n_classes, device=part.labels.device)
+    for images, labels in zip(part.images.split(8), part.labels.split(8), strict=True):
+        for k, output in enumerate(model(images.float())):
+            large = functional.interpolate(
+                output, size=labels.shape[1:], mode="bilinear", align_corners=False
+            )
+            known = labels != VOID
+            pairs = labels[known].long() * n_classes + large.argmax(1)[known]
+            confusions[k] += pairs.bincount(minlength=n_classes**2).view(n_classes, n_classes)
+    both = confusions.diagonal(dim1=1, dim2=2)
+    either = confusions.sum(1) + confusions.sum(2) - both
+    shown = either > 0
+    ious = (both / either.clamp(min=1)).sum(1) / shown.sum(1)
+    return [round(x, 4) for x in ious.tolist()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", help="name of a file in recipes/")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--weights", type=Path, help="to start from, where the recipe says so")
+    parser.add_argument("--holdout", action="store_true", help="score the part val, do not use it")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
+    recipe["name"] = arguments.recipe
+    recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True
+    parts = {
+        split: in_memory(scenes(recipe, arguments.data, split), device)
+        for split in ("train", "val")
+    }
+    part = parts["train"]
+    if not arguments.holdout:
+        part = Scenes(*(torch.cat(pair) for pair in zip(*parts.values(), strict=True)))
+    began = time.perf_counter()
+    model = train(recipe, part, device, arguments.seed, arguments.seconds, arguments.weights)
+    report = {
+        "recipe": recipe,
+        "seed": arguments.seed,
+        "seconds": round(time.perf_counter() - began),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "images": len(part.labels),
+    }
+    if arguments.holdout:
+        report["held_out_miou"] = mean_ious(model, parts["val"], recipe["data"]["n_classes"])
+    print(json.dumps(report), flush=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    state = {name: t.contiguous().cpu() for name, t in model.state_dict().items()}
+    save_file(half(state), arguments.output / f"{recipe['name']}.safetensors")
+    (arguments.output / f"{recipe['name']}.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
