@@ -2,5 +2,6 @@
 
 from swiftsure.reproduce.calm_cnndm import calm_cnndm
 from swiftsure.reproduce.image_classification import image_classification
+from swiftsure.reproduce.segmentation import segmentation
 
-__all__ = ["calm_cnndm", "image_classification"]
+__all__ = ["calm_cnndm", "image_classification", "segmentation"]

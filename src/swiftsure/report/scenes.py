@@ -1,0 +1,89 @@
+"""The figure of segmentation: which images stay, and what the network saw in two of them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from swiftsure.losses import VOID
+from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
+
+__all__ = ["scenes_figure"]
+
+CLASS_COLORS = (
+    "#6fa8dc", "#8c6d62", "#d9a441", "#7a5c8e", "#d16ba5", "#5a8f4e", "#c94f4f",
+    "#b8a07e", "#33539e", "#e07b39", "#70343c", "#4aa8a0", "#a3b18a", "#6d6875",
+    "#e5989b", "#355070", "#9a8c98", "#bc6c25", "#606c38",
+)  # fmt: skip
+"""One for each class, as many as Cityscapes has."""
+
+
+def scenes_figure(
+    differences: Sequence[NDArray[np.float64]],
+    scenes: Mapping[str, NDArray[np.uint8]] | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw how much the loss changes from first to last exit, and two scenes.
+
+    Parameters
+    ----------
+    differences : one array an exit
+        Of the images that leave there: what the last exit would have changed.
+    scenes : mapping, optional
+        "early_label" (height, width), "early_predictions" and "early_confidences" (n_exits, height,
+        width) of a scene that leaves early, and the same of a late one. Confidences are in 255ths.
+    path : path, optional
+        Where to save it.
+    """
+    if scenes is None:
+        figure = new_figure(4.2, 3.6)
+        _draw_differences(figure.subplots(), differences)
+        return finished(figure, path)
+    figure = new_figure(13.0, 4.4)
+    sides: Any = figure.subfigures(1, 2, width_ratios=(1, 3.2))
+    left, right = sides
+    _draw_differences(left.subplots(), differences)
+    _draw_scenes(right.subplots(2, 5), scenes)
+    return finished(figure, path)
+
+
+def _draw_differences(axis: Any, differences: Sequence[NDArray[np.float64]]) -> None:
+    jitter = np.random.default_rng(0)
+    for k, values in enumerate(differences, start=1):
+        spread = jitter.uniform(-0.18, 0.18, len(values))
+        axis.scatter(k + spread, values, s=9, color=COLORS[0], alpha=0.45, linewidths=0)
+        if len(values):
+            axis.scatter([k], [values.mean()], s=42, color=COLORS[1], zorder=3)
+    axis.set_xticks(range(1, len(differences) + 1))
+    axis.set_xlabel("exit taken")
+    axis.set_ylabel("|Brier loss at first exit - at last|")
+    axis.set_title("what staying changes (dots: mean)", fontsize=10, loc="left")
+    tidy(axis)
+
+
+def _draw_scenes(axes: Any, scenes: Mapping[str, NDArray[np.uint8]]) -> None:
+    classes = ListedColormap([*CLASS_COLORS, "#ffffff"])
+    for line, kind in zip(axes, ("early", "late"), strict=True):
+        predictions, confidences = scenes[f"{kind}_predictions"], scenes[f"{kind}_confidences"]
+        parts: list[tuple[str, NDArray[np.uint8], bool]] = [
+            ("label", scenes[f"{kind}_label"], True),
+            ("first exit", predictions[0], True),
+            ("its confidence", confidences[0], False),
+            ("last exit", predictions[-1], True),
+            ("its confidence", confidences[-1], False),
+        ]
+        for axis, (title, image, of_classes) in zip(line, parts, strict=True):
+            if of_classes:
+                shown = np.where(image == VOID, len(CLASS_COLORS), image)
+                axis.imshow(shown, cmap=classes, vmin=0, vmax=len(CLASS_COLORS))
+            else:
+                axis.imshow(image, cmap="gray", vmin=0, vmax=255)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if kind == "early":
+                axis.set_title(title, fontsize=10, loc="left")
+        line[0].set_ylabel("leaves early" if kind == "early" else "stays", color=INK)

@@ -1,0 +1,263 @@
+"""Semantic segmentation (section 5.2 of the paper: Tables 1, 3 and 4, and its figures).
+
+From an exit record with the nine image-level scores, such as `experiments/segmentation` makes.
+
+Frames of a video depend on each other. The tables take them for independent, as the paper does, and
+what they certify is then of frames drawn like these, and not of the next video. `by_group` shows
+the difference: thresholds that were certified on all videos but one, on that one.
+"""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.calibration import calibrate
+from swiftsure.control import Control
+from swiftsure.evaluation import Study, evaluate
+from swiftsure.exits import exit_indices
+from swiftsure.files import write_text
+from swiftsure.policy import Policy
+from swiftsure.progress import steps
+from swiftsure.records import ExitRecord
+from swiftsure.reproduce.image_classification import TaskRisk
+from swiftsure.reproduce.tables import csv_text, markdown_table
+
+__all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
+
+RISKS = {
+    "gap, mIoU": TaskRisk("gap", "miou"),
+    "gap, Brier": TaskRisk("gap", "pixel_brier"),
+    "consistency, miscoverage": TaskRisk("consistency", "miscoverage"),
+    "consistency, Brier": TaskRisk("consistency", "pixel_brier"),
+}
+
+AGGREGATES = {"mean": "Mean", "quantile": "Quantile", "patch": "Patch"}
+PIXEL_SCORES = {"top1": "Top-1", "top_diff": "Top-Diff", "entropy": "Entropy"}
+SCORES = {
+    f"{aggregate}_{score}": f"{AGGREGATES[aggregate]}, {PIXEL_SCORES[score]}"
+    for aggregate, score in product(AGGREGATES, PIXEL_SCORES)
+}
+"""Image-level scores in the order of the paper's tables, and their titles there."""
+
+SIMPLEST = "mean_top1"
+"""The score of the paper's figures."""
+
+CONTROLS = {"UCB (WSR)": Control("ucb", bound="wsr"), "CRC (monotone)": Control("crc")}
+TABLE_CONTROL = "UCB (WSR)"
+TABLE_LEVELS = (0.01, 0.05, 0.1)
+EPSILONS = np.concatenate([[0.01], np.arange(0.02, 0.201, 0.02)]).round(2)
+GAINS = {"exit": "mean exit", "flops": "GFLOPs"}
+NOT_CERTIFIED = "–"
+
+
+@dataclass(frozen=True)
+class SegmentationResult:
+    """A study for each score and risk."""
+
+    record: ExitRecord
+    studies: Mapping[str, Mapping[str, Study]]
+    delta: float
+    seed: int
+
+    def table(self, gain: str = "exit") -> list[dict[str, Any]]:
+        """Return the table of gains (%), a row a score; "–" where no split certified anything.
+
+        Parameters
+        ----------
+        gain : {"exit", "flops"}
+            In mean exit layer, or in FLOPs.
+        """
+        rows = []
+        for score, title in SCORES.items():
+            row: dict[str, Any] = {"score": title}
+            for risk, study in self.studies[score].items():
+                for level in TABLE_LEVELS:
+                    row[_column(risk, level)] = _cell(study, level, gain)
+            rows.append(row)
+        return rows
+
+    def by_group(self, epsilon: float = 0.1) -> list[dict[str, Any]]:
+        """Return the risk in each video of thresholds that were certified on all the others."""
+        if self.record.groups is None:
+            return []
+        frames, groups = replace(self.record, groups=None), np.asarray(self.record.groups)
+        rows = []
+        for group in dict.fromkeys(groups.tolist()):
+            inside = groups == group
+            row: dict[str, Any] = {"video": group, "frames": int(inside.sum())}
+            for title, (risk, loss) in RISKS.items():
+                policy = calibrate(
+                    frames.take(np.flatnonzero(~inside)),
+                    risk=risk,
+                    loss=loss,
+                    score=SIMPLEST,
+                    epsilon=epsilon,
+                    delta=self.delta,
+                    bound="wsr",
+                    seed=self.seed,
+                )
+                row[title] = _risk_at(frames.take(np.flatnonzero(inside)), risk, loss, policy)
+            rows.append(row)
+        return rows
+
+    def brier_by_exit(self, epsilon: float = 0.08) -> list[NDArray[np.float64]]:
+        """Return |Brier loss at the first exit - at the last|, one array an exit that was taken.
+
+        The exits are those of a policy for the gap of the Brier loss, on all frames: the left part
+        of the paper's figure. It shows which images stay, and promises nothing.
+        """
+        frames = replace(self.record, groups=None)
+        policy = calibrate(
+            frames, risk="gap", loss="pixel_brier", score=SIMPLEST, epsilon=epsilon, bound="wsr"
+        )
+        losses = frames.losses["pixel_brier"]
+        differences = np.abs(losses[:, 0] - losses[:, -1])
+        taken = exit_indices(frames.confidences[SIMPLEST], policy.threshold)
+        return [differences[taken == k] for k in range(frames.n_exits)]
+
+    def write(
+        self,
+        folder: str | os.PathLike[str],
+        scenes: Mapping[str, NDArray[np.uint8]] | None = None,
+    ) -> list[Path]:
+        """Write tables, figures and every number behind them; return the files.
+
+        Parameters
+        ----------
+        scenes : mapping, optional
+            Labels, predictions and confidence maps of two scenes, as the experiment saves them, for
+            the figure that shows them.
+        """
+        from swiftsure.report import exits_figure, scenes_figure, study_figure
+
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        files = [target / "exits.png", target / "curves.png", target / "scenes.png"]
+        exits_figure({"ADP-C": self.record}, files[0])
+        study_figure(dict(self.studies[SIMPLEST]), files[1])
+        scenes_figure(self.brier_by_exit(), scenes, files[2])
+        contents = {
+            **{
+                f"table_{gain}.{kind}": text(self.table(gain))
+                for gain in GAINS
+                for kind, text in (("md", markdown_table), ("csv", csv_text))
+            },
+            "summary.csv": csv_text(self.summary()),
+        }
+        videos = self.by_group()
+        if videos:
+            contents["by_video.csv"] = csv_text(videos)
+        for name, text in contents.items():
+            files.append(target / name)
+            write_text(files[-1], text)
+        return files
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return every number: a row for each score, risk, control and level."""
+        return [
+            {"score": score, "risk": risk} | row
+            for score, by_risk in self.studies.items()
+            for risk, study in by_risk.items()
+            for row in study.summary()
+        ]
+
+
+def segmentation(
+    record: ExitRecord,
+    *,
+    n_calibration: float = 0.8,
+    splits: int = 100,
+    draws: int = 1000,
+    delta: float = 0.1,
+    epsilons: Sequence[float] | NDArray[np.float64] = EPSILONS,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> SegmentationResult:
+    """Run the experiment on a record of a segmentation network.
+
+    Parameters
+    ----------
+    record : ExitRecord
+        With the losses "miou", "miscoverage" and "pixel_brier", and the nine image-level scores.
+    n_calibration : int, or a fraction of the images
+        The paper's is 0.8.
+    splits : random splits into calibration and test images
+    draws : calibration sets drawn with replacement, to see how often a promise is broken
+    """
+    missing = [score for score in SCORES if score not in record.confidences]
+    if missing:
+        raise ValueError(
+            f"`record` must hold the scores {', '.join(SCORES)}, but lacks {', '.join(missing)}:"
+            " collect them with `scores=`."
+        )
+    frames = replace(record, groups=None)
+    studies: dict[str, dict[str, Study]] = {}
+    with steps("evaluating", len(SCORES) * len(RISKS), progress) as advance:
+        for score in SCORES:
+            for title, (risk, loss) in RISKS.items():
+                studies.setdefault(score, {})[title] = evaluate(
+                    frames,
+                    risk,
+                    loss,
+                    controls=CONTROLS,
+                    epsilons=epsilons,
+                    delta=delta,
+                    n_calibration=n_calibration,
+                    splits=splits,
+                    draws=draws,
+                    seed=seed,
+                    score=score,
+                    progress=False,
+                )
+                advance()
+    return SegmentationResult(record, studies, delta, seed)
+
+
+def published(data: str, gain: str = "exit") -> list[dict[str, Any]]:
+    """Return the paper's own table of gains (%).
+
+    Parameters
+    ----------
+    data : {"cityscapes", "gta5"}
+        Table 3 or Table 4.
+    gain : {"exit", "flops"}
+
+    Examples
+    --------
+    >>> published("cityscapes")[0]["gap, mIoU, ε=0.05"]
+    33.7
+    """
+    text = (Path(__file__).parent / "published_segmentation.csv").read_text(encoding="utf-8")
+    rows = []
+    for found in csv.DictReader(text.splitlines()):
+        if (found.pop("data"), found.pop("gain in")) == (data, gain):
+            title = SCORES[found.pop("score")]
+            rows.append({"score": title} | {name: float(found[name]) for name in found})
+    return rows
+
+
+def _column(risk: str, level: float) -> str:
+    return f"{risk}, ε={level:g}"
+
+
+def _cell(study: Study, level: float, gain: str) -> float | str:
+    at = int(np.argmin(np.abs(study.epsilons - level)))
+    if np.isinf(study.thresholds[TABLE_CONTROL][:, at]).all():
+        return NOT_CERTIFIED
+    gains = study.gain if gain == "exit" else study.flops_gain
+    return round(float(gains[TABLE_CONTROL][:, at].mean()), 1)
+
+
+def _risk_at(record: ExitRecord, risk: str, loss: str, policy: Policy) -> float:
+    """Return a record's risk under a policy with one threshold for all exits."""
+    if not isinstance(policy.threshold, float):
+        return 0.0  # always the full model
+    curve = record.curve(risk, loss, score=SIMPLEST, path=[policy.threshold])
+    return round(float(curve.risk()[-1]), 4)
