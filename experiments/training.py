@@ -51,22 +51,26 @@ def recorded_step(
     optimizer: torch.optim.Optimizer,
     loss_of: LossOf,
     clip: float | None = None,
+    compiled: bool = False,
+    recorded: bool = True,
 ) -> Step:
     """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
 
     On a GPU, what is done for a batch is recorded once and replayed, since such a network is
-    hundreds of small kernels.
+    hundreds of small kernels, unless it is not to be `recorded`: batches are then of any shape.
+    `compiled`, small kernels are fused, which takes a minute at first.
     """
+    forward = torch.compile(model, dynamic=False) if compiled else model
     held: list[Tensor] = []
-    graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
-    recorded: Tensor | None = None
+    graph = torch.cuda.CUDAGraph() if recorded and torch.cuda.is_available() else None
+    replayed: Tensor | None = None
 
     def learn() -> Tensor:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
         with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
-            outputs = model(held[0])
+            outputs = forward(held[0])
         loss = loss_of([output.float() for output in outputs], held[1])
         loss.backward()
         return loss.detach()
@@ -84,17 +88,20 @@ def recorded_step(
             return learn()
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal recorded
+        nonlocal replayed
         if not held:
             held.extend((inputs.clone(), targets.clone()))
-            recorded = None if graph is None else record(graph)
-        held[0].copy_(inputs)
-        held[1].copy_(targets)
-        if graph is None or recorded is None:
+            replayed = None if graph is None else record(graph)
+        if graph is None:
+            held[:] = [inputs, targets]
+        else:
+            held[0].copy_(inputs)
+            held[1].copy_(targets)
+        if graph is None or replayed is None:
             loss = learn()
         else:
             graph.replay()
-            loss = recorded
+            loss = replayed
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

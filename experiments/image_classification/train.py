@@ -130,7 +130,8 @@ def train(
         step = l2w_step(model, optimizer, plan, plan["epochs"] * per_epoch)
     else:
         loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
-        step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
+        compiled = plan.get("compiled", False) and device == "cuda"
+        step = recorded_step(model, optimizer, loss_of, plan.get("clip"), compiled)
     normalise = normaliser(recipe, device)
 
     def images_at(index: Tensor) -> Tensor:

@@ -1,0 +1,128 @@
+"""Record early exits of a trained U-ViT: `python records.py NAME --lpips lpips_alexnet.npz`.
+
+From NAME.json and NAME.safetensors of `train.py`: generates pairs with DDIM, in full and at every
+threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, SSIM and mean
+squared error against the full model, layers and FLOPs), NAME_thresholds.webp (some samples in
+columns, a threshold a row, the full model first), and adds what it found to NAME.json.
+
+Thresholds come from a pilot of another seed, so that what is calibrated on the record keeps its
+guarantee. A run that is cut off goes on from NAME_shards.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from train import HERE, sheet
+
+from swiftsure import ThresholdRecord
+from swiftsure.diffusion import DDIM, DeeDiff, Lpips, Schedule, pilot_thresholds, sweep
+from swiftsure.torch.models import UViT
+
+
+def network(file: Path, recipe: dict[str, Any]) -> UViT:
+    """Return a trained network, ready to run."""
+    model = UViT(**recipe["model"])
+    model.load_state_dict({name: value.float() for name, value in load_file(file).items()})
+    return model.eval()
+
+
+def classes(n: int, n_classes: int | None, seed: int) -> np.ndarray | None:
+    """Return a class an image, drawn at random, as requests would be."""
+    return None if n_classes is None else np.random.default_rng(seed).integers(n_classes, size=n)
+
+
+def examples(
+    fast: DeeDiff, levels: list[float | None], labels: np.ndarray | None, batch: int
+) -> np.ndarray:
+    """Return the first samples at each of these thresholds, a row each."""
+    n = 10 if labels is None else min(10, len(labels))
+    rows = [
+        fast.generate(
+            n,
+            labels=None if labels is None else labels[:n],
+            thresholds=[level] * n,
+            batch_size=batch,
+        ).pixels()
+        for level in levels
+    ]
+    return np.concatenate(rows)
+
+
+def summary(record: ThresholdRecord, seconds: float) -> dict[str, Any]:
+    """Return means over the samples at each threshold."""
+    tables = {**record.inconsistencies, "layers": record.costs["layers"]}
+    flops = record.costs["flops"] / record.costs["flops"][:, :1]
+    return {
+        "n": record.n,
+        "seconds": round(seconds),
+        "sampler": record.settings["sampler"],
+        "thresholds": [None if np.isinf(t) else round(t, 5) for t in record.thresholds.tolist()],
+        **{name: table.mean(axis=0).round(4).tolist() for name, table in tables.items()},
+        "share_of_flops": flops.mean(axis=0).round(4).tolist(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="of the recipe")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--lpips", type=Path, help="weights; without, LPIPS is left out")
+    parser.add_argument("--n", type=int, default=1000, help="pairs")
+    parser.add_argument("--steps", type=int, default=50, help="of DDIM")
+    parser.add_argument("--thresholds", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=250)
+    parser.add_argument("--dtype", help="bfloat16, float16; float32 by default")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report_file = arguments.results / f"{arguments.name}.json"
+    report = json.loads(report_file.read_text())
+    recipe = report["recipe"]
+    model = network(arguments.results / f"{arguments.name}.safetensors", recipe).to(device)
+    options = {
+        "sampler": DDIM(arguments.steps, Schedule(**recipe["schedule"])),
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch,
+    }
+    n_classes = recipe["model"].get("n_classes")
+    began = time.perf_counter()
+    pilot_seed = arguments.seed + 1
+    levels = pilot_thresholds(
+        model,
+        arguments.thresholds,
+        n=64,
+        labels=classes(64, n_classes, pilot_seed),
+        seed=pilot_seed,
+        **options,
+    )
+    labels = classes(arguments.n, n_classes, arguments.seed)
+    record = sweep(
+        model,
+        arguments.n,
+        thresholds=levels,
+        losses=[*([Lpips.load(arguments.lpips)] if arguments.lpips else []), "ssim", "mse"],
+        labels=labels,
+        seed=arguments.seed,
+        shards=arguments.results / f"{arguments.name}_shards",
+        shard_size=2 * arguments.batch,
+        **options,
+    )
+    record.save(arguments.results / f"{arguments.name}.parquet")
+    report["record"] = summary(record, time.perf_counter() - began)
+    report_file.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report["record"]), flush=True)
+    fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
+    shown = [levels[k] for k in np.unique(np.linspace(0, len(levels) - 1, 6).round().astype(int))]
+    tiles = examples(fast, shown, labels, arguments.batch)
+    picture = sheet(tiles, len(tiles) // len(shown))
+    picture.save(arguments.results / f"{arguments.name}_thresholds.webp", lossless=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""Train a U-ViT with DeeDiff's exits: `python train.py recipes/NAME.toml --data FOLDER`.
+
+Writes NAME.safetensors (averaged weights; half precision where the recipe says so), NAME.json
+(recipe, seed, device, time, and the losses of each exit on the test part) and NAME.png (samples of
+the full model). Weights and report are also written every minute, so that a run that is cut off
+loses little; with `--resume` it goes on from there.
+
+`--seconds N` trains for so long instead of the recipe's steps, with a learning rate that follows
+the clock.
+"""
+
+import argparse
+import json
+import math
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from images import Images, load
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from swiftsure.diffusion import DDIM, DeeDiff, Schedule, deediff_losses
+from swiftsure.torch.models import UViT
+
+HERE = Path(__file__).parent
+PARTS = ("denoising", "uncertainty", "layers")
+LOOK = 25
+"""Steps between looks at the clock and the losses: each look waits for the device."""
+
+
+class Batch(NamedTuple):
+    """What the network learns from: noisy images, their times, the noise, and labels if any."""
+
+    images: Tensor
+    times: Tensor
+    noise: Tensor
+    labels: Tensor | None
+
+
+def batches(
+    part: Images, recipe: dict[str, Any], schedule: Schedule, random: torch.Generator
+) -> Iterator[Batch]:
+    """Yield batches without end: images in random order, half of them mirrored."""
+    n, size, device = len(part.labels), recipe["training"]["batch"], part.images.device
+    if n < size:
+        raise ValueError(f"the recipe's batch of {size} is more than the {n} images")
+    while True:
+        order = torch.randperm(n, device=device, generator=random)
+        for index in order[: n - n % size].split(size):
+            clean = part.images[index].float() / 127.5 - 1
+            mirrored = torch.rand(size, 1, 1, 1, device=device, generator=random) < 0.5
+            clean = torch.where(mirrored, clean.flip(3), clean)
+            yield noisy(clean, part.labels[index], recipe, schedule, random)
+
+
+def noisy(
+    clean: Tensor,
+    labels: Tensor,
+    recipe: dict[str, Any],
+    schedule: Schedule,
+    random: torch.Generator,
+) -> Batch:
+    """Return images at random times."""
+    times = torch.randint(schedule.n_times, (len(clean),), device=clean.device, generator=random)
+    noise = torch.randn(clean.shape, device=clean.device, generator=random)
+    conditioned = recipe["model"].get("n_classes") is not None
+    return Batch(
+        schedule.noised(clean, noise, times),
+        schedule.times(times),
+        noise,
+        labels if conditioned else None,
+    )
+
+
+def recorded(
+    learn: Callable[[Batch], Tensor], model: nn.Module, graphs: bool
+) -> Callable[[Batch], Tensor]:
+    """Return a function that learns from a batch, recorded once and replayed on a GPU.
+
+    A small U-ViT with its exits is over a thousand kernels, forth and back: started one by one they
+    keep the GPU waiting.
+    """
+    if not graphs:
+        return learn
+    held: list[Batch] = []
+    graph = torch.cuda.CUDAGraph()
+    result: list[Tensor] = []
+
+    def record(batch: Batch) -> None:
+        held.append(Batch(*(None if each is None else each.clone() for each in batch)))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                learn(held[0])
+        torch.cuda.current_stream().wait_stream(side)
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.cuda.graph(graph):
+            result.append(learn(held[0]))
+
+    def replay(batch: Batch) -> Tensor:
+        if not held:
+            record(batch)
+        for kept, new in zip(held[0], batch, strict=True):
+            if kept is not None:
+                kept.copy_(new)
+        graph.replay()
+        return result[0]
+
+    return replay
+
+
+class Trainer:
+    """A network, its average and its optimiser, one step at a time."""
+
+    def __init__(
+        self, recipe: dict[str, Any], device: str, *, compiled: bool, graphs: bool
+    ) -> None:
+        self.plan = recipe["training"]
+        self.model = UViT(**recipe["model"]).to(device).train()
+        self.average = UViT(**recipe["model"]).to(device).eval()
+        self.average.load_state_dict(self.model.state_dict())
+        if compiled:
+            # Part by part: blocks are alike, so that one of a kind is compiled for all.
+            model = self.model
+            for block in [*model.in_blocks, model.mid_block, *model.out_blocks, model.UEM]:
+                block.compile()
+        decayed = [p for p in self.model.parameters() if p.ndim > 1]
+        plain = [p for p in self.model.parameters() if p.ndim <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": self.plan["weight_decay"]},
+                {"params": plain, "weight_decay": 0.0},
+            ],
+            lr=self.plan["lr"],
+            betas=(0.9, 0.99),
+            fused=device == "cuda",
+        )
+        self.learn = recorded(self._learn, self.model, graphs)
+        self.steps = 0
+
+    def step(self, batch: Batch, share: float) -> Tensor:
+        """Learn from a batch, and return its losses (`PARTS`)."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan["lr"] * rate(share, self.plan["warm_up"])
+        losses = self.learn(batch)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.plan["clip"])
+        self.optimizer.step()
+        self.steps += 1
+        # A young average must not remember how the network began.
+        decay = min(self.plan["average"], (1 + self.steps) / (10 + self.steps))
+        with torch.no_grad():
+            averaged, current = list(self.average.parameters()), list(self.model.parameters())
+            torch._foreach_lerp_(averaged, current, 1 - decay)
+        return losses
+
+    def _learn(self, batch: Batch) -> Tensor:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        with torch.autocast(batch.images.device.type, torch.bfloat16, cache_enabled=False):
+            losses = deediff_losses(self.model, *batch)
+        losses.total.backward()
+        return torch.stack([getattr(losses, name).detach() for name in PARTS])
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on."""
+        return {
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+
+
+def can_compile() -> bool:
+    """Whether torch.compile works here: it needs a C compiler, which not every machine has."""
+    try:
+        torch.compile(nn.functional.silu)(torch.zeros(8, device="cuda"))
+    except Exception as error:
+        print(f"without torch.compile, which fails here ({type(error).__name__})", flush=True)
+        return False
+    return True
+
+
+def rate(share: float, warm_up: float) -> float:
+    """Return the learning rate at a share of the training, as a part of its peak."""
+    if share < warm_up:
+        return share / warm_up
+    return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
+
+
+@torch.inference_mode()
+def losses_of_exits(
+    model: UViT, part: Images, recipe: dict[str, Any], schedule: Schedule, n: int = 2048
+) -> dict[str, Any]:
+    """Return the mean squared error of every exit's noise on some images, and the three losses."""
+    random = torch.Generator(part.images.device).manual_seed(0)
+    found = []
+    n = min(n, len(part.labels))
+    for start in range(0, n, 256):
+        rows = slice(start, min(start + 256, n))
+        clean = part.images[rows].float() / 127.5 - 1
+        batch = noisy(clean, part.labels[rows], recipe, schedule, random)
+        losses = deediff_losses(model, *batch)
+        parts = torch.stack([losses.denoising, losses.uncertainty, losses.layers])
+        found.append(len(clean) * torch.cat([parts, losses.exits]))
+    means = (torch.stack(found).sum(dim=0) / n).tolist()
+    return {
+        "images": n,
+        **{name: round(value, 5) for name, value in zip(PARTS, means, strict=False)},
+        "exits": [round(value, 5) for value in means[3:]],
+    }
+
+
+def sheet(images: np.ndarray, columns: int) -> Image.Image:
+    """Return images, (n, height, width, 3) of bytes, side by side in rows."""
+    n, height, width, _ = images.shape
+    rows = -(-n // columns)
+    filled = np.zeros((rows * columns, height, width, 3), np.uint8)
+    filled[:n] = images
+    tiles = filled.reshape(rows, columns, height, width, 3).transpose(0, 2, 1, 3, 4)
+    return Image.fromarray(tiles.reshape(rows * height, columns * width, 3))
+
+
+def samples(model: UViT, schedule: Schedule, n: int = 80) -> Image.Image:
+    """Return samples of the full model, a column a class where there are classes."""
+    fast = DeeDiff(model, sampler=DDIM(min(50, schedule.n_times), schedule))
+    labels = None if fast.n_classes is None else np.arange(n) % fast.n_classes
+    return sheet(fast.generate(n, labels=labels, batch_size=n).pixels(), fast.n_classes or 10)
+
+
+class Run:
+    """One training, from its first step to its files."""
+
+    def __init__(self, arguments: argparse.Namespace, recipe: dict[str, Any]) -> None:
+        self.arguments, self.recipe = arguments, recipe
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        on_gpu = self.device == "cuda"
+        torch.manual_seed(arguments.seed)
+        torch.set_float32_matmul_precision("high")
+        self.schedule = Schedule(**recipe["schedule"])
+        self.trainer = Trainer(
+            recipe,
+            self.device,
+            compiled=on_gpu and not arguments.no_compile and can_compile(),
+            graphs=on_gpu and not arguments.no_graph,
+        )
+        self.history: list[dict[str, float]] = []
+        self.before = 0.0  # seconds of earlier runs that this one goes on from
+        self.prepared = 0.0
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        self.state_file = self.file(".state.pt")
+        if arguments.resume and self.state_file.is_file():
+            state = torch.load(self.state_file, map_location=self.device, weights_only=True)
+            self.trainer.restore(state)
+            self.history, self.before = state["history"], state["seconds"]
+            print(f"going on from step {self.trainer.steps:,}", flush=True)
+        self.began = time.perf_counter()
+
+    def file(self, suffix: str) -> Path:
+        return self.arguments.output / f"{self.recipe['name']}{suffix}"
+
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.began
+
+    def share(self) -> float:
+        """Return how much of the training is done."""
+        if self.arguments.seconds is None:
+            return min(1.0, self.trainer.steps / self.recipe["training"]["steps"])
+        trained, whole = self.seconds() - self.prepared, self.arguments.seconds - self.prepared
+        return min(1.0, trained / whole) if whole > 0 else 1.0
+
+    def train(self, part: Images) -> None:
+        # A run that goes on sees other batches than those it has seen.
+        seed = self.arguments.seed + 1_000_003 * self.trainer.steps
+        random = torch.Generator(self.device).manual_seed(seed)
+        stream = batches(part, self.recipe, self.schedule, random)
+        if self.share() < 1:
+            self.prepare(next(stream))
+        written = time.perf_counter()
+        while self.share() < 1:
+            n = LOOK
+            if self.arguments.seconds is None:
+                n = min(n, self.recipe["training"]["steps"] - self.trainer.steps)
+            total = torch.zeros(len(PARTS), device=self.device)
+            for _ in range(n):
+                total += self.trainer.step(next(stream), self.share())
+            self.note((total / n).tolist())  # waits for the device, so that the clock is right
+            if time.perf_counter() - written > self.arguments.checkpoint:
+                self.write(finished=False)
+                written = time.perf_counter()
+
+    def prepare(self, batch: Batch) -> None:
+        """Compile and record, by a step that learns nothing, whose time is not the schedule's."""
+        began = time.perf_counter()
+        self.trainer.step(batch, 0.0).tolist()
+        self.prepared = time.perf_counter() - began
+
+    def note(self, losses: list[float]) -> None:
+        """Keep losses; show them ten times in a minute at most."""
+        now = round(self.seconds(), 1)
+        if self.history and now - self.history[-1]["seconds"] < 6:
+            return
+        named = {name: round(value, 5) for name, value in zip(PARTS, losses, strict=True)}
+        self.history.append({"seconds": now, "steps": self.trainer.steps, **named})
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in named.items())
+        print(f"{now:.0f} s, step {self.trainer.steps:,}: {shown}", flush=True)
+
+    def write(self, finished: bool, **more: Any) -> None:
+        """Write weights, report and, if the run may go on, its state; each whole or not at all."""
+        half = self.recipe["training"]["half"]
+        weights = {
+            name: (value.half() if half else value).contiguous().cpu()
+            for name, value in self.trainer.average.state_dict().items()
+        }
+        replace(self.file(".safetensors"), lambda path: save_file(weights, path))
+        seconds = self.seconds()
+        report = {
+            "recipe": self.recipe,
+            "seed": self.arguments.seed,
+            "finished": finished,
+            "seconds": round(seconds),
+            "steps": self.trainer.steps,
+            "seconds_of_preparation": round(self.prepared, 1),
+            "images": self.trainer.steps * self.recipe["training"]["batch"],
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "parameters": sum(p.numel() for p in self.trainer.model.parameters()),
+            **more,
+            "history": self.history,
+        }
+        text = json.dumps(report, indent=2) + "\n"
+        replace(self.file(".json"), lambda path: path.write_text(text))
+        if self.arguments.resume:
+            state = self.trainer.state() | {"history": self.history, "seconds": seconds}
+            replace(self.state_file, lambda path: torch.save(state, path))
+
+
+def replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside its place, and put it there."""
+    temporary = path.with_name(f".{path.name}.part")
+    write(temporary)
+    temporary.replace(path)
+
+
+def weights_as_saved(run: Run) -> UViT:
+    """Return the averaged network with the weights that its file holds."""
+    model = run.trainer.average
+    if run.recipe["training"]["half"]:
+        model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--seconds", type=float, help="train for so long, and not for steps")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=float, default=60, help="seconds between checkpoints")
+    parser.add_argument("--resume", action="store_true", help="keep the state, and go on from it")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
+    arguments = parser.parse_args()
+    recipe = tomllib.loads(arguments.recipe.read_text())
+    recipe["name"] = arguments.recipe.stem
+    recipe["training"]["steps"] = arguments.steps or recipe["training"]["steps"]
+    run = Run(arguments, recipe)
+    train, test = (
+        Images(*(tensor.to(run.device) for tensor in load(recipe, arguments.data, part)))
+        for part in ("train", "test")
+    )
+    run.began = time.perf_counter()  # reading the images is no training
+    run.train(train)
+    model = weights_as_saved(run)
+    run.write(finished=True, test_losses=losses_of_exits(model, test, recipe, run.schedule))
+    samples(model, run.schedule).save(run.file(".png"))
+    print(run.file(".json").read_text().partition('"history"')[0], flush=True)
+
+
+if __name__ == "__main__":
+    main()

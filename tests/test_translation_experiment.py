@@ -1,0 +1,110 @@
+"""The translation experiment: files are read, the vocabulary is SentencePiece's, recipes train."""
+
+import gzip
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("sentencepiece")
+
+ROOT = Path(__file__).resolve().parents[1]
+ANIMALS = {"Hund": "dog", "Katze": "cat", "Vogel": "bird", "Fisch": "fish", "Esel": "donkey"}
+PLACES = {"Haus": "house", "Garten": "garden", "Wald": "forest", "Feld": "field"}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"experiments.translation.{name}")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Every sentence of a small language, in the layout of Multi30k and Tatoeba."""
+    pairs = [
+        (f"Ein {a} läuft durch das {p}.", f"A {b} runs through the {q}.")
+        for a, b in ANIMALS.items()
+        for p, q in PLACES.items()
+    ]
+    place = tmp_path / "multi30k"
+    place.mkdir()
+    for part in ("train", "val"):
+        for k, language in enumerate(("de", "en")):
+            text = "".join(f"{pair[k]}\n" for pair in pairs).encode()
+            (place / f"{part}.{language}.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "tatoeba_en_de").mkdir()
+    (tmp_path / "tatoeba_en_de" / "pairs.tsv").write_text("Go.\tGeh.\nHi.\tHallo!\n")
+    return tmp_path
+
+
+def test_sentences_stay_with_their_translations(load, folder):
+    pairs = load("data").multi30k(folder / "multi30k", "train")
+    more = load("data").tatoeba(folder / "tatoeba_en_de")
+    assert pairs.german[0] == "Ein Hund läuft durch das Haus."
+    assert pairs.english[0] == "A dog runs through the house."
+    joined = pairs + more
+    assert (joined.german[-1], joined.english[-1]) == ("Hallo!", "Hi.")
+    assert len(joined.german) == len(joined.english) == 22
+
+
+def test_the_tokenizer_says_what_sentencepiece_says(load, folder, monkeypatch):
+    import sentencepiece
+
+    data = load("data")
+    pairs = data.multi30k(folder / "multi30k", "train")
+    seen = []
+    original = sentencepiece.SentencePieceProcessor
+
+    def kept(**options):
+        seen.append(original(**options))
+        return seen[-1]
+
+    monkeypatch.setattr(data.sentencepiece, "SentencePieceProcessor", kept)
+    tokenizer = data.tokenizer_of(pairs, 60)
+    for text in (*pairs.german, *pairs.english, "Ein  Esel läuft  durch das Feld. "):
+        assert tokenizer(text)["input_ids"] == [*seen[0].encode(text), 1]
+    ids = tokenizer(pairs.german[0])["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == pairs.german[0]
+
+
+def test_the_loss_weighs_later_layers_more(load):
+    right = torch.tensor([[[9.0, 0.0]]])
+    wrong = -right
+    targets = torch.tensor([[0]])
+    loss_of = load("train").weighted(0.0)
+    assert float(loss_of([right, right], targets)) == pytest.approx(0.0, abs=1e-3)
+    late, early = loss_of([right, wrong], targets), loss_of([wrong, right], targets)
+    assert float(late) == pytest.approx(2 * float(early), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_recipe_learns_a_small_language(load, folder, monkeypatch):
+    train = load("train")
+    recipe = (ROOT / "experiments/translation/recipes/t5_multi30k.toml").read_text()
+    for old, new in (
+        ("vocab_size = 5000", "vocab_size = 60"),
+        ("layers = 8", "layers = 2"),
+        ("d_model = 224", "d_model = 64"),
+        ("d_kv = 56", "d_kv = 16"),
+        ("d_ff = 448", "d_ff = 128"),
+        ("lr = 2e-3", "lr = 1e-2"),
+        ("batch = 256", "batch = 4"),
+        ("length = 40", "length = 32"),
+        ("dropout_rate = 0.2", "dropout_rate = 0.0"),
+    ):
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "tiny.toml").write_text(recipe)
+    monkeypatch.setattr(train, "HERE", folder)
+    arguments = ["train", "tiny", "--data", str(folder), "--output", str(folder), "--epochs", "40"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    train.main()
+    report = json.loads((folder / "tiny" / "report.json").read_text())
+    assert report["validation_bleu"] > 90
+    assert (folder / "tiny" / "model.safetensors").is_file()
