@@ -53,10 +53,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e '.[dev,torch]'
+	@$(PIP) -e '.[dev,torch,text]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e '.[dev,torch,docs]'
+	@$(PIP) -e '.[dev,torch,text,docs]'
 	@touch $@

@@ -166,8 +166,8 @@ def main() -> None:
         model = random_t5(arguments.width, arguments.layers)
     else:
         model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model).eval()
-    found = run(arguments.device, arguments.batch, model, arguments.repeats)
-    show(TITLE, found, Console())
+    for batch in arguments.batch:
+        show(TITLE, run(arguments.device, [batch], model, arguments.repeats), Console())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""Losses of generated text: 1 less ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
+
+Predictions are texts, (n, n_settings), the full model's in the last column; labels are references,
+one text or several a sample, of which the best counts. Equal texts have loss 0, two empty ones
+included: saying nothing where nothing is to be said is right.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.losses.base import Loss, LossRange, register
+
+__all__ = ["BLEU", "ROUGE_L", "TOKEN_F1", "bleu", "rouge_l", "token_f1"]
+
+Array = NDArray[Any]
+Score = Callable[[str, Sequence[str]], float]
+"""From a text and its references to a score in [0, 1]."""
+
+
+def rouge_l(text: str, references: Sequence[str]) -> float:
+    """Return ROUGE-L, the F-measure of the longest common subsequence of stemmed words."""
+    return max(float(_rouge().score(each, text)["rougeL"].fmeasure) for each in references)
+
+
+def token_f1(text: str, references: Sequence[str]) -> float:
+    """Return the F1 of words as SQuAD's evaluation has it.
+
+    Lower case, without punctuation and articles.
+
+    Examples
+    --------
+    >>> round(token_f1("The Eiffel Tower, Paris", ["eiffel tower"]), 3)
+    0.8
+    """
+    return max(_f1(_squad_words(text), _squad_words(each)) for each in references)
+
+
+def bleu(text: str, references: Sequence[str]) -> float:
+    """Return sacrebleu's sentence BLEU over 100: exponential smoothing, effective order."""
+    score = _sentence_bleu().sentence_score(text, list(references)).score
+    return min(max(float(score) / 100.0, 0.0), 1.0)
+
+
+def _f1(words: list[str], expected: list[str]) -> float:
+    if not words or not expected:
+        return float(words == expected)
+    common = sum((Counter(words) & Counter(expected)).values())
+    return 2.0 * common / (len(words) + len(expected))
+
+
+def _squad_words(text: str) -> list[str]:
+    plain = "".join(each for each in text.lower() if each not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
+
+
+@cache
+def _rouge() -> Any:
+    module = _package("rouge_score.rouge_scorer", "rouge_l", "rouge-score")
+    return module.RougeScorer(["rougeL"], use_stemmer=True)
+
+
+@cache
+def _sentence_bleu() -> Any:
+    return _package("sacrebleu", "bleu", "sacrebleu").BLEU(effective_order=True)
+
+
+def _package(module: str, loss: str, name: str) -> Any:
+    """Import what a loss needs, or say how to get it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ImportError(f"Loss {loss!r} needs {name}: pip install 'swiftsure[text]'.") from None
+
+
+def _against_labels(score: Score) -> Callable[[Array, Any], Array]:
+    def losses(predictions: Array, labels: Any) -> Array:
+        texts = _texts(predictions)
+        references = [_references(each) for each in labels]
+        if len(references) != len(texts):
+            raise ValueError(
+                f"`labels` must be one a sample, {len(texts)}, but got {len(references)}."
+            )
+        return _table(score, texts, references)
+
+    return losses
+
+
+def _against_last(score: Score) -> Callable[[Array], Array]:
+    def inconsistencies(predictions: Array) -> Array:
+        texts = _texts(predictions)
+        return _table(score, texts, [[row[-1]] for row in texts])
+
+    return inconsistencies
+
+
+def _table(score: Score, texts: list[list[str]], references: list[list[str]]) -> Array:
+    """Return 1 less the score of every text; texts that come twice in a row are scored once."""
+    rows = []
+    for row, expected in zip(texts, references, strict=True):
+        known = {text: _loss(score, text, expected) for text in dict.fromkeys(row)}
+        rows.append([known[text] for text in row])
+    return np.asarray(rows, np.float64)
+
+
+def _loss(score: Score, text: str, references: list[str]) -> float:
+    return 0.0 if text in references else 1.0 - score(text, references)
+
+
+def _texts(predictions: Any) -> list[list[str]]:
+    rows = [list(row) for row in predictions]
+    if not all(isinstance(text, str) for row in rows for text in row):
+        raise TypeError(
+            "`predictions` must hold texts, (n, n_settings): this loss compares generated text."
+        )
+    return rows
+
+
+def _references(given: str | Iterable[str]) -> list[str]:
+    found = [given] if isinstance(given, str) else list(given)
+    if not found or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"`labels` must be a text, or several, a sample, but got {given!r}.")
+    return found
+
+
+def _text_loss(name: str, score: Score) -> Loss:
+    return register(
+        Loss(
+            name,
+            LossRange(0, 1),
+            of="prediction",
+            against_labels=_against_labels(score),
+            against_last=_against_last(score),
+        )
+    )
+
+
+ROUGE_L = _text_loss("rouge_l", rouge_l)
+TOKEN_F1 = _text_loss("token_f1", token_f1)
+BLEU = _text_loss("bleu", bleu)

@@ -1,0 +1,203 @@
+"""The cache under early exits: blocks that are skipped still get keys and values, when needed.
+
+A skipped block owes the cache the keys and values of the exit state. They are computed once a
+later token reaches the block, for all skipped positions at once: one product of matrices in place
+of one a token, and none at all where nobody comes that far.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+
+__all__ = ["ExitLayer", "prepare_cache", "rows_of_cache"]
+
+Rotary = tuple[Tensor, Tensor]
+Project = Callable[[Tensor, Rotary | None], tuple[Tensor, Tensor]]
+"""From states (n, positions, width) and their rotary positions to keys and values."""
+
+
+class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values of one block; those of skipped positions are computed on first sight.
+
+    Parameters
+    ----------
+    project : callable
+        Gives the block's keys and values of hidden states.
+    """
+
+    def __init__(self, project: Project, **kwargs: Any) -> None:
+        self._held: dict[str, Tensor | None] = {}
+        self._owed: list[tuple[Tensor, Rotary | None]] = []
+        self._project = project
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+
+    def owe(self, states: Tensor, rotary: Rotary | None) -> None:
+        """Note one more position, (n, 1, width), whose keys and values are due later."""
+        self._owed.append((states, rotary))
+
+    # The base class keeps plain attributes; here whoever looks at them gets complete ones.
+    @property
+    def keys(self) -> Tensor | None:
+        """All keys, (n, heads, positions, head width)."""
+        if self._owed:
+            self._settle()
+        return self._held.get("keys")
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        self._held["keys"] = value
+
+    @property
+    def values(self) -> Tensor | None:
+        """All values, (n, heads, positions, head width)."""
+        if self._owed:
+            self._settle()
+        return self._held.get("values")
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        self._held["values"] = value
+
+    def get_seq_length(self) -> int:
+        """Return the number of positions, those still owed included."""
+        held = self._held.get("keys")
+        known = 0 if held is None or held.numel() == 0 else held.shape[-2]
+        return known + len(self._owed)
+
+    def reset(self) -> None:
+        """Forget all positions."""
+        self._owed = []
+        super().reset()
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        states = torch.cat([each for each, _ in self._owed], dim=1)
+        rotary = _joined([turned for _, turned in self._owed])
+        self._owed = []  # before `update`, which looks at the keys
+        self.update(*self._project(states, rotary))
+
+
+def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
+    """Give a fresh or partly filled cache layers that skipped blocks can owe to.
+
+    Raises
+    ------
+    ValueError
+        If it is not made of plain growing layers: static, offloaded, quantised or sliding caches.
+    """
+    crossed = isinstance(cache, EncoderDecoderCache)
+    inner = cache.self_attention_cache if crossed else cache
+    plain = isinstance(inner, Cache) and not inner.offloading
+    if not plain or any(type(layer) not in (DynamicLayer, ExitLayer) for layer in inner.layers):
+        raise ValueError(
+            "Early exits need a DynamicCache without offloading, quantisation or sliding windows,"
+            f" but got {type(inner).__name__}: call generate without `cache_implementation` and"
+            " `past_key_values`."
+        )
+    # By the number of blocks, not of layers given: `generate` counts an encoder's instead.
+    layers = [ExitLayer(project) for project in projects]
+    for given, layer in zip(inner.layers, layers, strict=False):
+        if given.get_seq_length() > 0:
+            layer.update(given.keys, given.values)
+    inner.layers = layers
+    if crossed:
+        cross = cache.cross_attention_cache
+        missing = len(layers) - len(cross.layers)
+        cross.layers.extend(DynamicLayer() for _ in range(missing))  # type: ignore[no-untyped-call]
+
+
+def rows_of_cache(
+    cache: Any, index: int, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
+) -> Any:
+    """Return a cache of one block that shows some rows of the batch, and writes for all of them.
+
+    Parameters
+    ----------
+    cache : the whole cache
+    index : the block
+    rows : rows that go through the block
+    left : rows that do not
+    propagated : keys and values of those, which join the others' on writing
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        shown = _Rows(cache.self_attention_cache.layers[index], rows, left, propagated)
+        source = _Rows(cache.cross_attention_cache.layers[index], rows, left, propagated)
+        return _EncoderDecoderRows(
+            _RowsCache(index, shown), _RowsCache(index, source), cache.is_updated
+        )
+    return _RowsCache(index, _Rows(cache.layers[index], rows, left, propagated))
+
+
+class _Rows:
+    """Some rows of a cache layer."""
+
+    def __init__(
+        self, layer: Any, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
+    ) -> None:
+        self.layer, self.rows, self.left, self.propagated = layer, rows, left, propagated
+
+    @property
+    def keys(self) -> Tensor:
+        keys: Tensor = self.layer.keys.index_select(0, self.rows)
+        return keys
+
+    @property
+    def values(self) -> Tensor:
+        values: Tensor = self.layer.values.index_select(0, self.rows)
+        return values
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append a position for all rows of the batch; return all positions of these rows."""
+        self.layer.update(*map(self._whole, (keys, values), self.propagated))
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        length: int = self.layer.get_seq_length()
+        return length
+
+    def _whole(self, active: Tensor, left: Tensor) -> Tensor:
+        n = len(active) + len(left)
+        whole = active.new_empty((n, *active.shape[1:]))
+        whole.index_copy_(0, self.rows, active)
+        return whole.index_copy_(0, self.left, left.to(active.dtype))
+
+
+class _RowsCache(Cache):
+    """What a block's attention asks of a cache, for one block."""
+
+    def __init__(self, index: int, layer: _Rows) -> None:
+        self.layers: Mapping[int, _Rows] = {index: layer}  # type: ignore[assignment]
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.layers[layer_idx].get_seq_length()
+
+
+class _EncoderDecoderRows(EncoderDecoderCache):
+    """The same for a block that also attends to the source."""
+
+    def __init__(self, own: _RowsCache, source: _RowsCache, is_updated: dict[int, bool]) -> None:
+        self.self_attention_cache: Any = own
+        self.cross_attention_cache: Any = source
+        self.is_updated = is_updated
+
+
+def _joined(rotaries: list[Rotary | None]) -> Rotary | None:
+    """Put the positions' cosines and sines one after the other; models have them all or none."""
+    known = [each for each in rotaries if each is not None]
+    if not known:
+        return None
+    cosines, sines = (torch.cat(parts, dim=1) for parts in zip(*known, strict=True))
+    return cosines, sines

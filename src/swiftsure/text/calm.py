@@ -1,0 +1,312 @@
+"""CALM: early-exit generation with a Hugging Face model, whose `generate` stays as it is."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakSet
+
+from torch import Tensor, nn
+
+from swiftsure.policy import Policy
+from swiftsure.text.confidences import confidence_of
+from swiftsure.text.engine import Engine
+from swiftsure.text.families import Family, family_of
+from swiftsure.text.meta import MetaClassifier
+from swiftsure.text.results import CalmOutput, Depths
+from swiftsure.text.rules import ExitRule, as_rule, checked_thresholds
+from swiftsure.text.sampling import sampling_processors
+from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.modes import refuse_training
+
+__all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits"]
+
+_running: "WeakSet[nn.Module]" = WeakSet()
+_lock = threading.Lock()
+
+
+class EarlyExits:
+    """A run of a model with early exits; see `early_exits`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def depths(self) -> Depths:
+        """How deep the tokens of the last generation went."""
+        trace = self._engine.trace
+        if trace is None or not trace.depths:
+            raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
+        return trace.summary(self._engine.family, self._engine.confidence)
+
+
+@contextmanager
+def early_exits(
+    model: Any,
+    rule: Policy | ExitRule | float | None,
+    *,
+    score: str | None = None,
+    classifier: MetaClassifier | None = None,
+    thresholds: Sequence[float | None] | None = None,
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
+) -> Iterator[EarlyExits]:
+    """Let a model's own `generate` leave the decoder early, as long as the context lasts.
+
+    Greedy decoding and sampling; not beam search, whose beams change places under the record of
+    their depths.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family (`swiftsure.text.FAMILIES`), in evaluation mode.
+    rule : Policy, ExitRule, float or None
+        A bare number is a threshold of `score`; None: never leave.
+    score : str, optional
+        "softmax" if nothing else says so; must be the policy's or rule's.
+    classifier : MetaClassifier
+        For score "meta".
+    thresholds : (n,), optional
+        One a sequence, in place of the rule's.
+    eos_token_id : int, ints, None or "model"
+        Tokens after which `generate` ends a sequence, if it is told others than the model's. Ended
+        sequences run no more blocks.
+
+    Raises
+    ------
+    ValueError
+        If the model's family is not known, the model is in training mode, or a policy was made for
+        another model, score or number of exits.
+    RuntimeError
+        If the model runs with early exits already, here or in another thread.
+
+    Examples
+    --------
+    >>> from transformers import T5Config, T5ForConditionalGeneration
+    >>> config = T5Config(
+    ...     vocab_size=32,
+    ...     d_model=8,
+    ...     d_kv=4,
+    ...     d_ff=8,
+    ...     num_layers=3,
+    ...     num_heads=2,
+    ...     decoder_start_token_id=0,
+    ... )
+    >>> model = T5ForConditionalGeneration(config).eval()
+    >>> with early_exits(model, 0.9, score="saturation") as run:
+    ...     sequences = model.generate(model.dummy_inputs["input_ids"] % 32, max_new_tokens=5)
+    >>> run.depths.exit_layers.shape[0], run.depths.mean_layers.max() <= 3
+    (3, np.True_)
+    """
+    family = family_of(model)
+    refuse_training(model)
+    n_exits = len(family.blocks)
+    chosen = as_rule(rule, score, n_exits)
+    confidence = confidence_of(chosen, family, classifier)
+    if isinstance(rule, Policy):
+        refuse_other_model(rule, model, classifier)
+    levels = checked_thresholds(
+        "thresholds", chosen.threshold if thresholds is None else thresholds
+    )
+    engine = Engine(family, chosen, confidence, levels, _end_tokens(model, eos_token_id))
+    with _alone(model), _wrapped(family, engine):
+        try:
+            yield EarlyExits(engine)
+        finally:
+            engine.release()
+
+
+class CalmModel:
+    """A model that generates with early exits.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family, in evaluation mode.
+    rule : Policy, ExitRule, float or None
+        A policy is compared with the model once, here.
+    score, classifier
+        As in `early_exits`.
+
+    Attributes
+    ----------
+    rule : ExitRule
+    n_exits : int
+        Number of decoder blocks.
+
+    Raises
+    ------
+    ValueError
+        As `early_exits`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rule: Policy | ExitRule | float | None,
+        *,
+        score: str | None = None,
+        classifier: MetaClassifier | None = None,
+    ) -> None:
+        self.family = family_of(model)
+        refuse_training(model)
+        self.model = model
+        self.n_exits = len(self.family.blocks)
+        self.rule = as_rule(rule, score, self.n_exits)
+        self.classifier = classifier
+        self.policy = rule if isinstance(rule, Policy) else None
+        confidence_of(self.rule, self.family, classifier)  # refuses what does not fit
+        if self.policy is not None:
+            refuse_other_model(self.policy, model, classifier)
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        thresholds: Sequence[float | None] | None = None,
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+        **options: Any,
+    ) -> CalmOutput:
+        """Generate; takes what the model's own `generate` takes.
+
+        With `do_sample=True`, each sequence has its own random numbers, from the seed, its id and
+        the token's place: the same at every batch size and every threshold.
+
+        Parameters
+        ----------
+        input_ids : (n, positions)
+        thresholds : (n,), optional
+            One a sequence, in place of the rule's.
+        seed, sequence_ids
+            Of sampling; ids are the places in the batch by default.
+        **options
+            For `generate`; those that a policy was made for need not be said again.
+        """
+        options = self._accepted(options)
+        if input_ids is not None:
+            options["input_ids"] = input_ids
+        _refuse_inputs(self.family, options)
+        told = options.get("generation_config") or self.model.generation_config
+        if options.pop("do_sample", told.do_sample):
+            options |= sampling_processors(options, told, seed, sequence_ids)
+        with early_exits(
+            self.model,
+            self.rule,
+            classifier=self.classifier,
+            thresholds=thresholds,
+            eos_token_id=options.get("eos_token_id", told.eos_token_id),
+        ) as run:
+            found = self.model.generate(**options, do_sample=False)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        return CalmOutput(sequences, run.depths)
+
+    def _accepted(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options with those of the policy, which must not be contradicted."""
+        made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
+        for name, value in made_for.items():
+            if name in options and options[name] != value:
+                raise ValueError(
+                    f"`policy` was made for {name}={value!r}, but got {options[name]!r}."
+                )
+        return {**made_for, **options}
+
+
+def calm_fingerprint(model: nn.Module, classifier: MetaClassifier | None = None) -> str:
+    """Return the fingerprint of a model and, where there is one, its meta-classifier."""
+    if classifier is None:
+        return fingerprint(model)
+    return fingerprint(nn.ModuleDict({"model": model, "classifier": classifier}))
+
+
+def refuse_other_model(policy: Policy, model: nn.Module, classifier: MetaClassifier | None) -> None:
+    """Raise if a policy was made for another model."""
+    expected = policy.certificate.model
+    if expected is None:  # made from arrays alone
+        return
+    found = calm_fingerprint(model, classifier)
+    if found != expected:
+        raise ValueError(
+            "`policy` was made for another model (or other weights): its fingerprint is"
+            f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
+        )
+
+
+@contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Hold a model; it can run with early exits only once at a time."""
+    with _lock:
+        if model in _running:
+            raise RuntimeError(
+                "`model` runs with early exits already: leave that context first, or use a copy of"
+                " the model."
+            )
+        _running.add(model)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.discard(model)
+
+
+@contextmanager
+def _wrapped(family: Family, engine: Engine) -> Iterator[None]:
+    """Lead the decoder, its blocks and the head through the engine, and back afterwards."""
+    with ExitStack() as undo:
+        for index, block in enumerate(family.blocks):
+            undo.enter_context(_led(block, partial(engine.run_block, index)))
+        undo.enter_context(_led(family.stack, engine.run_stack))
+        undo.enter_context(_led(family.head, engine.run_head))
+        yield
+
+
+@contextmanager
+def _led(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
+    """Set a module's forward method to one that gets the original first."""
+    own: Any = module.__dict__
+    before = own.get("forward")
+    own["forward"] = partial(through, module.forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before
+
+
+def _end_tokens(model: Any, given: int | Sequence[int] | str | None) -> list[int]:
+    ends: Any = model.generation_config.eos_token_id if given == "model" else given
+    if ends is None:
+        return []
+    return [ends] if isinstance(ends, int) else list(ends)
+
+
+def _refuse_inputs(family: Family, options: dict[str, Any]) -> None:
+    """Raise where `generate` would fail without saying why, or do what exits cannot follow."""
+    told = options.get("generation_config") or family.model.generation_config
+    beams = options.get("num_beams") or told.num_beams or 1
+    if beams > 1:
+        raise ValueError(
+            f"`num_beams` must be 1, but is {beams} here or in the model's generation_config: beams"
+            " change places, and each of their tokens has a depth of its own."
+        )
+    for name in ("assistant_model", "prompt_lookup_num_tokens"):
+        if options.get(name) is not None:
+            raise ValueError(f"`{name}` feeds several tokens at once, which cannot leave early.")
+    if options.get("use_cache") is False:
+        raise ValueError("`use_cache` must not be False: later tokens attend to cached states.")
+    inputs = options.get("input_ids")
+    if not isinstance(inputs, Tensor):
+        return
+    if inputs.ndim != 2 or inputs.numel() == 0:
+        raise ValueError(
+            "`input_ids` must have shape (n, positions) and not be empty, but got"
+            f" {tuple(inputs.shape)}: an empty text needs at least one token."
+        )
+    limit, new = family.context_length, options.get("max_new_tokens") or 0
+    if limit is not None and inputs.shape[1] + new > limit:
+        raise ValueError(
+            f"`input_ids` of {inputs.shape[1]} positions and `max_new_tokens` of {new} are more"
+            f" than the model's {limit}: shorten one of them."
+        )

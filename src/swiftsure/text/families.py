@@ -1,0 +1,280 @@
+"""Model families: where a Hugging Face model keeps its decoder blocks, norm, head, keys and values.
+
+To add one, write a `Family` and pass it to `register_family`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["FAMILIES", "T5", "Family", "Llama", "family_of", "register_family"]
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines of positions, (n or 1, positions, head width) each."""
+
+
+class Family(ABC):
+    """What early exits need to know of one model.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        With its language-model head.
+    """
+
+    model_types: tuple[str, ...]
+    """`config.model_type` of the models that it takes."""
+    first_token_may_exit: bool
+    """Whether the first token comes from one position alone, and not from a whole prompt."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    @abstractmethod
+    def stack(self) -> nn.Module:
+        """The decoder: embeddings in, hidden states of the last block, normed, out."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> nn.ModuleList:
+        """The decoder's blocks, in order."""
+
+    @property
+    @abstractmethod
+    def norm(self) -> nn.Module:
+        """The norm between the last block and the head."""
+
+    @abstractmethod
+    def project(self, block: nn.Module, states: Tensor, rotary: Rotary | None) -> Rotary:
+        """Return the self-attention keys and values of a block that is fed these states.
+
+        Parameters
+        ----------
+        block : one of `blocks`
+        states : (n, positions, width)
+        rotary : cosines and sines, for models with rotary positions
+
+        Returns
+        -------
+        keys, values : (n, heads, positions, head width)
+        """
+
+    @abstractmethod
+    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
+        """Return what a block returns, for one that leaves the states as they are."""
+
+    @abstractmethod
+    def kept_flops(self, block: nn.Module) -> int:
+        """Return the FLOPs of the keys and values of one token: what a skipped block still does."""
+
+    @abstractmethod
+    def block_flops(self, block: nn.Module) -> int:
+        """Return the FLOPs of one token in a block, without attention over earlier positions."""
+
+    @property
+    def head(self) -> nn.Linear:
+        """The language-model head."""
+        head: nn.Linear = self.model.get_output_embeddings()
+        return head
+
+    def head_input(self, states: Tensor) -> Tensor:
+        """Return what the head takes, from hidden states of any block."""
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def fill_cross_attention(  # noqa: B027 (most decoders have no source)
+        self, block: nn.Module, index: int, arguments: Mapping[str, Any]
+    ) -> None:
+        """Cache the keys and values of the source, if the block has any and has not done so."""
+
+    @property
+    def context_length(self) -> int | None:
+        """The most positions that prompt and answer may take together; None: any number."""
+        return None
+
+    @property
+    def attention_width(self) -> int:
+        """Heads times head width."""
+        config = self.model.config
+        heads = getattr(config, "num_attention_heads", None) or config.num_heads
+        width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+        return int(heads * (width or config.hidden_size // heads))
+
+
+class T5(Family):
+    """T5, T5 v1.1, Flan-T5 and mT5."""
+
+    model_types = ("t5", "mt5")
+    first_token_may_exit = True
+
+    @property
+    def stack(self) -> nn.Module:
+        """The decoder."""
+        decoder: nn.Module = self.model.decoder
+        return decoder
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder's blocks."""
+        blocks: nn.ModuleList = self.model.decoder.block
+        return blocks
+
+    @property
+    def norm(self) -> nn.Module:
+        """The decoder's final norm."""
+        norm: nn.Module = self.model.decoder.final_layer_norm
+        return norm
+
+    def head_input(self, states: Tensor) -> Tensor:
+        """Return normed states, scaled where the head is tied to the embeddings."""
+        normed = super().head_input(states)
+        if self.model.config.scale_decoder_outputs:
+            normed = normed * (self.model.model_dim**-0.5)
+        return normed
+
+    def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:  # noqa: ARG002
+        """Return keys and values; T5 keeps positions out of both."""
+        normed = block.layer[0].layer_norm(states)
+        return _heads_of(block.layer[0].SelfAttention, normed)
+
+    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
+        """Return the states and the position biases, which later blocks share."""
+        biases = ("position_bias", "encoder_decoder_position_bias")
+        return (states, *(arguments.get(name) for name in biases))
+
+    def fill_cross_attention(self, block: Any, index: int, arguments: Mapping[str, Any]) -> None:
+        """Cache the keys and values of the encoder's states, as the block's first run would."""
+        cache = arguments["past_key_values"]
+        if not cache.is_updated.get(index):
+            keys, values = _heads_of(
+                block.layer[1].EncDecAttention, arguments["encoder_hidden_states"]
+            )
+            cache.cross_attention_cache.update(keys, values, index)
+            cache.is_updated[index] = True
+
+    def kept_flops(self, block: Any) -> int:
+        """Return the FLOPs of keys and values."""
+        attention = block.layer[0].SelfAttention
+        return 2 * int(attention.k.weight.numel() + attention.v.weight.numel())
+
+    def block_flops(self, block: Any) -> int:
+        """Return the FLOPs of all matrices but those of the source's keys and values."""
+        source = block.layer[1].EncDecAttention
+        return _matrix_flops(block) - 2 * int(source.k.weight.numel() + source.v.weight.numel())
+
+
+class Llama(Family):
+    """Llama, SmolLM2 and others of model type "llama"."""
+
+    model_types = ("llama",)
+    first_token_may_exit = False
+
+    @property
+    def stack(self) -> nn.Module:
+        """The model without its head."""
+        stack: nn.Module = self.model.model
+        return stack
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder layers."""
+        layers: nn.ModuleList = self.model.model.layers
+        return layers
+
+    @property
+    def norm(self) -> nn.Module:
+        """The final norm."""
+        norm: nn.Module = self.model.model.norm
+        return norm
+
+    def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:
+        """Return keys, turned by their positions, and values."""
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        if rotary is None:
+            raise ValueError("Keys of a Llama model need the positions' cosines and sines.")
+        attention = block.self_attn
+        normed = block.input_layernorm(states)
+        shape = (*normed.shape[:-1], -1, attention.head_dim)
+        keys = attention.k_proj(normed).view(shape).transpose(1, 2)
+        values = attention.v_proj(normed).view(shape).transpose(1, 2)
+        _, turned = apply_rotary_pos_emb(keys, keys, *rotary)
+        return turned, values
+
+    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Return the states."""
+        return states
+
+    def kept_flops(self, block: Any) -> int:
+        """Return the FLOPs of keys and values."""
+        attention = block.self_attn
+        return 2 * int(attention.k_proj.weight.numel() + attention.v_proj.weight.numel())
+
+    def block_flops(self, block: nn.Module) -> int:
+        """Return the FLOPs of all matrices."""
+        return _matrix_flops(block)
+
+    @property
+    def context_length(self) -> int | None:
+        """As many positions as the model was made for."""
+        return int(self.model.config.max_position_embeddings)
+
+
+FAMILIES: dict[str, type[Family]] = {}
+"""Families by `config.model_type`."""
+
+
+def register_family(family: type[Family]) -> type[Family]:
+    """Make a family known for its model types, and return it."""
+    for model_type in family.model_types:
+        if FAMILIES.get(model_type, family) is not family:
+            raise ValueError(f"`family`: model type {model_type!r} is taken.")
+        FAMILIES[model_type] = family
+    return family
+
+
+register_family(T5)
+register_family(Llama)
+
+
+def family_of(model: Any) -> Family:
+    """Return what is known of a model.
+
+    Raises
+    ------
+    TypeError
+        If it is no Hugging Face model with a language-model head.
+    ValueError
+        If its family is not known.
+    """
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if not isinstance(model, nn.Module) or model_type is None:
+        raise TypeError(f"`model` must be a Hugging Face model, but got {type(model).__name__}.")
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"`model` is of type {model_type!r}, but early exits know: {', '.join(FAMILIES)}. To"
+            " add it, write a swiftsure.text.Family and pass it to swiftsure.text.register_family."
+        )
+    if not hasattr(model, "generate") or getattr(model, "lm_head", None) is None:
+        raise TypeError(
+            f"`model` must have a language-model head and `generate`, but {type(model).__name__}"
+            " has none: load it as AutoModelForSeq2SeqLM or AutoModelForCausalLM."
+        )
+    return FAMILIES[model_type](model)
+
+
+def _heads_of(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a T5 attention's keys and values of states."""
+    shape = (*states.shape[:-1], -1, attention.key_value_proj_dim)
+    keys = attention.k(states).view(shape).transpose(1, 2)
+    values = attention.v(states).view(shape).transpose(1, 2)
+    return keys, values
+
+
+def _matrix_flops(module: nn.Module) -> int:
+    """Return the FLOPs of one token in all linear layers of a module."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(2 * layer.weight.numel() for layer in layers)

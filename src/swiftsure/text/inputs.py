@@ -1,0 +1,137 @@
+"""From texts to what a model takes, and back."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from swiftsure import checks
+
+__all__ = ["Source", "encode", "input_hashes"]
+
+UNLIMITED = 10**6
+"""Tokenizers that know no limit say a number far above this one."""
+
+
+def input_hashes(texts: Iterable[str]) -> list[str]:
+    """Return a short hash of each text: to tell whether two sets of data overlap.
+
+    Examples
+    --------
+    >>> input_hashes(["a"]) == input_hashes(["a", "b"])[:1]
+    True
+    """
+    return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+
+
+def encode(
+    texts: Sequence[str], tokenizer: Any, model: Any, max_source_length: int | None = None
+) -> dict[str, Tensor]:
+    """Return token numbers and mask of texts, padded to the longest: on the left for causal models.
+
+    Parameters
+    ----------
+    texts : texts
+    tokenizer : of the model
+    model : PreTrainedModel
+    max_source_length : int, optional
+        Where to cut longer texts. Without it they are refused if the model cannot take them.
+
+    Raises
+    ------
+    ValueError
+        If a text is empty or too long.
+    """
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"`texts` must hold texts, but got {text!r} at {place}.")
+        if not text.strip():
+            raise ValueError(f"`texts` must not hold empty ones, but number {place} is.")
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            "`tokenizer` must have a token to pad with; for models without one:"
+            " tokenizer.pad_token = tokenizer.eos_token."
+        )
+    if max_source_length is not None:
+        checks.count("max_source_length", max_source_length)
+    cut: dict[str, Any] = {"truncation": False}
+    if max_source_length is not None:
+        cut = {"truncation": True, "max_length": max_source_length}
+    rows = tokenizer(list(texts), verbose=False, **cut)["input_ids"]
+    _refuse_long(rows, _limit(tokenizer, model))
+    return _padded(rows, tokenizer.pad_token_id, left=not model.config.is_encoder_decoder)
+
+
+def _limit(tokenizer: Any, model: Any) -> int | None:
+    limits = [getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    known = [int(each) for each in limits if each is not None and each < UNLIMITED]
+    return min(known, default=None)
+
+
+def _refuse_long(rows: list[list[int]], limit: int | None) -> None:
+    for place, row in enumerate(rows):
+        if not row:
+            raise ValueError(
+                f"`texts` number {place} has no token: the tokenizer knows none of it."
+            )
+        if limit is not None and len(row) > limit:
+            raise ValueError(
+                f"`texts` number {place} has {len(row)} tokens, but the model takes {limit}: pass"
+                f" max_source_length={limit} to cut it."
+            )
+
+
+def _padded(rows: list[list[int]], pad: int, left: bool) -> dict[str, Tensor]:
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), pad)
+    mask = torch.zeros((len(rows), longest), dtype=torch.long)
+    for place, row in enumerate(rows):
+        columns = slice(longest - len(row), None) if left else slice(0, len(row))
+        ids[place, columns] = torch.tensor(row)
+        mask[place, columns] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Source:
+    """Encoded texts, of which any rows can be generated from; an encoder runs once on each.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    encoded : token numbers and mask
+    batch_size : int
+        Of the encoder.
+    """
+
+    def __init__(self, model: Any, encoded: dict[str, Tensor], batch_size: int) -> None:
+        device = model.device
+        self.mask = encoded["attention_mask"].to(device)
+        self.ids = encoded["input_ids"].to(device)
+        self.states: Tensor | None = None
+        if model.config.is_encoder_decoder:
+            encoder = model.get_encoder()
+            with torch.no_grad():
+                parts = [
+                    encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+                    for ids, mask in zip(
+                        torch.split(self.ids, batch_size),
+                        torch.split(self.mask, batch_size),
+                        strict=True,
+                    )
+                ]
+            self.states = torch.cat(parts)
+
+    def rows(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Return what `generate` takes, for some rows, padded no more than these need."""
+        index = torch.as_tensor(rows, device=self.mask.device)
+        mask = self.mask[index]
+        used = mask.any(dim=0).nonzero().squeeze(1)
+        window = slice(int(used[0]), int(used[-1]) + 1)
+        kept: dict[str, Any] = {"attention_mask": mask[:, window]}
+        if self.states is None:
+            return kept | {"input_ids": self.ids[index, window]}
+        states: Any = self.states[index, window]
+        return kept | {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}

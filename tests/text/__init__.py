@@ -1,0 +1,1 @@
+"""Generation: exits where the rule says, caches complete, records that tell the truth."""
