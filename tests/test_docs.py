@@ -1,11 +1,14 @@
 """Every Python example of the documentation runs, page by page, as a reader would run it."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).resolve().parents[1] / "docs").glob("*.md"))
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -19,6 +22,20 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
     namespace: dict[str, object] = {}
     for code in blocks(page):
         exec(compile(code, page.name, "exec"), namespace)  # noqa: S102 (our own pages)
+
+
+@pytest.mark.parametrize("script", GALLERY, ids=lambda script: script.stem)
+def test_a_program_of_the_gallery_runs(script, tmp_path, monkeypatch, capsys):
+    if "torch" in script.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert "Leaves at the first of" in capsys.readouterr().out  # something was certified
+
+
+def test_the_gallery_shows_every_program():
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    assert [f'--8<-- "{script.name}"' in page for script in GALLERY] == [True] * 3
 
 
 def test_some_page_has_examples():

@@ -69,6 +69,12 @@ def files(tmp_path_factory, sample, record, thresholds):
         mean_layers=np.linspace(15, 5, 6),
         rouge_l=np.clip(quality, 0, 1),
     )
+    distances = np.abs(0.2 * rng.normal(size=(520, 5))) * np.linspace(0, 1, 5)
+    ss.ThresholdRecord(
+        [None, 0.9, 0.8, 0.7, 0.6],
+        inconsistencies={"lpips": np.clip(distances, 0, 1)},
+        costs={"layers": np.linspace(9, 1, 5), "flops": np.linspace(9, 2, 5)},
+    ).save(folder / "pairs.parquet")
     return folder
 
 

@@ -15,6 +15,7 @@ from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.monitor import monitor
 from swiftsure.cli.plan import plan
+from swiftsure.cli.report import report
 from swiftsure.cli.reproduce import reproduce
 from swiftsure.cli.simulate import simulate
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, collect, calibrate, evaluate, plan, monitor, simulate, convert):
+for verb in (demo, collect, calibrate, evaluate, report, plan, monitor, simulate, convert):
     app.command(cls=Verb)(verb)
 app.add_typer(reproduce, name="reproduce")
 

@@ -25,6 +25,7 @@ __all__ = [
     "policy_figure",
     "save_figure",
     "study_figure",
+    "threshold_text",
     "tidy",
 ]
 
@@ -147,7 +148,7 @@ def policy_figure(
         if policy.certificate.index is not None:
             axis.axvline(policy.certificate.index, color=INK, linewidth=1)
     if isinstance(policy.threshold, float) and policy.certificate.index is not None:
-        chosen = f" {_threshold_text(policy.threshold)}"
+        chosen = f" {threshold_text(policy.threshold)}"
         below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
     above.legend(frameon=False, fontsize=9, loc="upper left")
     return finished(figure, path)
@@ -207,13 +208,14 @@ def _threshold_ticks(axis: Axes, curve: RiskCurve) -> None:
     where = np.unique(np.linspace(0, curve.n_settings - 1, 8).astype(int))
     values = curve.thresholds[where]
     if values.ndim == 1:
-        texts = [_threshold_text(float(v)) for v in values]
+        texts = [threshold_text(float(v)) for v in values]
     else:
         texts = [str(k) for k in where]
     axis.set_xticks(where, texts)
 
 
-def _threshold_text(value: float) -> str:
+def threshold_text(value: float) -> str:
+    """Write a threshold shortly, and apart from 1 if it is."""
     if np.isinf(value):
         return "never"
     return f"1 − {1 - value:.1g}" if 0.995 < value < 1 else f"{value:.3g}"

@@ -6,6 +6,7 @@ except ImportError:
     raise ImportError("swiftsure.torch needs PyTorch: pip install 'swiftsure[torch]'.") from None
 
 from swiftsure.torch.audit import Audit, Auditor
+from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cut import cut
@@ -20,6 +21,7 @@ from swiftsure.torch.temperature import fit_temperatures
 __all__ = [
     "Audit",
     "Auditor",
+    "Cascade",
     "EarlyExit",
     "ExitOutput",
     "Scored",

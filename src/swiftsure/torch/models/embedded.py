@@ -1,15 +1,19 @@
-"""The trained network that comes with the library."""
+"""The trained networks that come with the library."""
+
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from swiftsure import assets, checks
 from swiftsure.torch.models.msdnet import MSDNet
 
-__all__ = ["embedded_msdnet", "prepared"]
+__all__ = ["embedded_msdnet", "embedded_small_network", "prepared", "small_network"]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def embedded_msdnet() -> MSDNet:
@@ -25,8 +29,32 @@ def embedded_msdnet() -> MSDNet:
     >>> [tuple(logits.shape) for logits in model(prepared(images))]
     [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
     """
-    model = MSDNet(**assets.network()["model"])
-    stored = load_file(assets.NETWORK / "weights.safetensors")
+    return _loaded(MSDNet(**assets.network()["model"]), "weights.safetensors")
+
+
+def small_network() -> nn.Module:
+    """Return an untrained network of three convolutions for CIFAR-10."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1, bias=False)]
+        layers += [nn.BatchNorm2d(n_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+def embedded_small_network() -> nn.Module:
+    """Return that network, trained, in evaluation mode: the cheap half of a cascade.
+
+    Examples
+    --------
+    >>> images = assets.sample_images().images[:4]
+    >>> embedded_small_network()(prepared(images)).shape
+    torch.Size([4, 10])
+    """
+    return _loaded(small_network(), "small.safetensors")
+
+
+def _loaded(model: Model, file: str) -> Model:
+    stored = load_file(assets.NETWORK / file)
     # Stored in half precision to be small, run in single.
     model.load_state_dict(
         {name: t.to(model.state_dict()[name].dtype) for name, t in stored.items()}

@@ -1,0 +1,60 @@
+"""`swiftsure report`: one self-contained page about a policy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.output import print_json, print_policy, print_text
+
+__all__ = ["report"]
+
+
+def report(
+    record: options.RecordFile,
+    policy: Annotated[
+        Path, typer.Argument(help="Policy (.json) calibrated on this record.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here.")] = Path(
+        "report.html"
+    ),
+    cost: Annotated[
+        str | None, typer.Option(help="Which cost to speak of.", show_default=False)
+    ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(
+            help="The thresholds that the policy was calibrated along, if they were your own.",
+            show_default=False,
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    r"""Write one HTML page about a policy: promise, risk, saving, exits.
+
+    The page needs nothing but itself: open it, print it, send it. The
+    record must be the one that the policy was calibrated on. --json
+    prints the page's numbers, and writes the page all the same.
+    Exit status 1 if the policy certifies nothing and runs the full model.
+
+    [bold]Example[/bold]
+
+        swiftsure report record.parquet deployed.json -o report.html
+    """
+    import swiftsure as ss
+    from swiftsure.files import writable, write_text
+    from swiftsure.report.findings import findings
+    from swiftsure.report.page import rendered
+
+    writable(output)  # before any work
+    loaded = ss.Policy.load(policy)
+    found = findings(ss.load_record(record), loaded, options.path_of(path), cost)
+    write_text(output, rendered(found))
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_policy(loaded)
+        print_text(f"Wrote {output}")
+    if loaded.runs_full_model:
+        raise typer.Exit(1)

@@ -1,0 +1,233 @@
+"""What a policy was calibrated on, put together again from its record; or what does not fit."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import bounds
+from swiftsure.control import Control, setting
+from swiftsure.curves import RiskCurve
+from swiftsure.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.policy import Policy
+from swiftsure.records import ExitRecord, ThresholdRecord
+
+__all__ = ["Evidence", "evidence_of"]
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+ZERO_BOUNDED = "zero-bounded "
+"""What `RiskCurve.zero_bounded` puts before the name of a risk."""
+
+REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A policy, its calibration record, and a curve and a control for each of its promises."""
+
+    record: ExitRecord | ThresholdRecord
+    policy: Policy
+    curves: tuple[RiskCurve, ...]
+    rules: tuple[Control, ...]
+
+    @property
+    def rows(self) -> Indices:
+        """The samples behind the bounds; those before them chose the setting by its cost."""
+        n = self.curves[0].n
+        return np.arange(n - self.policy.certificate.n, n)
+
+    @property
+    def delta(self) -> float:
+        """The failure probability; controls that have none do not look at it."""
+        return self.policy.certificate.delta or 0.5
+
+    @cached_property
+    def tested(self) -> tuple[RiskCurve, ...]:
+        """The curves as their controls saw them: the same losses, in the same order."""
+        seed = self.policy.certificate.seed
+        pairs = zip(self.rules, self.curves, strict=True)
+        prepared = (rule.prepare(curve) for rule, curve in pairs)
+        return tuple(curve if seed is None else curve.shuffled(seed) for curve in prepared)
+
+    def choices(
+        self,
+        promise: int,
+        epsilons: Floats,
+        delta: float | None = None,
+        rows: Indices | None = None,
+    ) -> Indices:
+        """Return the setting that one promise alone allows at each level; 0 is the full model."""
+        indices = self.rules[promise].indices(
+            self.tested[promise],
+            epsilons,
+            self.delta if delta is None else delta,
+            rows,
+            pool=self.policy.certificate.pool,
+        )
+        return np.maximum(indices, 0)
+
+    def choice(self, delta: float | None = None, rows: Indices | None = None) -> int:
+        """Return the setting that all promises allow at their levels, the safest of theirs."""
+        levels = [np.asarray([promise.epsilon]) for promise in self.policy.certificate.promises]
+        return min(int(self.choices(i, e, delta, rows)[0]) for i, e in enumerate(levels))
+
+    @property
+    def index(self) -> int:
+        """The policy's setting along the path; 0, the full model, where nothing was certified."""
+        return self.policy.certificate.index or 0
+
+    @property
+    def slow(self) -> bool:
+        """Whether a choice takes long: bets on every setting, without a walk that stops early."""
+        return any(
+            rule.correction == "bonferroni"
+            and bounds.resolve(rule.bound, curve.loss_range).uses_order
+            for rule, curve in zip(self.rules, self.tested, strict=True)
+        )
+
+    @cached_property
+    def chosen_by_level(self) -> bool:
+        """Whether the control at ε chose the setting; a compute budget may have done so instead."""
+        return self.policy.certificate.n == self.curves[0].n and self.choice() == self.index
+
+
+def evidence_of(
+    record: ExitRecord | ThresholdRecord, policy: Policy, path: PathLike = None
+) -> Evidence:
+    """Return the evidence behind a policy.
+
+    Parameters
+    ----------
+    record : ExitRecord or ThresholdRecord
+        The calibration samples.
+    policy : Policy
+    path : as in `calibrate`
+        Needed only where the policy was calibrated along thresholds of the user's own, which its
+        file does not hold.
+
+    Raises
+    ------
+    ValueError
+        If record and policy do not belong together; the message says in what.
+    """
+    if not isinstance(record, ExitRecord | ThresholdRecord):
+        raise TypeError(
+            f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
+        )
+    _refuse_another_system(record, policy)
+    _refuse_other_losses(record, policy)
+    certificate = policy.certificate
+    route = _path(record, policy, path)
+    curves = tuple(_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises)
+    _refuse_other_data(policy, curves)
+    rules = tuple(
+        Control(certificate.control, promise.bound or "auto", **certificate.options)
+        for promise in certificate.promises
+    )
+    return Evidence(record, policy, curves, rules)
+
+
+def _mismatch(what: str, of_policy: object, of_record: object, remedy: str = REMEDY) -> ValueError:
+    return ValueError(
+        f"`record` and `policy` do not belong together: {what} is {of_policy} in the policy, but"
+        f" {of_record} in the record. {remedy}"
+    )
+
+
+def _refuse_another_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
+    """Compare what record and policy say about the model."""
+    kinds = {True: "a network with exits", False: "a dial of a whole run"}
+    has_exits = isinstance(record, ExitRecord)
+    if has_exits != (policy.n_exits is not None):
+        raise _mismatch("what it is about", kinds[not has_exits], kinds[has_exits])
+    if isinstance(record, ExitRecord):
+        if record.n_exits != policy.n_exits:
+            raise _mismatch("the number of exits", policy.n_exits, record.n_exits)
+        if policy.score not in record.confidences:
+            raise _mismatch("the score", policy.score, " or ".join(record.confidences))
+        for name in ("temperatures", "dtype"):
+            if getattr(policy, name) != getattr(record, name):
+                raise _mismatch(f"`{name}`", getattr(policy, name), getattr(record, name))
+    elif record.dial not in policy.settings:
+        raise _mismatch("the dial", " or ".join(policy.settings), record.dial)
+    model = policy.certificate.model
+    if model != record.fingerprint:
+        raise _mismatch("the model's fingerprint", _short(model), _short(record.fingerprint))
+
+
+def _refuse_other_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
+    for promise in policy.certificate.promises:
+        tables = record.losses if promise.risk.endswith("gap") else record.inconsistencies
+        if promise.loss not in tables:
+            held = " or ".join(tables) or "not there"
+            raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, held)
+    n_samples = policy.certificate.n_samples
+    if record.n != n_samples:
+        raise _mismatch("the number of samples", f"{n_samples:,}", f"{record.n:,}")
+    grouped = policy.certificate.unit == "groups"
+    if grouped != (record.groups is not None):
+        words = {True: "in groups", False: "one by one"}
+        raise _mismatch("how samples count", words[grouped], words[not grouped])
+
+
+def _path(record: ExitRecord | ThresholdRecord, policy: Policy, given: PathLike) -> PathLike:
+    """Return the path that the policy was calibrated along."""
+    certificate = policy.certificate
+    if isinstance(record, ThresholdRecord) or given is not None:
+        return given
+    if certificate.path == BREAKPOINTS:
+        return "breakpoints"
+    default = Path.logit_grid()
+    if (certificate.path, certificate.n_settings) == (default.kind, len(default)):
+        return default
+    raise ValueError(
+        f"`path` must be given: the policy was calibrated along a {certificate.path} of"
+        f" {certificate.n_settings:,} settings, which its file does not hold."
+    )
+
+
+def _curve(
+    record: ExitRecord | ThresholdRecord, policy: Policy, risk: str, loss: str, path: PathLike
+) -> RiskCurve:
+    zero_bounded = risk.startswith(ZERO_BOUNDED)
+    risk = risk.removeprefix(ZERO_BOUNDED)
+    if isinstance(record, ThresholdRecord):
+        return record.curve(risk, loss, path=path, zero_bounded=zero_bounded)
+    return record.curve(
+        risk,
+        loss,
+        policy.score,
+        path,
+        zero_bounded=zero_bounded,
+        missing="worst",  # the same curve as "raise" wherever that does not raise
+        strict=policy.strict,
+        min_exit=policy.min_exit,
+    )
+
+
+def _refuse_other_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
+    certificate = policy.certificate
+    if curves[0].n_settings != certificate.n_settings:
+        raise _mismatch(
+            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_settings:,}"
+        )
+    data = " ".join(curve.fingerprint() for curve in curves)
+    if data != certificate.data:
+        which = "the fingerprint of the calibration data"
+        raise _mismatch(which, _short(certificate.data), _short(data))
+    index = certificate.index
+    if policy.threshold != (None if index is None else setting(curves[0], index)):
+        raise ValueError(
+            "`policy` contradicts itself: its threshold is not the one that its certificate speaks"
+            " of. Was the file edited? Calibrate anew."
+        )
+
+
+def _short(fingerprint: str | None) -> str:
+    """Return enough of a fingerprint to tell two apart."""
+    if fingerprint is None:
+        return "none"
+    return " ".join(part[: len("sha256:") + 12] + "…" for part in fingerprint.split())

@@ -1,0 +1,285 @@
+"""The risk along a path; and how the choice moves with ε, δ and the number of samples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import bounds, checks
+from swiftsure.control import setting
+from swiftsure.exits import exit_indices
+from swiftsure.records import ExitRecord
+from swiftsure.report.evidence import Evidence
+
+__all__ = [
+    "ByDelta",
+    "BySize",
+    "Levels",
+    "RiskAlong",
+    "Setting",
+    "by_delta",
+    "by_size",
+    "levels",
+    "main_cost",
+    "risk_along",
+    "savings",
+    "setting_at",
+    "shown_settings",
+]
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Threshold = float | tuple[float | None, ...] | None
+
+STEPS, FEW_STEPS = 30, 5
+"""Levels on either side of the policy's own; few where each takes long."""
+REACH = 10.0
+"""The lowest level is this many times below the policy's, and the highest as far above it."""
+SHOWN = 160
+"""Points of a line along the path."""
+FLAT = 0.005
+"""A line is flat where it stays within this share of its whole range."""
+DELTAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0001)
+FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
+"""Sizes of calibration sets to look at, relative to the policy's."""
+LARGEST = 200_000
+"""Larger calibration sets are not drawn: it would take long, and they change little."""
+LONGEST = 2000
+"""Along longer paths each set takes a second or more, so none are drawn."""
+ROWS = 400_000
+"""Samples to draw for each size, in all its calibration sets together."""
+DRAWS_SEED = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the path, and what it does to the calibration samples.
+
+    Attributes
+    ----------
+    threshold : float, tuple or None
+        None is the full model.
+    risks : tuple
+        Mean loss of each promise.
+    saved : dict
+        Share of each cost that is saved.
+    shares : tuple or None
+        Share of the samples that leave at each exit; None for records without exits.
+    """
+
+    index: int
+    threshold: Threshold
+    risks: tuple[float, ...]
+    saved: dict[str, float]
+    shares: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class RiskAlong:
+    """The risk of one promise along the path.
+
+    Attributes
+    ----------
+    upper, upper_settings
+        What the control compares with `tested_at`, at some settings; None for the plain mean.
+    upper_name : str
+        What that is, in words.
+    """
+
+    risk: tuple[float, ...]
+    settings: tuple[int, ...]
+    upper: tuple[float, ...] | None
+    upper_settings: tuple[int, ...]
+    upper_name: str
+    tested_at: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What one promise alone would allow at other levels: a setting for each."""
+
+    epsilons: tuple[float, ...]
+    settings: tuple[int, ...]
+    own: int
+    """Position of the policy's own level."""
+
+
+@dataclass(frozen=True)
+class ByDelta:
+    """What the policy would be at other failure probabilities."""
+
+    deltas: tuple[float, ...]
+    settings: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BySize:
+    """What calibration sets of other sizes would give, drawn from the record with replacement."""
+
+    sizes: tuple[int, ...]
+    settings: tuple[int, ...]
+    """The median choice."""
+    saved: tuple[float, ...] | None
+    """Mean share of the cost that is saved."""
+    certified: tuple[float, ...]
+    """Share of the sets that certify anything."""
+
+
+def savings(evidence: Evidence) -> dict[str, Floats]:
+    """Return the share of each cost that is saved, at each setting."""
+    curve = evidence.curves[0]
+    costs = {name: curve.mean_cost(name) for name in curve.costs}
+    return {name: 1 - cost / cost[0] for name, cost in costs.items() if cost[0] > 0}
+
+
+def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None:
+    """Return the cost to show: the one that is wanted, or the first that is not the exit number."""
+    if wanted is not None:
+        return checks.known("cost", wanted, saved)
+    return next((name for name in saved if name != "exit"), next(iter(saved), None))
+
+
+def setting_at(evidence: Evidence, saved: dict[str, Floats], index: int) -> Setting:
+    """Return what one setting does to the calibration samples."""
+    curve = evidence.curves[0]
+    return Setting(
+        index=index,
+        threshold=None if index == 0 else setting(curve, index),
+        risks=tuple(float(each.loss_at(index).mean()) for each in evidence.curves),
+        saved={name: float(share[index]) for name, share in saved.items()},
+        shares=_exit_shares(evidence, curve.thresholds[index]),
+    )
+
+
+def _exit_shares(evidence: Evidence, thresholds: Floats) -> tuple[float, ...] | None:
+    """Return the share of samples at each exit: samples even where groups were calibrated."""
+    record, policy = evidence.record, evidence.policy
+    if not isinstance(record, ExitRecord) or policy.score is None:
+        return None
+    confidences = record.confidences[policy.score]
+    exits = exit_indices(confidences, thresholds, strict=policy.strict, min_exit=policy.min_exit)
+    counts = np.bincount(exits, minlength=record.n_exits)
+    return tuple((counts / record.n).tolist())
+
+
+def shown_settings(evidence: Evidence, saved: Floats | None) -> Indices:
+    """Return the settings to draw: where something changes, thinned out, the policy's included."""
+    measured = [curve.risk() for curve in evidence.curves]
+    ends = [_where_it_moves(values) for values in (*measured, *([] if saved is None else [saved]))]
+    first = min(start for start, _ in ends)
+    own = max(evidence.index, first)  # what comes before does as the full model does
+    last = max(own, *(stop for _, stop in ends))
+    return _thinned(np.arange(first, last + 1), SHOWN, own)
+
+
+def _where_it_moves(values: Floats) -> tuple[int, int]:
+    """Return the first and last setting of the part that is not flat."""
+    flat = FLAT * float(np.ptp(values))
+    moved = np.flatnonzero(np.abs(values - values[0]) > flat)
+    moving = np.flatnonzero(np.abs(values - values[-1]) > flat)
+    if not moved.size or not moving.size:
+        return 0, len(values) - 1
+    return int(moved[0]) - 1, int(moving[-1]) + 1
+
+
+def _thinned(settings: Indices, most: int, kept: int) -> Indices:
+    some = np.linspace(settings[0], settings[-1], min(most, len(settings))).round().astype(np.int64)
+    return np.union1d(some, [kept])
+
+
+def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong:
+    """Return the risk of a promise along the path, with the bound that its control looks at."""
+    rule, curve = evidence.rules[promise], evidence.curves[promise]
+    epsilon = evidence.policy.certificate.promises[promise].epsilon
+    upper: Floats | None = None
+    name, tested_at, where = "", epsilon, settings
+    if rule.uses_bound:
+        # Each upper bound is some dozens of passes over the samples.
+        own = max(evidence.index, int(settings[0]))
+        where = _thinned(settings, int(np.clip(2_000_000 // curve.n, 16, 80)), own)
+        upper, name, tested_at = _upper_bounds(evidence, promise, where)
+    elif rule.name == "crc":
+        sums, _ = evidence.tested[promise].totals(monotone=rule.is_monotone)
+        upper = ((sums + curve.loss_range.high) / (curve.n + 1))[where]
+        name = "what CRC compares with ε"
+    return RiskAlong(
+        risk=tuple(curve.risk()[settings].tolist()),
+        settings=tuple(settings.tolist()),
+        upper=None if upper is None else tuple(upper.tolist()),
+        upper_settings=() if upper is None else tuple(where.tolist()),
+        upper_name=name,
+        tested_at=tested_at,
+    )
+
+
+def _upper_bounds(evidence: Evidence, promise: int, settings: Indices) -> tuple[Floats, str, float]:
+    """Return upper bounds, what they are called, and the level they are compared with."""
+    rule, curve, certificate = (
+        evidence.rules[promise],
+        evidence.tested[promise],
+        evidence.policy.certificate,
+    )
+    epsilon, delta = certificate.promises[promise].epsilon, evidence.delta
+    if rule.name == "crc":
+        epsilon, delta = rule.split_level(epsilon, curve.loss_range.high, curve.n)
+    elif rule.correction == "bonferroni":
+        delta /= max(1, curve.n_settings - 1)
+    bound = bounds.resolve(rule.bound, curve.loss_range)
+    rows, pool = evidence.rows, certificate.pool or 0
+    upper = [bound.upper(curve, rows, int(k), delta, pool) if k else 0.0 for k in settings]
+    return np.asarray(upper), f"{100 * (1 - delta):.4g} % upper bound", epsilon
+
+
+def levels(evidence: Evidence, promise: int) -> Levels:
+    """Return what one promise allows at levels around its own, by one walk along the path."""
+    kept = evidence.policy.certificate.promises[promise]
+    highest = evidence.curves[promise].loss_range.high
+    top = max(kept.epsilon, min(REACH * kept.epsilon, 0.95 * highest))
+    steps = FEW_STEPS if evidence.slow else STEPS
+    below = np.geomspace(kept.epsilon / REACH, kept.epsilon, steps + 1)[:-1]
+    above = np.geomspace(kept.epsilon, top, steps + 1)[1:]
+    # What is shown with three digits is what was calibrated for.
+    rounded = [float(f"{value:.3g}") for value in (*below, *above)]
+    epsilons = np.unique([kept.epsilon, *(e for e in rounded if 0 < e < highest)])
+    return Levels(
+        epsilons=tuple(epsilons.tolist()),
+        settings=tuple(evidence.choices(promise, epsilons).tolist()),
+        own=int(np.searchsorted(epsilons, kept.epsilon)),
+    )
+
+
+def by_delta(evidence: Evidence) -> ByDelta | None:
+    """Return what the policy would be at other δ; None for controls that have none."""
+    own = evidence.policy.certificate.delta
+    if own is None:
+        return None
+    deltas = sorted({own, *DELTAS}, reverse=True)
+    return ByDelta(tuple(deltas), tuple(evidence.choice(delta) for delta in deltas))
+
+
+def by_size(evidence: Evidence, saved: Floats | None) -> BySize | None:
+    """Return what more or fewer samples would give; None where that cannot be drawn.
+
+    An estimate, as good as the record is a picture of the population. Sets drawn with replacement
+    say nothing about a finite pool.
+    """
+    n, pool = evidence.curves[0].n, evidence.policy.certificate.pool
+    long = evidence.slow or evidence.curves[0].n_settings > LONGEST
+    if pool is not None or n > LARGEST or long:
+        return None
+    sizes = sorted({max(1, round(factor * n)) for factor in FACTORS if factor * n <= LARGEST})
+    rng = np.random.default_rng(DRAWS_SEED)
+    chosen = [
+        np.asarray([evidence.choice(rows=rng.integers(0, n, size)) for _ in range(_draws(size))])
+        for size in sizes
+    ]
+    return BySize(
+        sizes=tuple(sizes),
+        settings=tuple(int(np.quantile(each, 0.5, method="lower")) for each in chosen),
+        saved=None if saved is None else tuple(float(saved[each].mean()) for each in chosen),
+        certified=tuple(float((each > 0).mean()) for each in chosen),
+    )
+
+
+def _draws(size: int) -> int:
+    return int(np.clip(ROWS // size, 10, 100))

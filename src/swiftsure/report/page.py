@@ -1,0 +1,185 @@
+"""One self-contained HTML page about a policy."""
+
+import hashlib
+from base64 import b64encode
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import swiftsure
+from swiftsure.paths import PathLike
+from swiftsure.policy import Policy, percent, sentence_parts
+from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.report import drawings, words
+from swiftsure.report.charts import Chart
+from swiftsure.report.findings import Findings, findings
+
+__all__ = ["policy_page", "rendered"]
+
+TABLE_ROWS = 10
+"""Levels in the table of levels, of the sixty or so that were tried."""
+
+
+def policy_page(
+    record: ExitRecord | ThresholdRecord,
+    policy: Policy,
+    *,
+    path: PathLike = None,
+    cost: str | None = None,
+) -> str:
+    """Return an HTML page about a policy: what it promises, what it saves, what it rests on.
+
+    The page needs nothing but itself: charts are inline SVG, and nothing is loaded from elsewhere.
+    A slider shows what other levels would have given; to *choose* a level by it voids the promise,
+    unless other samples are then calibrated on. The same input gives the same page.
+
+    Parameters
+    ----------
+    record : ExitRecord or ThresholdRecord
+        The very samples that the policy was calibrated on.
+    policy : Policy
+    path : as in `calibrate`
+        Needed only where the policy was calibrated along thresholds of one's own.
+    cost : str, optional
+        Which cost to speak of; the first besides the exit number by default.
+
+    Raises
+    ------
+    ValueError
+        If record and policy do not belong together; the message says in what.
+
+    Examples
+    --------
+    >>> import swiftsure as ss
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(1000, seed=0)
+    >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> page = policy_page(record, ss.calibrate(record, loss="zero_one"))
+    >>> page.splitlines()[0]
+    '<!DOCTYPE html>'
+    """
+    return rendered(findings(record, policy, path, cost))
+
+
+def rendered(found: Findings) -> str:
+    """Return the page that says what was found."""
+    environment = _environment()
+    script = _source("report.js")
+    promise, conditions = sentence_parts(found.policy)
+    return environment.get_template("report.html.j2").render(
+        found=found,
+        policy=found.policy,
+        certificate=found.policy.certificate,
+        promise=promise.rstrip(".") + ".",
+        conditions=conditions.removeprefix(", ").removeprefix("; "),
+        script=Markup(script),  # our own file
+        style=Markup(_source("report.css")),
+        script_hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        version=swiftsure.__version__,
+        charts=_charts(found),
+        what_if=_what_if(found),
+        level_rows=_level_rows(found),
+        words=words,
+        percent=percent,
+        cost_words=drawings.cost_words,
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("swiftsure.report"),
+        autoescape=True,  # names of losses, scores and costs come from files
+        undefined=StrictUndefined,
+        finalize=_unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _unbroken(value: Any) -> Any:
+    """Keep numbers and their per cent signs on one line."""
+    return value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
+
+
+@cache
+def _source(name: str) -> str:
+    loader = _environment().loader
+    if loader is None:
+        raise TypeError("the environment has a loader")
+    return loader.get_source(_environment(), name)[0]
+
+
+def _charts(found: Findings) -> dict[str, Any]:
+    """Return the charts of each section."""
+    return {
+        "risks": [drawings.risk_chart(found, k) for k in range(len(found.risks))],
+        "saving": drawings.saving_chart(found),
+        "exits": drawings.exit_shares_chart(found.setting),
+        "movement": drawings.movement_charts(found),
+        "losses": [
+            (each, drawings.exit_loss_chart(each) if each.n else None)
+            for each in found.exit_losses or ()
+        ],
+        "reliability": [drawings.reliability_chart(each) for each in found.reliability or ()],
+    }
+
+
+def _what_if(found: Findings) -> dict[str, Any] | None:
+    """Return what the slider needs: texts and places, so that the script computes nothing.
+
+    The setting that several promises allow together is the safest of theirs, their least index.
+    """
+    if found.levels is None:
+        return None
+    risks = [drawings.risk_chart(found, k) for k in range(len(found.risks))]
+    first, last = found.shown[0], found.shown[-1]
+    shares = drawings.exit_shares_chart(found.setting)
+    return {
+        "promises": [
+            {
+                "epsilons": [f"{value:.6g}" for value in each.epsilons],
+                "settings": list(each.settings),
+                "own": each.own,
+                "heights": [_height(axes, value) for value in each.epsilons],
+            }
+            for each, axes in zip(found.levels, risks, strict=True)
+        ],
+        "settings": {
+            str(k): {
+                "threshold": words.threshold_words(each.threshold),
+                "risks": [f"{risk:.4g}" for risk in each.risks],
+                "saved": [_unbroken(percent(share)) for share in each.saved.values()],
+                "shares": [_unbroken(percent(share)) for share in each.shares or ()],
+                "widths": [] if shares is None else _widths(shares, each.shares or ()),
+                "at": risks[0].x(min(max(k, first), last)),
+            }
+            for k, each in found.settings.items()
+        },
+    }
+
+
+def _height(axes: Chart, epsilon: float) -> float | None:
+    return axes.y(epsilon) if axes.y.holds(epsilon) else None
+
+
+def _widths(axes: Chart, shares: tuple[float, ...]) -> list[float]:
+    return [round(share * (axes.x.stop - axes.x.start), 1) for share in shares]
+
+
+def _level_rows(found: Findings) -> list[list[tuple[float, bool, Any]]]:
+    """Return, for each promise, some levels, whether it is the policy's own, and the setting."""
+    tables = []
+    for levels in found.levels or ():
+        step = -(-len(levels.epsilons) // TABLE_ROWS)
+        # Counted from the policy's own level, so that it is among them.
+        picked = range(levels.own % step, len(levels.epsilons), step)
+        tables.append(
+            [
+                (levels.epsilons[k], k == levels.own, found.settings[levels.settings[k]])
+                for k in picked
+            ]
+        )
+    return tables

@@ -1,0 +1,146 @@
+"""What a report says in words."""
+
+from swiftsure.policy import Policy, percent
+from swiftsure.report.drawings import cost_words
+from swiftsure.report.figures import threshold_text
+from swiftsure.report.findings import Findings
+from swiftsure.report.levels import LARGEST, Threshold
+from swiftsure.report.quality import ExitLoss
+
+__all__ = [
+    "about_bound",
+    "about_exits",
+    "about_order_of_exits",
+    "about_reliability",
+    "about_sizes",
+    "guarantee_words",
+    "threshold_words",
+]
+
+WORTH_SAYING = 0.005
+"""Savings that differ by less than this share are the same for a reader."""
+
+NO_EXITS = (
+    "This record holds whole runs at each threshold, so there are no exits to tell of: their"
+    " shares, losses and reliability are left out."
+)
+
+
+def threshold_words(threshold: Threshold) -> str:
+    """Write a threshold, or those of several exits; None is the full model."""
+    if threshold is None:
+        return "full model"
+    if isinstance(threshold, tuple):
+        return "(" + ", ".join("never" if t is None else threshold_text(t) for t in threshold) + ")"
+    return f"{threshold:.4g}" if threshold < 0.995 else threshold_text(threshold)
+
+
+def guarantee_words(policy: Policy) -> str:
+    """Say how sure the promise is, in a few words."""
+    certificate = policy.certificate
+    if policy.runs_full_model:
+        return "always"
+    if certificate.guarantee == "none":
+        return "no guarantee"
+    if certificate.guarantee == "expectation":
+        return "on average"
+    return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
+
+
+def about_bound(found: Findings) -> str:
+    """Say what the upper line of the risk's chart is."""
+    along, certificate = found.risks[0], found.policy.certificate
+    if along.upper is None:
+        return (
+            "This rule looks at the measured risk alone, which exceeds ε about half of the time"
+            " where the two meet."
+        )
+    if certificate.guarantee == "probability":
+        text = "The upper bound is that of each threshold by itself, as if it alone were tested."
+        if found.levels is None:  # a budget chose the setting
+            return text
+        if certificate.options.get("correction") == "bonferroni":
+            return f"{text} Each is tested at δ shared among all, and the fastest that passes wins."
+        return f"{text} Settings are tested from the safe end, up to the first that fails."
+    if certificate.options.get("method") == "ucb":
+        return (
+            f"To keep the mean within ε, the upper bound is held at {along.tested_at:.4g}, a little"
+            " below ε."
+        )
+    running = certificate.guarantee == "expectation"
+    losses = "the largest loss of each sample so far" if running else "the losses"
+    return f"CRC compares with ε the mean of {losses}, with one more sample of the largest loss."
+
+
+def about_exits(found: Findings) -> str:
+    """Say of what the shares of exits are shares."""
+    if found.setting.shares is None:
+        return NO_EXITS
+    text = f"Of the {found.policy.certificate.n_samples:,} calibration samples"
+    if found.policy.certificate.unit == "groups":
+        text += ", each counted once, whatever its group"
+    return f"{text}."
+
+
+def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
+    """Say whether a mean loss falls from exit to exit, Eq. 2 of the paper."""
+    if found.n == 0:
+        return "No sample has a label, so there is nothing to show."
+    if not found.rises:
+        text = "Every exit is at least as good as the one before it."
+    else:
+        each = [
+            f"exit {rise.exit + 1} is worse than exit {rise.exit} by {rise.by:.2g}"
+            f" (± {rise.standard_error:.1g}{', more than noise' if rise.clear else ''})"
+            for rise in found.rises
+        ]
+        text = f"Not every exit improves on the one before it: {'; '.join(each)}."
+    if found.n < n_samples:
+        text += (
+            f" Seen on the {found.n:,} samples with a label only; labels may have been asked for"
+            " where exits disagree, and then these are not like the others."
+        )
+    return text
+
+
+def about_reliability(found: Findings) -> str:
+    """Say what the reliability diagrams show, or what the record lacks for them."""
+    if found.exit_losses is None:
+        return NO_EXITS
+    if found.reliability is None:
+        return (
+            "The record does not hold what reliability diagrams need: the probability of the"
+            " predicted class (the score top1) and whether it was right (the loss zero_one), of"
+            " every sample."
+        )
+    return (
+        "On the diagonal, an exit that is 80 % sure is right 80 times out of 100. Above it, the"
+        " exit is better than it thinks; below, worse. The number is the mean distance, the"
+        " expected calibration error. The promise does not rest on any of this, and the record"
+        " holds no confidence of the last exit, which takes whatever is left."
+    )
+
+
+def about_sizes(found: Findings) -> str:
+    """Say what more samples would buy: "collect 400 more samples and save 9 points more"."""
+    sizes, certificate = found.by_size, found.policy.certificate
+    if sizes is None:
+        if certificate.pool is not None:
+            return "What more samples would give is not shown for a finite pool."
+        if certificate.n > LARGEST:
+            return "There are so many samples that more would change little."
+        return "What more samples would give is not shown: for this path and control it takes long."
+    if sizes.saved is None or found.cost is None:
+        return ""
+    own = sizes.sizes.index(certificate.n)
+    here, more = sizes.saved[own], sizes.saved[own + 1 :]
+    of = f"of {cost_words(found.cost)}"
+    if not more or max(more) - here < WORTH_SAYING:
+        return f"More {certificate.unit} would hardly save more {of}."
+    # The first size that brings more than half of what can be had is the best bargain.
+    position = next(k for k, saved in enumerate(more) if saved - here > (max(more) - here) / 2)
+    extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
+    return (
+        f"Collect {extra:,} more {certificate.unit} and save {100 * (then - here):.1f} points more"
+        f" {of}: on average {percent(then)}, where {certificate.n:,} give {percent(here)}."
+    )

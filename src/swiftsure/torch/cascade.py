@@ -1,0 +1,47 @@
+"""Cascades: whole models as exits, from the cheapest to the best."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from swiftsure.torch.staged import Staged
+
+__all__ = ["Cascade"]
+
+
+class Cascade(Staged):
+    """Models that answer the same question, each asked only if those before it were unsure.
+
+    They share nothing but the batch: a sample costs what all models up to its exit cost. A model
+    whose answer no decision needs is not run.
+
+    Parameters
+    ----------
+    models : sequence of Module
+        Cheapest first; the last is the full model, which losses are measured against. Each takes
+        a batch and gives outputs of the same form.
+
+    Examples
+    --------
+    >>> import torch
+    >>> small, large = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 3))
+    >>> cascade = Cascade([small, large]).eval()
+    >>> [tuple(logits.shape) for logits in cascade(torch.zeros(2, 4))]
+    [(2, 3), (2, 3)]
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if len(models) < 2:
+            raise ValueError(f"`models` must be two or more, but got {len(models)}.")
+        self.models = nn.ModuleList(models)
+        self.n_exits = len(models)
+
+    def advance(self, exit_index: int, state: Any) -> Any:  # noqa: ARG002 (the same for all)
+        """Return the batch, which every model starts from."""
+        return state
+
+    def head(self, exit_index: int, state: Any) -> Any:
+        """Return the answer of one model."""
+        return self.models[exit_index](state)
