@@ -108,3 +108,37 @@ def test_a_recipe_learns_a_small_language(load, folder, monkeypatch):
     report = json.loads((folder / "tiny" / "report.json").read_text())
     assert report["validation_bleu"] > 90
     assert (folder / "tiny" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_swept(load, folder, monkeypatch):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from swiftsure import ThresholdRecord
+
+    data = load("data")
+    pairs = data.multi30k(folder / "multi30k", "train")
+    tokenizer = data.tokenizer_of(pairs, 60)
+    torch.manual_seed(0)
+    small = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 3, "num_heads": 2}
+    config = T5Config(vocab_size=60, **small, decoder_start_token_id=0, eos_token_id=1)
+    T5ForConditionalGeneration(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for name in ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco"):
+        for k, language in enumerate(("de", "en")):
+            lines = "".join(f"{name[5:9]} {text}\n" for text in pairs[k])
+            (folder / "multi30k" / f"{name}.{language}").write_text(lines, encoding="utf-8")
+    records = importlib.import_module("experiments.calm.records")
+    monkeypatch.setattr(records, "GENERATION", {"max_new_tokens": 6})
+    arguments = ["records", "--data", str(folder), "--model", str(folder / "model")]
+    arguments += ["--output", str(folder / "out"), "--sentences", "4", "--batch", "4"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    records.main()
+    for score in ("softmax", "saturation", "meta"):
+        record = ThresholdRecord.load(folder / "out" / f"t5_multi30k_{score}.parquet")
+        assert record.n == 12
+        assert set(record.losses) == {"bleu", "rouge_l"}
+        assert set(record.costs) >= {"layers", "flops"}
+    assert set(json.loads((folder / "out" / "scores.json").read_text())["bleu"]) == set(
+        records.PARTS
+    )

@@ -28,6 +28,6 @@ policy.save("policy.json")
 
 # In production: ask the small one, and the large one only if its confidence is below this.
 print(f"\nThreshold: {policy.threshold:.3f}")
-leaves = sure >= np.float32(policy.threshold)
+leaves = policy.exits(sure[:, None]) == 0
 print(f"{leaves.mean():.0%} of questions never reach the large model,")
 print(f"and a question costs {np.where(leaves, 0.1, 1.3).mean():.2f} cents in place of 1.20.")

@@ -167,7 +167,8 @@ class Trainer:
                 parameter.grad.zero_()
         with torch.autocast(batch.images.device.type, torch.bfloat16, cache_enabled=False):
             losses = deediff_losses(self.model, *batch)
-        losses.total.backward()
+        early = self.plan["early_weight"] * (losses.uncertainty + losses.layers)
+        (losses.denoising + early).backward()
         return torch.stack([getattr(losses, name).detach() for name in PARTS])
 
     def state(self) -> dict[str, Any]:

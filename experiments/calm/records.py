@@ -1,0 +1,94 @@
+"""Threshold records of the trained translation model, from the root of the repository:
+`python -m experiments.calm.records --data FOLDER`.
+
+Sweeps the thresholds of each confidence measure over all test sentences of Multi30k (2016, 2017 and
+MSCOCO), from the model in experiments/translation/results/t5_multi30k. The meta-classifier is
+trained on the validation part. Writes NAME_SCORE.parquet, and scores.json with the corpus BLEU of
+the full model on each test part.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import sacrebleu
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from experiments.translation.data import Pairs, multi30k
+from experiments.translation.train import HERE as TRANSLATION
+from experiments.translation.train import translations
+from swiftsure.text import sweep, train_meta
+
+HERE = Path(__file__).parent
+NAME = "t5_multi30k"
+PARTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+GENERATION = {"max_new_tokens": 64}
+
+THRESHOLDS = {
+    "softmax": np.linspace(0.98, 0.0, 25).round(3),
+    "saturation": (1 - np.geomspace(0.002, 0.6, 25)).round(4),
+    "meta": np.linspace(0.98, 0.02, 25).round(3),
+}
+"""Safest first; the full model comes before them."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=TRANSLATION / "results" / NAME)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--scores", nargs="+", default=list(THRESHOLDS))
+    parser.add_argument("--sentences", type=int, help="of each part; all by default")
+    parser.add_argument("--batch", type=int, default=64)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model = model.to(device).eval()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+
+    folder, kept = arguments.data / "multi30k", slice(arguments.sentences)
+    tests = {part: multi30k(folder, part) for part in PARTS}
+    tests = {part: Pairs(pairs.german[kept], pairs.english[kept]) for part, pairs in tests.items()}
+    scores = {}
+    for part, pairs in tests.items():
+        said = translations(model, tokenizer, pairs.german)
+        scores[part] = round(sacrebleu.corpus_bleu(said, [pairs.english]).score, 2)
+    (arguments.output / "scores.json").write_text(json.dumps({"bleu": scores}, indent=2) + "\n")
+    print(f"BLEU of the full model: {scores}", flush=True)
+
+    classifier = None
+    if "meta" in arguments.scores:
+        held = multi30k(folder, "val")
+        classifier = train_meta(
+            model, held.german[kept], tokenizer, **GENERATION, batch_size=arguments.batch
+        )
+        classifier.save(arguments.output / f"{NAME}_meta.safetensors")
+    texts = [text for pairs in tests.values() for text in pairs.german]
+    references = [text for pairs in tests.values() for text in pairs.english]
+    ids = [f"{part}_{i}" for part, pairs in tests.items() for i in range(len(pairs.german))]
+    for score in arguments.scores:
+        record = sweep(
+            model,
+            texts,
+            references,
+            tokenizer=tokenizer,
+            thresholds=THRESHOLDS[score],
+            losses=["bleu", "rouge_l"],
+            score=score,
+            classifier=classifier if score == "meta" else None,
+            generation=GENERATION,
+            ids=ids,
+            batch_size=arguments.batch,
+            shards=arguments.output / f"{NAME}_{score}_shards",
+            shard_size=512,
+        )
+        record.save(arguments.output / f"{NAME}_{score}.parquet")
+        layers = record.costs["layers"].mean(axis=0)
+        print(f"{score}: {layers[0]:.2f} to {layers[-1]:.2f} layers a token", flush=True)
+
+
+if __name__ == "__main__":
+    main()
