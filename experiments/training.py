@@ -17,7 +17,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 __all__ = [
     "Step",
     "fit",
-    "half",
     "make_optimizer",
     "one_cycle",
     "recorded_step",
@@ -174,8 +173,3 @@ def refresh_statistics(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     for batch in inputs:
         model(batch)
     model.eval()
-
-
-def half(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights in half precision, for files half as large."""
-    return {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}

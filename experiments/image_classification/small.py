@@ -19,7 +19,7 @@ from torch.nn import functional
 from experiments.augment import shifted
 from experiments.image_classification.data import cifar10
 from experiments.image_classification.train import batches, normaliser
-from experiments.training import fit, half, make_optimizer, recorded_step, refresh_statistics
+from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure import assets
 from swiftsure.torch.models.embedded import small_network
 
@@ -73,8 +73,8 @@ def main() -> None:
     }
     print(json.dumps(report))
     arguments.output.mkdir(parents=True, exist_ok=True)
-    weights = {name: t.contiguous() for name, t in network.state_dict().items()}
-    save_file(half(weights), arguments.output / "small_cifar10.safetensors")
+    weights = {n: t.half() if t.is_floating_point() else t for n, t in network.state_dict().items()}
+    save_file(weights, arguments.output / "small_cifar10.safetensors")
     # Under another name than reports of recipes, which `records` reads.
     (arguments.output / "small_cifar10_report.json").write_text(json.dumps(report, indent=2) + "\n")
 

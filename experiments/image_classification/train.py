@@ -6,26 +6,22 @@ seed, device, time and scores). With `--holdout N` it trains without N training 
 those, which is how to try a recipe. Without, it trains on all, and `records` scores it.
 """
 
-import argparse
-import json
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments import commands
 from experiments.augment import augmented, mixed
 from experiments.image_classification.data import DATA_SETS, Images
 from experiments.training import (
     Step,
     fit,
-    half,
     make_optimizer,
     recorded_step,
     refresh_statistics,
@@ -168,20 +164,10 @@ def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="name of a file in recipes/")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser = commands.options(__doc__, HERE)
     parser.add_argument("--holdout", type=int, default=0)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
-    recipe["name"] = arguments.recipe
-    recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cudnn.benchmark = True
+    recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     part = DATA_SETS[recipe["data"]["name"]](arguments.data, "train")
     held = None
     if arguments.holdout:
@@ -190,23 +176,10 @@ def main() -> None:
     part = Images(*(tensor.to(device) for tensor in part))
     began = time.perf_counter()
     model = train(recipe, part, device, arguments.seed, arguments.seconds)
-    report = {
-        "recipe": recipe,
-        "seed": arguments.seed,
-        "seconds": round(time.perf_counter() - began),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    report = commands.report(recipe, arguments.seed, began, model)
     if held is not None:
         report["held_out_accuracy"] = accuracies(model, held, recipe)
-    print(json.dumps(report), flush=True)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    weights = {name: t.contiguous().cpu() for name, t in model.state_dict().items()}
-    if recipe["training"].get("half", False):
-        weights = half(weights)
-    save_file(weights, arguments.output / f"{recipe['name']}.safetensors")
-    (arguments.output / f"{recipe['name']}.json").write_text(json.dumps(report, indent=2) + "\n")
+    commands.save(model, report, arguments.output, half=recipe["training"].get("half", False))
 
 
 if __name__ == "__main__":

@@ -7,24 +7,22 @@ trains on both, and `records` scores it. A recipe with a table [start] begins wi
 (`--weights`) and is how to fine-tune a network to a second domain.
 """
 
-import argparse
-import json
 import math
 import time
-import tomllib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments import commands
 from experiments.augment import shaded, uniform
 from experiments.segmentation.data import Scenes, in_memory, scenes
-from experiments.training import fit, half, make_optimizer, recorded_step, refresh_statistics
+from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure.losses import VOID
 from swiftsure.torch.models import ADPC
 
@@ -144,21 +142,11 @@ def mean_ious(model: nn.Module, part: Scenes, n_classes: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="name of a file in recipes/")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser = commands.options(__doc__, HERE)
     parser.add_argument("--weights", type=Path, help="to start from, where the recipe says so")
     parser.add_argument("--holdout", action="store_true", help="score the part val, do not use it")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
-    recipe["name"] = arguments.recipe
-    recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cudnn.benchmark = True
+    recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     parts = {
         split: in_memory(scenes(recipe, arguments.data, split), device)
         for split in ("train", "val")
@@ -168,22 +156,11 @@ def main() -> None:
         part = Scenes(*(torch.cat(pair) for pair in zip(*parts.values(), strict=True)))
     began = time.perf_counter()
     model = train(recipe, part, device, arguments.seed, arguments.seconds, arguments.weights)
-    report = {
-        "recipe": recipe,
-        "seed": arguments.seed,
-        "seconds": round(time.perf_counter() - began),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "images": len(part.labels),
-    }
+    report = commands.report(recipe, arguments.seed, began, model)
+    report["images"] = len(part.labels)
     if arguments.holdout:
         report["held_out_miou"] = mean_ious(model, parts["val"], recipe["data"]["n_classes"])
-    print(json.dumps(report), flush=True)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    state = {name: t.contiguous().cpu() for name, t in model.state_dict().items()}
-    save_file(half(state), arguments.output / f"{recipe['name']}.safetensors")
-    (arguments.output / f"{recipe['name']}.json").write_text(json.dumps(report, indent=2) + "\n")
+    commands.save(model, report, arguments.output, half=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ report.json (recipe, seed, device, time, BLEU on the validation part at each lay
 FOLDER holds multi30k/ and, for recipes that ask for it, tatoeba_en_de/.
 """
 
-import argparse
 import json
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+from experiments import commands
 from experiments.training import fit, make_optimizer, recorded_step
 from experiments.translation.data import Pairs, multi30k, tatoeba, tokenizer_of
 
@@ -147,19 +146,10 @@ def translations(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="name of a file in recipes/")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser = commands.options(__doc__, HERE)
     parser.add_argument("--tokenizer", type=Path, help="of another model, to share it")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--seconds", type=float, help="train for so long, and not for epochs")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
-    recipe["name"] = arguments.recipe
-    recipe["training"]["epochs"] = arguments.epochs or recipe["training"]["epochs"]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     pairs = multi30k(arguments.data / "multi30k", "train")
     if recipe["data"].get("tatoeba", False):
         pairs += tatoeba(arguments.data / "tatoeba_en_de")
@@ -169,14 +159,7 @@ def main() -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.tokenizer)
     began = time.perf_counter()
     model = train(recipe, pairs, tokenizer, device, arguments.seed, arguments.seconds)
-    report = {
-        "recipe": recipe,
-        "seed": arguments.seed,
-        "seconds": round(time.perf_counter() - began),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    report = commands.report(recipe, arguments.seed, began, model)
     held = multi30k(arguments.data / "multi30k", "val")
     said = translations(model, tokenizer, held.german)
     report["validation_bleu"] = round(sacrebleu.corpus_bleu(said, [held.english]).score, 2)
