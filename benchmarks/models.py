@@ -1,9 +1,10 @@
 """Images a second of trained networks with certified exits, against the same networks in full.
 
 The network that comes with the library; another one, trained and recorded as described in
-`experiments/image_classification`, with
+`experiments/image_classification` or `experiments/segmentation`, with
 `python benchmarks/models.py --results FOLDER --name NAME [--images FILE.npy] [--device cuda]`,
-where the file holds test images (n, 3, height, width) of uint8; CIFAR-10's by default.
+where the file holds test images (n, 3, height, width) of uint8; CIFAR-10's by default. For
+segmentation add `--loss miou --score mean_top1`.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from torch.nn.functional import interpolate
 
 from swiftsure import ExitRecord, assets, calibrate
 from swiftsure.torch import EarlyExit, Staged, Stream, models
+from swiftsure.torch.folders import IMAGENET_MEAN, IMAGENET_STD
 
-TITLE = "models: certified networks (gap of accuracy at most 0.05, ucb, δ = 0.1) against full ones"
+TITLE = "models: certified networks (gap to the full one at most 0.05, δ = 0.1) against full ones"
 
 N_CALIBRATION, N_IMAGES, REPEATS = 1000, 512, 5
 
@@ -34,7 +37,7 @@ def trained(results: Path, name: str) -> tuple[Staged, ExitRecord, dict[str, Any
     """Return a network from its report and weights, its record, and what images it takes."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     arguments = dict(recipe["model"])
-    model: Staged = getattr(models, arguments.pop("name"))(**arguments)
+    model: Staged = getattr(models, arguments.pop("name", "ADPC"))(**arguments)
     dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
     weights = load_file(results / f"{name}.safetensors")
     model.load_state_dict({key: tensor.to(dtypes[key]) for key, tensor in weights.items()})
@@ -43,18 +46,31 @@ def trained(results: Path, name: str) -> tuple[Staged, ExitRecord, dict[str, Any
 
 def prepared(images: np.ndarray, data: dict[str, Any]) -> Tensor:
     """Return images as the network takes them."""
-    mean, std = (torch.tensor(data[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    usual = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    mean, std = (torch.tensor(data.get(key, usual[key])).view(1, 3, 1, 1) for key in usual)
     x = (torch.from_numpy(images) / 255 - mean) / std
-    size = data.get("size", x.shape[-1])
-    return x if size == x.shape[-1] else interpolate(x, size=(size, size), mode="bilinear")
+    size = data.get("size", tuple(x.shape[2:]))
+    height, width = (size, size) if isinstance(size, int) else size
+    if x.shape[2:] == (height, width):
+        return x
+    return interpolate(x, size=(height, width), mode="bilinear")
 
 
-def measure(name: str, model: Staged, record: ExitRecord, x: Tensor, batch: int) -> list[Result]:
+def measure(
+    name: str,
+    model: Staged,
+    record: ExitRecord,
+    x: Tensor,
+    batch: int,
+    loss: str = "zero_one",
+    score: str = "top1",
+) -> list[Result]:
     """Time a network on images, in full and under its policy, with and without the stream."""
     device = x.device.type
     model = model.to(x.device)
     rows = np.random.default_rng(0).permutation(record.n)[:N_CALIBRATION]
-    policy = calibrate(record.take(rows), loss="zero_one", epsilon=0.05)
+    samples = replace(record.take(rows), groups=None)  # frames of videos, one by one
+    policy = calibrate(samples, loss=loss, score=score, epsilon=0.05)
     fast = EarlyExit(model, policy)
     batches = list(torch.split(x, batch))
 
@@ -113,6 +129,8 @@ def main() -> None:
     parser.add_argument("--name")
     parser.add_argument("--images", type=Path)
     parser.add_argument("--n", type=int, default=N_IMAGES, help="how many images")
+    parser.add_argument("--loss", default="zero_one")
+    parser.add_argument("--score", default="top1")
     arguments = parser.parse_args()
     if arguments.results is None:
         show(TITLE, run(arguments.device, tuple(arguments.batch)), Console())
@@ -120,8 +138,11 @@ def main() -> None:
     model, record, data = trained(arguments.results, arguments.name)
     images = np.load(arguments.images) if arguments.images else assets.sample_images().images
     x = prepared(images[: arguments.n], data).to(arguments.device)
+    chosen = (arguments.loss, arguments.score)
     found = [
-        r for batch in arguments.batch for r in measure(arguments.name, model, record, x, batch)
+        result
+        for batch in arguments.batch
+        for result in measure(arguments.name, model, record, x, batch, *chosen)
     ]
     show(TITLE, found, Console())
 

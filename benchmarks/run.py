@@ -1,7 +1,8 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
-Topics: control, million, memory, evaluate, monitor, import, runtime, models. Each number stands
-beside its target. Misses are listed at the end, and are no error: a benchmark informs.
+Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation, calm.
+Each number stands beside its target. Misses are listed at the end, and are no error: a benchmark
+informs.
 """
 
 import argparse
@@ -21,6 +22,8 @@ TOPICS = {
     "import": "imports",
     "runtime": "runtime",
     "models": "models",
+    "segmentation": "segmentation",
+    "calm": "calm",
 }
 """Topics, and the modules that measure them."""
 

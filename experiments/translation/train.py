@@ -51,6 +51,8 @@ class EveryLayer(nn.Module):
             model.decoder.dropout(model.decoder.final_layer_norm(state))
             for state in written.hidden_states[1:-1]
         ]
+        if len(states) + 1 != model.config.num_decoder_layers:
+            raise RuntimeError("this version of transformers gives other hidden states")
         states = [*states, written.last_hidden_state] if self.exits else [written.last_hidden_state]
         scale = model.config.d_model**-0.5 if model.config.tie_word_embeddings else 1.0
         return [model.lm_head(state * scale) for state in states]
