@@ -6,12 +6,13 @@ squared error against the full model, layers and FLOPs), NAME_thresholds.webp (s
 columns, a threshold a row, the full model first), and adds what it found to NAME.json.
 
 Thresholds come from a pilot of another seed, so that what is calibrated on the record keeps its
-guarantee. A run that is cut off goes on from NAME_shards.
+guarantee. A run that is cut off goes on from NAME_shards, which holds them too.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def network(file: Path, recipe: dict[str, Any]) -> UViT:
 def classes(n: int, n_classes: int | None, seed: int) -> np.ndarray | None:
     """Return a class an image, drawn at random, as requests would be."""
     return None if n_classes is None else np.random.default_rng(seed).integers(n_classes, size=n)
+
+
+def kept_thresholds(folder: Path, make: Callable[[], list[float | None]]) -> list[float | None]:
+    """Return the thresholds of a run that goes on, or new ones.
+
+    Made anew on a GPU they might differ in the last digit, and the shards be of another run.
+    """
+    file = folder / "thresholds.json"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(make()))
+    return json.loads(file.read_text())
 
 
 def examples(
@@ -93,14 +106,15 @@ def main() -> None:
     n_classes = recipe["model"].get("n_classes")
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
-    levels = pilot_thresholds(
-        model,
-        arguments.thresholds,
-        n=64,
-        labels=classes(64, n_classes, pilot_seed),
-        seed=pilot_seed,
-        **options,
-    )
+    shards = arguments.results / f"{arguments.name}_shards"
+
+    def pilot() -> list[float | None]:
+        labels = classes(64, n_classes, pilot_seed)
+        return pilot_thresholds(
+            model, arguments.thresholds, n=64, labels=labels, seed=pilot_seed, **options
+        )
+
+    levels = kept_thresholds(shards, pilot)
     labels = classes(arguments.n, n_classes, arguments.seed)
     record = sweep(
         model,
@@ -109,7 +123,7 @@ def main() -> None:
         losses=[*([Lpips.load(arguments.lpips)] if arguments.lpips else []), "ssim", "mse"],
         labels=labels,
         seed=arguments.seed,
-        shards=arguments.results / f"{arguments.name}_shards",
+        shards=shards,
         shard_size=2 * arguments.batch,
         **options,
     )

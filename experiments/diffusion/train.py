@@ -125,6 +125,8 @@ class Trainer:
     ) -> None:
         self.plan = recipe["training"]
         self.model = UViT(**recipe["model"]).to(device).train()
+        if self.plan["placed"]:
+            place_patches(self.model)
         self.average = UViT(**recipe["model"]).to(device).eval()
         self.average.load_state_dict(self.model.state_dict())
         if compiled:
@@ -186,6 +188,23 @@ class Trainer:
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["steps"]
+
+
+@torch.no_grad()
+def place_patches(model: UViT) -> None:
+    """Start the positions of patches as sinusoids of their row and column, of amplitude 1.
+
+    As published they start as small noise, and attention takes very long to find them. On toy
+    images of lines, denoising stayed at what single patches allow (an error of 0.025 after 5,600
+    steps), and with this start reached 0.004 in 1,600.
+    """
+    side, half = round(model.n_patches**0.5), model.width // 2
+    frequencies = 10_000.0 ** -(torch.arange(half // 2) / (half // 2))
+    angles = torch.arange(side)[:, None] * frequencies
+    along = torch.cat([angles.sin(), angles.cos()], dim=1)
+    rows, columns = along[:, None].expand(-1, side, -1), along[None].expand(side, -1, -1)
+    places = torch.cat([rows, columns], dim=2).reshape(model.n_patches, model.width)
+    model.pos_embed[0, -model.n_patches :] = places.to(model.pos_embed.device)
 
 
 def can_compile() -> bool:
@@ -253,7 +272,8 @@ class Run:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = self.device == "cuda"
         torch.manual_seed(arguments.seed)
-        torch.set_float32_matmul_precision("high")
+        if on_gpu:
+            torch.set_float32_matmul_precision("high")
         self.schedule = Schedule(**recipe["schedule"])
         self.trainer = Trainer(
             recipe,

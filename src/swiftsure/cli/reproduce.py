@@ -129,5 +129,57 @@ def image_classification(
         print_text(f"Wrote {file}")
 
 
+@reproduce.command("diffusion", cls=Verb)
+def diffusion(
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Threshold record of pairs; the library's own by default."),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="Loss of the record that is controlled.")] = "lpips",
+    n: Annotated[int, typer.Option("--n", help="Pairs to calibrate on.")] = 500,
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    delta: options.Delta = 0.1,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for figure and tables.")
+    ] = Path("results/diffusion"),
+    json: options.Json = False,
+) -> None:
+    """Image generation with DeeDiff (section 5.4 of the paper).
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce diffusion --record pairs.parquet -o results
+    """
+    from swiftsure.reproduce import diffusion as experiment
+
+    result = experiment(
+        record,
+        loss=loss,
+        n_calibration=n,
+        splits=splits,
+        delta=delta,
+        seed=seed,
+        progress=False if json else None,
+    )
+    files = result.write(output)
+    table = result.table()
+    if json:
+        print_json({"table": table, "files": [str(file) for file in files]})
+        return
+    names = [name for name in table[0] if name not in ("control", "ε")]
+    print_table(
+        f"Means over {splits} splits: {loss} against the full model, n = {n:,}",
+        ["control", "ε", *names],
+        [
+            [row["control"], f"{row['ε']:g}", f"{row['test risk']:.3f}"]
+            + [f"{row[name]:.2f}" for name in names[1:]]
+            for row in table
+        ],
+    )
+    for file in files:
+        print_text(f"Wrote {file}")
+
+
 def _pairs(values: list[float]) -> list[str]:
     return [f"{a:.1f} / {b:.1f}" for a, b in zip(values[::2], values[1::2], strict=True)]

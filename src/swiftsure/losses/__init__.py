@@ -5,5 +5,25 @@ To add one, write a `Loss` in the file of its family and pass it to `register`.
 
 from swiftsure.losses.base import LOSSES, Loss, LossRange, register
 from swiftsure.losses.classification import BRIER, ZERO_ONE
+from swiftsure.losses.image import LPIPS, MSE, SSIM
+from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, VOID
+from swiftsure.losses.text import BLEU, ROUGE_L, TOKEN_F1
 
-__all__ = ["BRIER", "LOSSES", "ZERO_ONE", "Loss", "LossRange", "register"]
+__all__ = [
+    "BLEU",
+    "BRIER",
+    "LOSSES",
+    "LPIPS",
+    "MIOU",
+    "MISCOVERAGE",
+    "MSE",
+    "PIXEL_BRIER",
+    "ROUGE_L",
+    "SSIM",
+    "TOKEN_F1",
+    "VOID",
+    "ZERO_ONE",
+    "Loss",
+    "LossRange",
+    "register",
+]

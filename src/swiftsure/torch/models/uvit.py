@@ -84,6 +84,9 @@ class UViT(Staged):
         Whether blocks of the second half see what those of the first half gave.
     convolution : bool
         Whether a 3 x 3 convolution smooths the patches of every estimate.
+    uncertainty_ratio : float
+        Hidden width of the module that estimates uncertainty, in widths of tokens. It runs at every
+        exit that is looked at: the published 4 costs more than a third of a block each time.
     early_exits : bool
         Without, the network is a plain U-ViT, and the full output its only exit.
 
@@ -109,6 +112,7 @@ class UViT(Staged):
         qkv_bias: bool = False,
         skips: bool = True,
         convolution: bool = True,
+        uncertainty_ratio: float = 4.0,
         early_exits: bool = True,
     ) -> None:
         super().__init__()
@@ -127,6 +131,10 @@ class UViT(Staged):
         hidden = int(width * checks.between("mlp_ratio", mlp_ratio, 0, inf))
         if hidden < 1:
             raise ValueError(f"`mlp_ratio` leaves no hidden width of {width}: raise it.")
+
+        doubting = int(width * checks.between("uncertainty_ratio", uncertainty_ratio, 0, inf))
+        if doubting < 1:
+            raise ValueError(f"`uncertainty_ratio` leaves no hidden width of {width}: raise it.")
 
         half = checks.count("depth", depth) // 2
         self.n_blocks = 2 * half + 1
@@ -161,9 +169,9 @@ class UViT(Staged):
             self.final_layer_mid = smoothing()
             self.final_layer_out = nn.ModuleList(smoothing() for _ in range(half))
             self.UEM = nn.Sequential(
-                nn.Linear(width + width // TIME_SHARE, 4 * width),
+                nn.Linear(width + width // TIME_SHARE, doubting),
                 nn.SiLU(),
-                nn.Linear(4 * width, pixels),
+                nn.Linear(doubting, pixels),
                 nn.Sigmoid(),
             )
         initialise(self)
@@ -190,14 +198,22 @@ class UViT(Staged):
 
     def head(self, exit_index: int, state: State) -> Scored:
         """Return the noise that an exit estimates, and its confidence."""
+        noise = self.estimate(exit_index, state)
+        if exit_index == self.n_exits - 1:
+            return Scored(noise, torch.ones(len(noise), dtype=torch.float32, device=noise.device))
+        # In half precision a mean would be too coarse for thresholds.
+        return Scored(noise, 1 - self.uncertainty(state).float().mean(dim=(1, 2, 3)))
+
+    def estimate(self, exit_index: int, state: State) -> Tensor:
+        """Return the noise that an exit estimates, without its confidence."""
         noise = self._image(self.decoder_pred(self._patches(state)))
         if exit_index == self.n_exits - 1:
-            sure = torch.ones(len(noise), dtype=torch.float32, device=noise.device)
-            return Scored(self.final_layer(noise), sure)
-        smoothings = [*self.final_layer_in, self.final_layer_mid, *self.final_layer_out]
-        # In half precision a mean would be too coarse for thresholds.
-        mean = self.uncertainty(state).float().mean(dim=(1, 2, 3))
-        return Scored(smoothings[exit_index](noise), 1 - mean)
+            smoothing = self.final_layer
+        else:
+            early = [*self.final_layer_in, self.final_layer_mid, *self.final_layer_out]
+            smoothing = early[exit_index]
+        smooth: Tensor = smoothing(noise)
+        return smooth
 
     def uncertainty(self, state: State) -> Tensor:
         """Return the uncertainty, in (0, 1), at every pixel of the image, at any exit but the last.

@@ -1,0 +1,35 @@
+"""Diffusion that stops early at each step (DeeDiff), its training, and its records."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "swiftsure.diffusion needs PyTorch: pip install 'swiftsure[torch]'."
+    ) from None
+
+from swiftsure.diffusion.deediff import DeeDiff
+from swiftsure.diffusion.image_losses import ImageLoss, Mse, Ssim
+from swiftsure.diffusion.lpips import Lpips
+from swiftsure.diffusion.results import Generated
+from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.schedules import DDIM, DDPM, Sampler, Schedule
+from swiftsure.diffusion.sweeping import pilot_thresholds, sweep
+from swiftsure.diffusion.training import DeeDiffLosses, deediff_losses
+
+__all__ = [
+    "DDIM",
+    "DDPM",
+    "DeeDiff",
+    "DeeDiffLosses",
+    "ExitRule",
+    "Generated",
+    "ImageLoss",
+    "Lpips",
+    "Mse",
+    "Sampler",
+    "Schedule",
+    "Ssim",
+    "deediff_losses",
+    "pilot_thresholds",
+    "sweep",
+]

@@ -1,0 +1,293 @@
+"""DeeDiff: diffusion whose network stops at each step as soon as it is sure of the noise.
+
+Tang et al., *DeeDiff: Dynamic Uncertainty-Aware Early Exiting for Accelerating Diffusion Model
+Generation* (2023). Two corrections of the code published with the paper that this library
+implements: an image meets the same noise under every threshold, so that pairs match; and exited
+images are dropped from the batch, so that what is saved is saved.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from swiftsure import checks
+from swiftsure.diffusion.inputs import (
+    accepted_dtype,
+    accepted_sampler,
+    class_labels,
+    sample_numbers,
+)
+from swiftsure.diffusion.noise import sample_noise
+from swiftsure.diffusion.results import Generated, joined
+from swiftsure.diffusion.rules import ExitRule, checked_thresholds, rule_of
+from swiftsure.diffusion.schedules import Sampler
+from swiftsure.diffusion.steps import StepCosts, denoise
+from swiftsure.policy import Policy
+from swiftsure.progress import steps
+from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.scoring import MODEL_SCORE, confidence
+from swiftsure.torch.staged import StagedModel, exit_outputs, plain_output, refuse_unstaged
+
+__all__ = ["DeeDiff"]
+
+Batch = tuple[Tensor, ...]
+"""What the network takes: images, times and, where it has classes, labels."""
+
+Labels = NDArray[np.int64] | None
+Part = TypeVar("Part")
+
+
+class DeeDiff:
+    """A diffusion model under a policy.
+
+    Parameters
+    ----------
+    model : StagedModel
+        From (images, times[, labels]) to the noise, with its own confidence at every exit, as
+        `swiftsure.torch.models.UViT`; in evaluation mode.
+    policy : Policy, ExitRule or float, optional
+        A policy made from a record of `sweep`; or a threshold, without a promise. None: the full
+        model at all steps.
+    sampler : Sampler, optional
+        The policy's by default, or DDIM with 50 steps.
+    dtype : str, optional
+        Inference dtype ("bfloat16", "float16") to run the network in, under autocast; the
+        policy's by default.
+
+    Raises
+    ------
+    ValueError
+        If the policy was made for another score, number of exits, model, sampler or dtype, or the
+        model is in training mode.
+
+    Examples
+    --------
+    >>> from swiftsure.diffusion import DDIM
+    >>> from swiftsure.torch.models import UViT
+    >>> _ = torch.manual_seed(0)
+    >>> model = UViT(image_size=8, width=16, depth=2, n_heads=2).eval()
+    >>> made = DeeDiff(model, 0.4, sampler=DDIM(3)).generate(2, seed=1)
+    >>> tuple(made.images.shape), made.exits.shape
+    ((2, 3, 8, 8), (2, 3))
+    """
+
+    def __init__(
+        self,
+        model: StagedModel,
+        policy: Policy | ExitRule | float | None = None,
+        *,
+        sampler: Sampler | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        refuse_unstaged(model)
+        refuse_training(model)
+        if not hasattr(model, "image_shape"):
+            raise TypeError(
+                "`model` must say of what shape its images are, as"
+                " `image_shape = (channels, height, width)`."
+            )
+        self.model = model
+        self.image_shape: tuple[int, int, int] = model.image_shape
+        self.rule = rule_of(policy, model.n_exits)
+        settings = policy.settings if isinstance(policy, Policy) else {}
+        self.sampler = accepted_sampler(settings, sampler)
+        self.dtype = accepted_dtype(settings, dtype)
+        if isinstance(policy, Policy) and policy.certificate.model is not None:
+            self._refuse_another_model(policy.certificate.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the network and the dtype it is run in, which policies are bound to."""
+        if not isinstance(self.model, nn.Module):
+            raise ValueError("`model` must be an nn.Module to have a fingerprint.")
+        return fingerprint(self.model, dtype=self.dtype)
+
+    @property
+    def n_classes(self) -> int | None:
+        """Classes that the network is conditioned on; None for none."""
+        labels = getattr(self.model, "label_emb", None)
+        return None if labels is None else int(labels.num_embeddings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the threshold that a record and its policies must insist on."""
+        found = self.rule.settings(self.model.n_exits) | {"sampler": self.sampler.settings()}
+        return found if self.dtype is None else found | {"dtype": self.dtype}
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """What a step costs, by exit."""
+        device = self._device()
+        images = torch.zeros(1, *self.image_shape, device=device)
+        batch = [images, images.new_zeros(1)]
+        if self.n_classes is not None:
+            batch.append(torch.zeros(1, dtype=torch.long, device=device))
+        return StepCosts.of(self.model, tuple(batch), self.rule.min_exit)
+
+    def generate(
+        self,
+        samples: ArrayLike,
+        *,
+        labels: ArrayLike | None = None,
+        seed: int = 0,
+        thresholds: Sequence[float | None] | None = None,
+        batch_size: int = 64,
+        progress: bool | None = False,
+    ) -> Generated:
+        """Generate images.
+
+        What a sample's noise is depends on seed and number alone: the same sample comes out of any
+        batch (but for rounding), and pairs of two thresholds share all their noise.
+
+        Parameters
+        ----------
+        samples : int or (n,)
+            How many, for those numbered from 0; or the numbers themselves.
+        labels : (n,), optional
+            Classes, where the network is conditioned on them.
+        thresholds : (n,), optional
+            One an image, in place of the policy's. A policy's promise then says nothing.
+
+        Raises
+        ------
+        ValueError
+            If labels are missing or no classes, or an image is not finite.
+        """
+        numbers = sample_numbers(samples)
+        classes = class_labels(labels, len(numbers), self.n_classes)
+        given = [self.rule.threshold] * len(numbers) if thresholds is None else list(thresholds)
+        levels = checked_thresholds("thresholds", given)
+        if levels.shape != numbers.shape:
+            raise ValueError(
+                f"`thresholds` must be one an image, {len(numbers)}, but got {len(levels)}."
+            )
+
+        def batch(rows: slice, labelled: Labels) -> Generated:
+            return self._batch(numbers[rows], labelled, levels[rows], seed, advance)
+
+        n_batches = -(-len(numbers) // checks.count("batch_size", batch_size))
+        refuse_training(self.model)
+        with steps("generating", n_batches * len(self.sampler.times), progress) as advance:
+            return joined(_by_batch(batch, len(numbers), classes, batch_size))
+
+    def confidences(
+        self,
+        samples: ArrayLike,
+        *,
+        labels: ArrayLike | None = None,
+        seed: int = 0,
+        batch_size: int = 64,
+    ) -> NDArray[np.float32]:
+        """Return every exit's confidence along full generations, (n, n_steps, n_exits - 1)."""
+        numbers = sample_numbers(samples)
+        classes = class_labels(labels, len(numbers), self.n_classes)
+        refuse_training(self.model)
+
+        def batch(rows: slice, labelled: Labels) -> Tensor:
+            seen: list[Tensor] = []
+
+            def answer(batch: Batch) -> Tensor:
+                *early, last = exit_outputs(self.model, batch)
+                seen.append(torch.stack([confidence(MODEL_SCORE, each) for each in early], dim=1))
+                noise: Tensor = plain_output(last)
+                return noise
+
+            self._walk(numbers[rows], labelled, seed, answer)
+            return torch.stack(seen, dim=1).cpu()
+
+        return torch.cat(_by_batch(batch, len(numbers), classes, batch_size)).numpy()
+
+    def _batch(
+        self,
+        numbers: NDArray[np.int64],
+        labels: Labels,
+        levels: NDArray[np.float32],
+        seed: int,
+        advance: Callable[[], None],
+    ) -> Generated:
+        asked = torch.from_numpy(levels).to(self._device())
+        reachable = self.rule.reachable(levels)
+        exits: list[Tensor] = []
+        stayed, left = torch.full_like(asked, -torch.inf), torch.full_like(asked, torch.inf)
+
+        def answer(batch: Batch) -> Tensor:
+            found = denoise(self.model, batch, asked, self.rule, looks=bool(reachable.any()))
+            exits.append(found.exits)
+            torch.maximum(stayed, found.stayed, out=stayed)
+            torch.minimum(left, found.left, out=left)
+            advance()
+            return found.noise
+
+        images = self._walk(numbers, labels, seed, answer)
+        _refuse_broken(images, numbers)
+        taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
+        unseen = np.float32(np.nan)
+        return Generated(
+            images=images.clamp(-1, 1),
+            exits=taken,
+            layers=costs.layers[taken].mean(axis=1),
+            flops=np.where(
+                reachable, costs.flops[taken].sum(axis=1), costs.full_flops * taken.shape[1]
+            ),
+            stayed=np.where(reachable, stayed.cpu().numpy(), unseen),
+            left=np.where(reachable, left.cpu().numpy(), unseen),
+            strict=self.rule.strict,
+        )
+
+    def _walk(
+        self,
+        numbers: NDArray[np.int64],
+        labels: Labels,
+        seed: int,
+        answer: Callable[[Batch], Tensor],
+    ) -> Tensor:
+        """Go from noise to images; `answer` gives the noise in what the network sees at a step."""
+        device, sampler = self._device(), self.sampler
+        samples = torch.from_numpy(numbers).to(device)
+        classes = () if labels is None else (torch.from_numpy(labels).to(device),)
+        images = sample_noise(seed, samples, sampler.schedule.n_times, self.image_shape)
+        for k, time in enumerate(sampler.times):
+            times = sampler.schedule.times(torch.full((len(numbers),), time, device=device))
+            with inference(device, self.dtype):
+                noise = answer((images, times, *classes)).to(images.dtype)
+            with torch.inference_mode():
+                fresh = None
+                if sampler.draws(k):
+                    fresh = sample_noise(seed, samples, time, self.image_shape)
+                images = sampler.step(k, images, noise, fresh)
+        return images
+
+    def _device(self) -> torch.device:
+        return home(self.model) or torch.device("cpu")
+
+    def _refuse_another_model(self, expected: str) -> None:
+        found = self.fingerprint
+        if found != expected:
+            raise ValueError(
+                "`policy` was made for another model (or other weights): its fingerprint is"
+                f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
+            )
+
+
+def _refuse_broken(images: Tensor, numbers: NDArray[np.int64]) -> None:
+    broken = images.isfinite().flatten(1).all(dim=1).logical_not()
+    if broken.any():
+        sample = numbers[int(broken.nonzero()[0, 0])]
+        raise ValueError(
+            f"The image of sample {sample} is not finite: look for NaN in the network's weights, or"
+            " run it in a wider dtype."
+        )
+
+
+def _by_batch(
+    make: Callable[[slice, Labels], Part], n: int, labels: Labels, size: int
+) -> list[Part]:
+    """Return what each batch of n samples gives, with the labels of its own."""
+    parts = [slice(start, start + size) for start in range(0, n, checks.count("batch_size", size))]
+    return [make(rows, None if labels is None else labels[rows]) for rows in parts]

@@ -1,0 +1,143 @@
+"""Distances of images on tensors, each a loss in [0, 1]: what `swiftsure.losses.image` declares."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from swiftsure import checks
+from swiftsure.losses import LossRange
+from swiftsure.losses.image import DEVIATION, STABILISERS, WINDOW
+
+__all__ = ["IMAGE_LOSSES", "ImageLoss", "Mse", "Ssim", "image_loss"]
+
+RANGES = ((-1, 1), (0, 1))
+"""Where images may lie, as declared."""
+
+SLACK = 1e-3
+"""How far outside of that rounding, of half precision too, may carry a pixel."""
+
+
+class ImageLoss(nn.Module):
+    """A distance of pairs of images, clipped to [0, 1].
+
+    To add one, set `name` and write `distance`; pass it to `sweep`.
+    """
+
+    name: str
+    range = LossRange(0, 1)
+
+    @abstractmethod
+    def distance(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return the distance of each pair, (n,), of images in [0, 1]."""
+
+    @torch.no_grad()
+    def forward(
+        self, images: Tensor, others: Tensor, image_range: tuple[float, float] = (-1, 1)
+    ) -> Tensor:
+        """Return the loss of each pair, (n,).
+
+        Parameters
+        ----------
+        images, others : (n, channels, height, width)
+        image_range : (-1, 1) or (0, 1)
+            Where the pixels lie.
+
+        Raises
+        ------
+        ValueError
+            If the shapes differ, or a pixel lies outside of the declared range or is NaN.
+        """
+        if tuple(image_range) not in RANGES:
+            raise ValueError(f"`image_range` must be (-1, 1) or (0, 1), but got {image_range}.")
+        if images.ndim != 4 or images.shape != others.shape or images.numel() == 0:
+            raise ValueError(
+                "`images` and `others` must have one shape (n, channels, height, width), but got"
+                f" {checks.shape_text(images.shape)} and {checks.shape_text(others.shape)}."
+            )
+        low, high = image_range
+        pair = [_scaled(name, x, low, high) for name, x in (("images", images), ("others", others))]
+        return self.distance(*pair).clamp(self.range.low, self.range.high)
+
+
+def _scaled(name: str, images: Tensor, low: float, high: float) -> Tensor:
+    """Return images in [0, 1]."""
+    values = images.float()
+    inside = (values >= low - SLACK) & (values <= high + SLACK)  # and no NaN
+    if not inside.all():
+        raise ValueError(
+            f"`{name}` must lie in [{low:g}, {high:g}], as declared, but got"
+            f" {float(values[~inside].flatten()[0]):g}: clip or rescale them, or declare another"
+            " `image_range`."
+        )
+    return ((values - low) / (high - low)).clamp(0, 1)
+
+
+class Mse(ImageLoss):
+    """Mean squared difference of pixels in [0, 1].
+
+    Examples
+    --------
+    >>> Mse()(torch.full((1, 3, 2, 2), -1.0), torch.full((1, 3, 2, 2), 0.0))
+    tensor([0.2500])
+    """
+
+    name = "mse"
+
+    def distance(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return the distance of each pair."""
+        return (images - others).square().mean(dim=(1, 2, 3))
+
+
+class Ssim(ImageLoss):
+    """(1 - SSIM) / 2, with the Gaussian window of Wang et al. (2004)."""
+
+    name = "ssim"
+
+    def __init__(self) -> None:
+        super().__init__()
+        places = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
+        bell = (-places.square() / (2 * DEVIATION**2)).exp()
+        self.register_buffer("window", bell / bell.sum())
+
+    def distance(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return the distance of each pair."""
+        if min(images.shape[2:]) < WINDOW:
+            raise ValueError(
+                f"`images` must be at least {WINDOW} pixels wide and high for SSIM, but got"
+                f" {images.shape[2]} x {images.shape[3]}."
+            )
+        # Variances are small differences of large numbers.
+        x, y = images.double(), others.double()
+        a, b = self._blurred(x), self._blurred(y)
+        luminance, contrast = STABILISERS
+        variances = self._blurred(x * x) - a * a + self._blurred(y * y) - b * b
+        covariance = self._blurred(x * y) - a * b
+        alike = (2 * a * b + luminance) * (2 * covariance + contrast)
+        similarity = alike / ((a * a + b * b + luminance) * (variances + contrast))
+        return (1 - similarity.mean(dim=(1, 2, 3))) / 2
+
+    def _blurred(self, images: Tensor) -> Tensor:
+        channels = images.shape[1]
+        window: Tensor = self.window.expand(channels, 1, 1, WINDOW)  # type: ignore[operator]
+        across = conv2d(images, window, groups=channels)
+        return conv2d(across, window.transpose(2, 3), groups=channels)
+
+
+def _lpips() -> ImageLoss:
+    from swiftsure.diffusion.lpips import Lpips
+
+    return Lpips.load()
+
+
+IMAGE_LOSSES: dict[str, Callable[[], ImageLoss]] = {"lpips": _lpips, "ssim": Ssim, "mse": Mse}
+"""Losses by name; LPIPS by name alone is that of an installed `lpips`."""
+
+
+def image_loss(loss: str | ImageLoss) -> ImageLoss:
+    """Return a loss by name, or as it is."""
+    if isinstance(loss, ImageLoss):
+        return loss
+    return IMAGE_LOSSES[checks.known("losses", loss, IMAGE_LOSSES)]()

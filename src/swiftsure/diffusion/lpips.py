@@ -1,0 +1,219 @@
+"""LPIPS: how different two images look, by what AlexNet makes of them.
+
+Zhang et al., *The Unreasonable Effectiveness of Deep Features as a Perceptual Metric* (CVPR 2018),
+version 0.1, with AlexNet: as `lpips.LPIPS(net="alex")` has it, which is what the paper uses. The
+weights are read from files that others published; none come with the library.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d, relu
+
+from swiftsure import checks
+from swiftsure.diffusion.image_losses import ImageLoss
+from swiftsure.files import npz
+from swiftsure.torch.models.published import plain_state_dict
+
+__all__ = ["Lpips"]
+
+MEAN = (-0.030, -0.088, -0.188)
+DEVIATION = (0.458, 0.448, 0.450)
+"""What images in [-1, 1] are shifted and divided by."""
+
+SMALLEST = 31
+"""Smaller images leave nothing for AlexNet's later layers."""
+
+TINY = 1e-10
+
+
+class Layer(NamedTuple):
+    """A convolution of AlexNet, and its number in torchvision's `features`."""
+
+    number: int
+    shape: tuple[int, int, int, int]
+    stride: int
+    padding: int
+    pooled: bool
+
+
+LAYERS = (
+    Layer(0, (64, 3, 11, 11), 4, 2, pooled=False),
+    Layer(3, (192, 64, 5, 5), 1, 2, pooled=True),
+    Layer(6, (384, 192, 3, 3), 1, 1, pooled=True),
+    Layer(8, (256, 384, 3, 3), 1, 1, pooled=False),
+    Layer(10, (256, 256, 3, 3), 1, 1, pooled=False),
+)
+"""AlexNet's convolutions; some see the layer before through a maximum over 3 x 3 places."""
+
+Weights = Mapping[str, Tensor]
+
+
+class Lpips(ImageLoss):
+    """LPIPS as a loss in [0, 1]: the published distance, clipped at 1.
+
+    Distances above 1 are possible and rare; what a policy promises is about the clipped one.
+
+    Parameters
+    ----------
+    weights
+        Tensors under any of the published names; see `load`.
+
+    Raises
+    ------
+    ValueError
+        If a tensor is missing or of another shape; the error says which.
+    """
+
+    name = "lpips"
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        super().__init__()
+        found = plain_state_dict(weights)
+        for k, layer in enumerate(LAYERS):
+            kernel = _found(found, _kernel_names(k, layer), layer.shape)
+            bias = _found(
+                found,
+                [
+                    each.replace("weight", "bias").replace("kernel", "bias")
+                    for each in _kernel_names(k, layer)
+                ],
+                layer.shape[:1],
+            )
+            linear = _found(found, _linear_names(k), (1, layer.shape[0], 1, 1))
+            self.register_buffer(f"kernel{k}", kernel)
+            self.register_buffer(f"bias{k}", bias)
+            self.register_buffer(f"linear{k}", linear)
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(DEVIATION).view(1, 3, 1, 1))
+
+    @classmethod
+    def load(cls, *files: str | os.PathLike[str]) -> Self:
+        """Read the weights.
+
+        Parameters
+        ----------
+        *files
+            One file with all of them, or AlexNet and LPIPS's own linear layers apart. Each is npz
+            (kernels as the JAX ports have them, height first), safetensors, or a state dict of
+            `lpips` or torchvision (`.pth`, read as plain tensors). Without AlexNet among them, that
+            of an installed torchvision is taken; without any file, an installed `lpips`.
+
+        Raises
+        ------
+        ValueError
+            If a file is not LPIPS; the error says which tensor is missing.
+        ImportError
+            If a package is needed and not installed.
+        """
+        if not files:
+            return cls(_installed("lpips", "LPIPS", net="alex", verbose=False))
+        weights: dict[str, Any] = {}
+        for file in files:
+            weights |= _read(Path(file))
+        linear = any(name in weights for k in range(len(LAYERS)) for name in _linear_names(k))
+        alexnet = any(n in weights for k, la in enumerate(LAYERS) for n in _kernel_names(k, la))
+        if linear and not alexnet:
+            weights |= _installed("torchvision.models", "alexnet", weights="DEFAULT")
+        return cls(weights)
+
+    def distance(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return the distance of each pair of images in [0, 1]."""
+        channels, height, width = images.shape[1:]
+        if channels != 3 or min(height, width) < SMALLEST:
+            raise ValueError(
+                f"`images` must have 3 channels and at least {SMALLEST} x {SMALLEST} pixels for"
+                f" LPIPS, but got {checks.shape_text((channels, height, width))}."
+            )
+        # Both in one go: twice as many images take less than twice as long.
+        both = torch.cat([images, others]) * 2 - 1
+        layer = (both - self.get_buffer("mean")) / self.get_buffer("deviation")
+        total = torch.zeros(len(images), device=images.device)
+        for k, described in enumerate(LAYERS):
+            layer = self._layer(k, described, layer)
+            length = layer.square().sum(dim=1, keepdim=True).sqrt()
+            one, two = (layer / (length + TINY)).chunk(2)
+            weighted = conv2d((one - two).square(), self.get_buffer(f"linear{k}"))
+            total = total + weighted.mean(dim=(1, 2, 3))
+        return total
+
+    def _layer(self, k: int, described: Layer, before: Tensor) -> Tensor:
+        if described.pooled:
+            before = max_pool2d(before, kernel_size=3, stride=2)
+        kernel, bias = self.get_buffer(f"kernel{k}"), self.get_buffer(f"bias{k}")
+        return relu(conv2d(before, kernel, bias, described.stride, described.padding))
+
+
+def _kernel_names(k: int, layer: Layer) -> list[str]:
+    """Return what a convolution's kernel is called: in torchvision, in `lpips`, in JAX ports."""
+    number = layer.number
+    return [
+        f"features.{number}.weight",
+        f"net.slice{k + 1}.{number}.weight",
+        f"AlexNet_0.Conv_{k}.kernel",
+    ]
+
+
+def _linear_names(k: int) -> list[str]:
+    return [
+        f"lin{k}.model.1.weight",
+        f"lins.{k}.model.1.weight",
+        f"NetLinLayer_{k}.Conv_0.kernel",
+    ]
+
+
+def _found(weights: Weights, names: Sequence[str], shape: Sequence[int]) -> Tensor:
+    """Return the tensor of one of these names, as PyTorch has it."""
+    name = next((each for each in names if each in weights), None)
+    if name is None:
+        raise ValueError(
+            f"The weights are not those of LPIPS with AlexNet: {names[0]} is missing (also called"
+            f" {', '.join(names[1:])})."
+        )
+    tensor = weights[name].float()
+    if name.endswith(".kernel"):
+        tensor = tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(
+            f"The weights are not those of LPIPS with AlexNet: {name} must have shape"
+            f" {checks.shape_text(shape)}, but got {checks.shape_text(tensor.shape)}."
+        )
+    return tensor.contiguous().clone()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the tensors of a file, by name."""
+    if not file.is_file():
+        raise ValueError(f"`files` must be existing files, but {file} is not one.")
+    if file.suffix == ".npz":
+        with npz(file) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays}
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(file))
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        return dict(plain_state_dict(loaded))
+    except Exception as error:  # whatever is wrong with a file, the user needs its name
+        raise ValueError(
+            f"{file} is not a state dict of plain tensors ({type(error).__name__})."
+        ) from None
+
+
+def _installed(module: str, maker: str, **options: Any) -> dict[str, Any]:
+    """Return the state dict of a network that another package makes."""
+    package = module.partition(".")[0]
+    try:
+        found: nn.Module = getattr(import_module(module), maker)(**options)
+    except ImportError:
+        raise ImportError(
+            f"LPIPS needs weights: name a file that holds all of them, Lpips.load('FILE.npz'), or"
+            f" install {package}."
+        ) from None
+    return dict(found.state_dict())

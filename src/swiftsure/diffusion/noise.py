@@ -1,0 +1,79 @@
+"""Noise that belongs to a sample: a function of seed, sample and place, whatever the batch.
+
+So a sample starts from the same noise, and meets the same noise at each step, under every threshold
+and in the full model: pairs differ by early exits alone. It is counted, not drawn in turn
+(SplitMix64; Steele et al., 2014), so any part of it can be had by itself, where it is needed.
+"""
+
+from collections.abc import Sequence
+from math import pi, prod
+
+import torch
+from torch import Tensor
+
+from swiftsure import checks
+
+__all__ = ["sample_noise"]
+
+
+def _signed(word: int) -> int:
+    """Return 64 bits as PyTorch has them, which knows no unsigned ones."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+FIRST = _signed(0xBF58476D1CE4E5B9)
+SECOND = _signed(0x94D049BB133111EB)
+HALF_WORD = 1 << 32
+
+
+def sample_noise(seed: int, samples: Tensor, place: int, shape: Sequence[int]) -> Tensor:
+    """Return standard normal noise, (n, *shape) in float32, on the device of `samples`.
+
+    On another device it is the same but for rounding.
+
+    Parameters
+    ----------
+    seed : int
+    samples : (n,)
+        Numbers of the samples.
+    place : int
+        What tells the noises of one sample apart: the time of a step.
+
+    Examples
+    --------
+    >>> both = sample_noise(0, torch.tensor([7, 3]), 1, (2, 2))
+    >>> bool((both[1:] == sample_noise(0, torch.tensor([3]), 1, (2, 2))).all())
+    True
+    """
+    checks.count("seed", seed, 0)
+    # MPS has no float64, without which the noise would depend on the device.
+    where = torch.device("cpu") if samples.device.type == "mps" else samples.device
+    stream = _mixed(torch.full((1, 1), _signed(seed % (1 << 64)), device=where))
+    for number in (samples.to(where).long()[:, None], torch.full((1, 1), place, device=where)):
+        stream = _mixed(stream + (number + 1) * GOLDEN)
+    size = prod(shape)
+    pairs = torch.arange(1, (size + 1) // 2 + 1, device=where)
+    words = _mixed(stream + pairs * GOLDEN)
+    # Box and Muller: a length and an angle from the halves of a word, to two normal numbers.
+    length = (_uniform(_shifted(words, 32)).log() * -2).sqrt()
+    angle = _uniform(words & (HALF_WORD - 1)) * (2 * pi)
+    normal = torch.cat([length * angle.cos(), length * angle.sin()], dim=1)[:, :size]
+    return normal.float().view(-1, *shape).to(samples.device)
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Return words whose every bit depends on every bit of what was given."""
+    words = (words ^ _shifted(words, 30)) * FIRST
+    words = (words ^ _shifted(words, 27)) * SECOND
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Shift to the right, with zeros from the left."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _uniform(half_words: Tensor) -> Tensor:
+    """Return numbers in (0, 1), never an end."""
+    return (half_words.double() + 0.5) / HALF_WORD

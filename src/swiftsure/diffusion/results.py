@@ -1,0 +1,66 @@
+"""What a generation gives."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from swiftsure.diffusion.rules import checked_thresholds
+
+__all__ = ["Generated", "joined"]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Generated images and what they took.
+
+    Attributes
+    ----------
+    images : (n, channels, height, width)
+        In [-1, 1], clipped.
+    exits : (n, n_steps)
+        Exit that each image took at each step, 0-based.
+    layers : (n,)
+        Mean number of blocks a step.
+    flops : (n,)
+        Of the whole generation.
+    stayed, left : (n,)
+        Largest confidence that did not make the image leave, and the smallest that did: every
+        threshold between them gives the same image. NaN where nobody looked.
+    """
+
+    images: Tensor
+    exits: NDArray[np.int64]
+    layers: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    stayed: NDArray[np.float32]
+    left: NDArray[np.float32]
+    strict: bool = False
+
+    def same_at(self, thresholds: ArrayLike) -> NDArray[np.bool_]:
+        """Return at which thresholds, (K,), each image would have come out the same, (n, K)."""
+        levels = checked_thresholds("thresholds", thresholds)[None]
+        stayed, left = self.stayed[:, None], self.left[:, None]
+        # Comparisons with NaN are false: where nobody looked, nothing is known.
+        if self.strict:
+            return (levels >= stayed) & (levels < left)
+        return (levels > stayed) & (levels <= left)
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """Return the images as bytes, (n, height, width, channels)."""
+        scaled = (self.images + 1).mul(127.5).round().clamp(0, 255)
+        return scaled.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+
+
+def joined(parts: list[Generated]) -> Generated:
+    """Put the images of all batches together."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = ("exits", "layers", "flops", "stayed", "left")
+    return Generated(
+        images=torch.cat([part.images for part in parts]),
+        strict=parts[0].strict,
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
+    )

@@ -1,0 +1,93 @@
+"""DeeDiff's training: denoising, and two losses that teach exits to know how wrong they are."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from swiftsure.torch.models.uvit import UViT
+
+__all__ = ["DeeDiffLosses", "deediff_losses"]
+
+
+class DeeDiffLosses(NamedTuple):
+    """Losses of a batch; their sum, equally weighted, is what DeeDiff descends.
+
+    Attributes
+    ----------
+    denoising
+        Mean squared error of the full output's noise.
+    uncertainty
+        Sum over exits of the mean squared error of uncertainties, against tanh of how far each
+        exit's noise is off.
+    layers
+        Sum over exits of the mean squared error of their noise, where it counts the less the less
+        sure they are ("uncertainty-aware layer-wise").
+    exits : (n_exits,)
+        Mean squared error of each exit's noise, the full output's last; for reports, detached.
+    """
+
+    denoising: Tensor
+    uncertainty: Tensor
+    layers: Tensor
+    exits: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Their sum."""
+        return self.denoising + self.uncertainty + self.layers
+
+
+def deediff_losses(
+    model: UViT,
+    images: Tensor,
+    times: Tensor,
+    noise: Tensor,
+    labels: Tensor | None = None,
+) -> DeeDiffLosses:
+    """Return the losses of a batch.
+
+    Parameters
+    ----------
+    model : UViT
+        With early exits.
+    images : (n, channels, height, width)
+        Noisy ones, as of `Schedule.noised`.
+    times : (n,)
+        As the network sees them, as of `Schedule.times`.
+    noise
+        The noise in them.
+
+    Examples
+    --------
+    >>> from swiftsure.diffusion import Schedule
+    >>> schedule, model = Schedule(), UViT(image_size=8, width=16, depth=2, n_heads=2)
+    >>> clean, noise, times = torch.zeros(4, 3, 8, 8), torch.randn(4, 3, 8, 8), torch.arange(4)
+    >>> noisy = schedule.noised(clean, noise, times)
+    >>> losses = deediff_losses(model, noisy, schedule.times(times), noise)
+    >>> losses.total.backward()
+    >>> tuple(losses.exits.shape)
+    (4,)
+    """
+    if noise.shape != images.shape:
+        raise ValueError(
+            f"`noise` must have the images' shape {tuple(images.shape)}, but got"
+            f" {tuple(noise.shape)}."
+        )
+    batch = (images, times) if labels is None else (images, times, labels)
+    uncertainty = layers = torch.zeros((), device=images.device)
+    errors = []
+    last = model.n_exits - 1
+    state = model.begin(batch)
+    for k in range(last):
+        state = model.advance(k, state)
+        off = model.estimate(k, state).float() - noise
+        unsure = model.uncertainty(state).float()
+        squares = off.square()
+        uncertainty = uncertainty + mse_loss(unsure, off.detach().abs().tanh())
+        layers = layers + ((1 - unsure.detach()) * squares).mean()
+        errors.append(squares.detach().mean())
+    estimate = model.estimate(last, model.advance(last, state)).float()
+    denoising = mse_loss(estimate, noise)
+    return DeeDiffLosses(denoising, uncertainty, layers, torch.stack([*errors, denoising.detach()]))

@@ -1,0 +1,132 @@
+"""The paper's figure for diffusion, from a record."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.cli import main
+from swiftsure.reproduce import diffusion
+from swiftsure.reproduce.diffusion import CONTROLS
+
+MODULE = sys.modules[diffusion.__module__]
+LEVELS = np.array([0.05, 0.1, 0.15])
+
+
+def pairs(n=300, K=8, seed=0):
+    rng = np.random.default_rng(seed)
+    fast = np.linspace(0, 1, K)
+    distances = np.clip(0.4 * fast**2 * rng.gamma(2.0, 0.5, size=(n, K)), 0, 1)
+    layers = np.clip(9 - 8 * fast + 0.3 * fast * rng.normal(size=(n, K)), 1, 9)
+    return ss.ThresholdRecord(
+        [None, *np.linspace(0.95, 0.5, K - 1)],
+        inconsistencies={"lpips": distances, "mse": distances / 4},
+        costs={"layers": layers, "flops": 1e9 * (layers + 1)},
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "small.parquet"
+    pairs().save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(saved):
+    return diffusion(saved, n_calibration=150, splits=20, epsilons=LEVELS, seed=4)
+
+
+def test_risks_and_layers_are_those_of_the_record(result):
+    """Every split chose some threshold, and its test part has that one's risk and layers."""
+    losses, layers = pairs().inconsistencies["lpips"], pairs().costs["layers"]
+    rng = np.random.default_rng(4)
+    for split in range(20):
+        test = rng.permutation(300)[150:]
+        for label in CONTROLS:
+            for level in range(3):
+                chosen = result.study.thresholds[label][split, level]
+                column = int(np.argmin(np.abs(pairs().thresholds - min(chosen, 1e9))))
+                column = 0 if np.isinf(chosen) else column
+                expected = losses[test, column].mean()
+                assert result.study.test_risk[label][split, level] == pytest.approx(expected)
+                expected = layers[test, column].mean()
+                assert result.study.exit_layer[label][split, level] == pytest.approx(expected)
+
+
+def test_valid_controls_keep_the_level(result):
+    for label in ("UCB (WSR)", "UCB (STaR)", "CRC (monotone)"):
+        assert (result.study.test_risk[label].mean(axis=0) <= LEVELS).all()
+        assert (result.study.gain[label].mean(axis=0) > 10).all()
+
+
+def test_the_table_and_the_files(result, tmp_path):
+    table = result.table()
+    assert [row["ε"] for row in table] == [0.05, 0.1, 0.15] * len(CONTROLS)
+    first = table[0]
+    label = first["control"]
+    assert first["layers"] == pytest.approx(result.study.exit_layer[label][:, 0].mean())
+    assert first["layers saved, %"] == pytest.approx(result.study.gain[label][:, 0].mean())
+    assert first["FLOPs saved, %"] < first["layers saved, %"]
+    files = result.write(tmp_path / "new")
+    assert [file.name for file in files] == [
+        "diffusion.png",
+        "diffusion_layers.csv",
+        "diffusion_summary.csv",
+    ]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    with files[1].open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert float(rows[0]["layers"]) == first["layers"]
+    assert result.title == "small, 300 pairs, n = 150"
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Run the command in a folder of its own, and return its exit status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["swiftsure", "reproduce", "diffusion", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0
+
+    return run
+
+
+def test_the_command(command, saved, tmp_path, capsys):
+    options = ["--record", str(saved), "--n", "150", "--splits", "3", "-o", "here", "--json"]
+    assert command(*options) == 0
+    shown = json.loads(capsys.readouterr().out)
+    expected = diffusion(saved, n_calibration=150, splits=3).table()
+    assert shown["table"] == expected
+    assert (tmp_path / "here" / "diffusion.png").is_file()
+    assert command(*options[:-1], "--loss", "mse") == 0
+    table = diffusion(saved, loss="mse", n_calibration=150, splits=3).table()
+    assert f"{table[0]['control']}\t0.05\t{table[0]['test risk']:.3f}" in capsys.readouterr().out
+
+
+def test_a_missing_asset_says_how_to_make_it(command, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(MODULE, "RECORD", tmp_path / "absent.parquet")
+    with pytest.raises(
+        ValueError, match=r"train\.py and then records\.py of experiments/diffusion"
+    ):
+        diffusion()
+    assert command() == 2
+    said = capsys.readouterr().err
+    assert "--record FILE.parquet" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_losses_and_files_are_refused(saved, tmp_path):
+    with pytest.raises(ValueError, match="lpips, mse"):
+        diffusion(saved, loss="ssim", n_calibration=100, splits=2)
+    with pytest.raises(ValueError, match="`n_calibration` must leave test samples"):
+        diffusion(saved, splits=2)
+    with pytest.raises(ValueError, match=r"absent\.parquet"):
+        diffusion(tmp_path / "absent.parquet")

@@ -1,0 +1,255 @@
+"""Sweeps: what every threshold would give by itself, with fewer runs; kept and resumed."""
+
+import numpy as np
+import pytest
+import torch
+
+import swiftsure as ss
+from diffusion.builders import Sure, confidence_levels, network
+from swiftsure.diffusion import (
+    DDIM,
+    DDPM,
+    DeeDiff,
+    ExitRule,
+    Mse,
+    Schedule,
+    pilot_thresholds,
+    sweep,
+)
+
+SAMPLER = DDIM(4, Schedule(40))
+RULES = [{}, {"strict": True, "min_exit": 1}]
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    """How many images were generated, call by call."""
+    calls, plain = [], DeeDiff.generate
+
+    def generate(self, samples, **options):
+        made = plain(self, samples, **options)
+        calls.append(len(made.images))
+        return made
+
+    monkeypatch.setattr(DeeDiff, "generate", generate)
+    return calls
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["plain", "strict"])
+@pytest.mark.parametrize("sampler", [SAMPLER, DDPM(Schedule(6))], ids=["ddim", "ddpm"])
+def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
+    model = network()
+    levels = confidence_levels(DeeDiff(model, sampler=sampler))
+    record = sweep(
+        model, 5, thresholds=levels, losses=["mse"], sampler=sampler, seed=2, first=3, **rule
+    )
+    assert record.thresholds.tolist() == [np.inf, *levels]
+    assert record.ids.tolist() == [3, 4, 5, 6, 7]
+    full = DeeDiff(model, sampler=sampler).generate(range(3, 8), seed=2)
+    losses = record.inconsistencies["mse"]
+    assert (losses[:, 0] == 0).all()
+    assert len(np.unique(losses.round(6))) > 5
+    for column, level in enumerate([None, *levels]):
+        alone = DeeDiff(model, ExitRule(level, **rule), sampler=sampler).generate(
+            range(3, 8), seed=2
+        )
+        np.testing.assert_allclose(losses[:, column], Mse()(alone.images, full.images), atol=1e-5)
+        np.testing.assert_allclose(record.costs["layers"][:, column], alone.layers)
+        np.testing.assert_allclose(record.costs["flops"][:, column], alone.flops)
+
+
+def test_the_order_of_work_changes_nothing(tmp_path):
+    model, options = network(), {"losses": ["mse"], "sampler": SAMPLER}
+    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
+    whole = sweep(model, 7, thresholds=levels, **options)
+    pieces = sweep(
+        model, 7, thresholds=levels, batch_size=2, shards=tmp_path, shard_size=3, **options
+    )
+    np.testing.assert_allclose(
+        pieces.inconsistencies["mse"], whole.inconsistencies["mse"], atol=1e-5
+    )
+    np.testing.assert_array_equal(pieces.costs["layers"], whole.costs["layers"])
+    np.testing.assert_array_equal(pieces.ids, whole.ids)
+
+
+def test_thresholds_that_change_nothing_are_not_run(generated):
+    record = sweep(
+        Sure(0.5).eval(),
+        6,
+        thresholds=[0.99, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1],
+        losses=["mse"],
+        sampler=SAMPLER,
+    )
+    assert sum(generated) == 6 * 3  # in full, above every confidence, below every confidence
+    assert record.costs["layers"][0].tolist() == [4] * 5 + [1] * 5
+    assert (record.inconsistencies["mse"] == 0).all()
+
+
+def test_labels_belong_to_the_samples():
+    model, labels = network(n_classes=3), [0, 2, 1, 1, 0, 2, 2]
+    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER), 7, labels=labels)[1:3]
+    options = {"losses": ["mse"], "sampler": SAMPLER, "thresholds": levels}
+    record = sweep(model, 7, labels=labels, batch_size=3, **options)
+    full = DeeDiff(model, sampler=SAMPLER).generate(7, labels=labels)
+    for column, level in enumerate(levels, start=1):
+        alone = DeeDiff(model, level, sampler=SAMPLER).generate(7, labels=labels)
+        np.testing.assert_allclose(record.costs["layers"][:, column], alone.layers)
+        expected = Mse()(alone.images, full.images)
+        np.testing.assert_allclose(record.inconsistencies["mse"][:, column], expected, atol=1e-5)
+    with pytest.raises(ValueError, match="the model has 3 classes"):
+        sweep(model, 7, **options)
+
+
+# ----------------------------------------------------------------------------------------- shards
+
+
+class Stops(Mse):
+    """A loss that is killed after a while."""
+
+    calls_left = 3
+
+    def distance(self, images, others):
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise KeyboardInterrupt
+        return super().distance(images, others)
+
+
+def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated):
+    model = network()
+    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
+    options = {"thresholds": levels, "sampler": SAMPLER, "shards": tmp_path, "shard_size": 2}
+    expected = sweep(model, 6, losses=["mse"], **(options | {"shards": None}))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, 6, losses=[Stops()], **options)
+    kept = len(list(tmp_path.glob("shard-*.parquet")))
+    assert 0 < kept < 3
+    generated.clear()
+    record = sweep(model, 6, losses=["mse"], **options)
+    assert sum(generated) <= (6 - 2 * kept) * 3
+    np.testing.assert_allclose(
+        record.inconsistencies["mse"], expected.inconsistencies["mse"], atol=1e-6
+    )
+    assert record.ids.tolist() == list(range(6))
+    generated.clear()
+    again = sweep(model, 6, losses=["mse"], **options)
+    assert not generated
+    np.testing.assert_array_equal(again.costs["flops"], record.costs["flops"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"thresholds": [0.6]}, "thresholds"),
+        ({"losses": ["ssim"]}, "losses"),
+        ({"sampler": DDIM(3, Schedule(40))}, "settings"),
+        ({"model": network(1)}, "model"),
+        ({"n": 4}, "n"),
+        ({"first": 1}, "first"),
+        ({"shard_size": 1}, "shard_size"),
+    ],
+    ids=str,
+)
+def test_shards_of_another_run_are_refused(tmp_path, changes, named):
+    options = {"model": network(), "n": 2, "thresholds": [0.5], "losses": ["mse"]}
+    options |= {"sampler": SAMPLER, "shards": tmp_path}
+    sweep(**options)
+    with pytest.raises(ValueError, match=rf"holds another run, with other {named}:"):
+        sweep(**options | changes)
+
+
+# --------------------------------------------------------------------------------------- policies
+
+
+def test_from_sweep_to_policy_to_generation(tmp_path):
+    model = network()
+    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
+    record = sweep(model, 40, thresholds=levels, losses=["mse"], sampler=SAMPLER, min_exit=1)
+    record.save(tmp_path / "record.parquet")
+    record = ss.ThresholdRecord.load(tmp_path / "record.parquet")
+    policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
+    assert policy.threshold in levels
+    fast = DeeDiff(model, policy)
+    assert fast.rule == ExitRule(policy.threshold, min_exit=1)
+    made = fast.generate(5)
+    column = levels.index(policy.threshold) + 1
+    np.testing.assert_allclose(made.layers, record.costs["layers"][:5, column])
+    with pytest.raises(ValueError, match="another model"):
+        DeeDiff(network(1), policy)
+
+
+def test_pilot_thresholds_spread_over_the_layers():
+    model = network()
+    options = {"sampler": SAMPLER, "min_exit": 1}
+    levels = pilot_thresholds(model, 6, n=8, **options)
+    assert levels[0] is None
+    assert 4 <= len(levels) <= 7
+    assert (np.diff(levels[1:]) < 0).all()
+    layers = [
+        DeeDiff(model, ExitRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
+        for level in levels
+    ]
+    means = np.mean(layers, axis=1)
+    assert means[-1] == 2  # all leave as soon as they may
+    assert (np.diff(means) <= 0.2).all()
+    assert len(np.unique(means.round(1))) >= 4
+
+
+# ----------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 0}, "`n` must be at least 1"),
+        ({"thresholds": []}, "`thresholds` must be a list"),
+        ({"thresholds": [0.5, 0.5]}, "`thresholds` must fall"),
+        ({"thresholds": [0.5, 0.7]}, "`thresholds` must fall"),
+        ({"thresholds": [2.0]}, "`thresholds` must be at most 1"),
+        ({"losses": []}, "`losses` must be at least one"),
+        ({"losses": ["mse", "mse"]}, "each once"),
+        ({"losses": ["psnr"]}, "`losses` must be one of"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"shard_size": 0}, "`shard_size`"),
+        ({"first": -1}, "`first`"),
+        ({"min_exit": 9}, "`min_exit`"),
+        ({"dtype": "int8"}, "`dtype`"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(changes, message):
+    options = {"n": 2, "thresholds": [0.5], "losses": ["mse"], "sampler": SAMPLER}
+    with pytest.raises(ValueError, match=message):
+        sweep(network(), **options | changes)
+
+
+def test_a_bar_shows_all_work(monkeypatch, tmp_path):
+    from contextlib import contextmanager
+
+    from swiftsure.diffusion import sweeping
+
+    seen = {}
+
+    @contextmanager
+    def steps(title, total, shown):
+        seen.update(title=title, total=total, shown=shown, done=0)
+        yield lambda: seen.update(done=seen["done"] + 1)
+
+    monkeypatch.setattr(sweeping, "steps", steps)
+    model, options = network(), {"thresholds": [0.9, 0.5], "losses": ["mse"], "sampler": SAMPLER}
+    for _ in range(2):  # the second time from shards
+        sweep(model, 5, shards=tmp_path, shard_size=2, progress=True, **options)
+        assert seen == {"title": "sweeping", "total": 15, "shown": True, "done": 15}
+
+
+def test_losses_run_where_the_images_are():
+    class Elsewhere(Mse):
+        name = "elsewhere"
+        moved: torch.device | None = None
+
+        def to(self, device):
+            type(self).moved = device
+            return super().to(device)
+
+    sweep(network(), 1, thresholds=[0.5], losses=[Elsewhere()], sampler=SAMPLER)
+    assert Elsewhere.moved == torch.device("cpu")

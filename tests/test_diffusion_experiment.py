@@ -1,0 +1,221 @@
+"""The diffusion experiment: its data in their published layouts, its scripts at tiny settings."""
+
+import importlib
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
+
+import swiftsure as ss  # noqa: E402
+from swiftsure.diffusion import DDIM, DeeDiff, Schedule  # noqa: E402
+from swiftsure.torch.models import UViT  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "diffusion"
+RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
+TINY = """
+[data]
+name = "cifar10"
+
+[model]
+image_size = 32
+patch_size = 4
+width = 48
+depth = 2
+n_heads = 2
+mlp_ratio = 1.0
+uncertainty_ratio = 0.5
+n_classes = 10
+
+[schedule]
+n_times = 20
+last_beta = 0.5
+time_scale = 1000.0
+
+[training]
+steps = 60
+batch = 8
+lr = 5e-3
+weight_decay = 0.03
+warm_up = 0.1
+clip = 1.0
+average = 0.9
+early_weight = 0.5
+placed = true
+half = true
+"""
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Run a script of the experiment, or import a module of it, as it would be by itself."""
+    path = list(sys.path)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    torch.set_num_threads(1)
+
+    def run(name, *arguments):
+        module = importlib.import_module(name)
+        if arguments:
+            monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+            module.main()
+        return module
+
+    yield run
+    for name in ("data", "images", "records", "train"):
+        sys.modules.pop(name, None)
+    sys.path[:] = path
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A recipe, and a folder of so few images that look like CIFAR-10."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    rng = np.random.default_rng(0)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        labels = rng.integers(0, 10, 4, np.uint8)
+        colours = np.repeat(25 * labels[:, None], 3072, axis=1).astype(np.uint8)
+        np.concatenate([labels[:, None], colours], axis=1).tofile(tmp_path / f"{name}.bin")
+    return tmp_path
+
+
+def train(script, tiny, *more):
+    script("train", tiny / "tiny.toml", "--data", tiny, "--output", tiny / "out", *more)
+    return json.loads((tiny / "out" / "tiny.json").read_text())
+
+
+def test_a_network_is_trained_reported_and_shown(script, tiny):
+    report = train(script, tiny, "--seed", 3)
+    assert report["finished"]
+    assert (report["seed"], report["steps"], report["images"]) == (3, 60, 480)
+    losses = report["test_losses"]
+    assert len(losses["exits"]) == 4
+    assert losses["exits"][-1] == losses["denoising"] < 0.95  # 1 before it has learnt
+    assert losses["images"] == 4
+    with Image.open(tiny / "out" / "tiny.png") as sheet:
+        assert sheet.size == (320, 256)
+    model = script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"])
+    assert isinstance(model, UViT)
+    assert model.n_exits == 4
+
+
+def test_training_follows_the_clock(script, tiny):
+    report = train(script, tiny, "--seconds", "1.5", "--checkpoint", "0")
+    assert report["seconds"] >= 1
+    assert report["steps"] % 25 == 1  # whole rounds, and the step that prepares
+    assert report["finished"]
+
+
+def test_patches_are_placed_by_row_and_column(script):
+    model = UViT(image_size=12, patch_size=4, width=16, depth=2, n_heads=2, n_classes=3)
+    extras = model.pos_embed[0, :2].clone()
+    script("train").place_patches(model)
+    places = model.pos_embed[0, 2:].detach()
+    rows, columns = places.view(3, 3, 16).split(8, dim=2)
+    assert torch.equal(rows, rows[:, :1].expand_as(rows))
+    assert torch.equal(columns, rows.transpose(0, 1))
+    assert len(rows[:, 0].unique(dim=0)) == 3
+    assert places.square().mean().item() == pytest.approx(0.5)
+    assert torch.equal(model.pos_embed[0, :2], extras)
+
+
+def test_rates_rise_and_fall(script):
+    rate = script("train").rate
+    assert rate(0, 0.1) == 0
+    assert rate(0.05, 0.1) == pytest.approx(0.5)
+    assert rate(0.1, 0.1) == pytest.approx(1)
+    assert rate(0.55, 0.1) == pytest.approx(0.5)
+    assert rate(1, 0.1) == pytest.approx(0)
+
+
+def test_a_run_that_is_cut_off_keeps_its_weights_and_goes_on(script, tiny, monkeypatch):
+    module = script("train")
+    step = module.Trainer.step
+
+    def cut(self, batch, share):
+        if self.steps == 40:
+            raise KeyboardInterrupt
+        return step(self, batch, share)
+
+    monkeypatch.setattr(module.Trainer, "step", cut)
+    with pytest.raises(KeyboardInterrupt):
+        train(script, tiny, "--resume", "--checkpoint", "0")
+    report = json.loads((tiny / "out" / "tiny.json").read_text())
+    assert not report["finished"]
+    assert report["steps"] == 26
+    kept = script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"])
+    state = torch.load(tiny / "out" / "tiny.state.pt", weights_only=True)
+    for name, value in kept.state_dict().items():
+        torch.testing.assert_close(value, state["average"][name], rtol=1e-3, atol=1e-4)
+    monkeypatch.setattr(module.Trainer, "step", step)
+    report = train(script, tiny, "--resume")
+    assert report["finished"]
+    assert report["steps"] == 60
+    assert train(script, tiny, "--resume")["steps"] == 60  # nothing is left to do
+
+
+def test_pairs_are_recorded_and_shown(script, tiny):
+    report = train(script, tiny)
+    options = ("--results", tiny / "out", "--n", 12, "--steps", 4, "--thresholds", 5, "--batch", 5)
+    script("records", "tiny", *options)
+    record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
+    assert record.n == 12
+    assert set(record.inconsistencies) == {"ssim", "mse"}
+    assert record.thresholds[0] == np.inf
+    found = json.loads((tiny / "out" / "tiny.json").read_text())
+    assert found["test_losses"] == report["test_losses"]
+    assert found["record"]["layers"][0] == 3
+    assert found["record"]["mse"] == record.inconsistencies["mse"].mean(axis=0).round(4).tolist()
+    assert found["record"]["share_of_flops"][-1] < 1
+    rows = len(np.unique(np.linspace(0, len(record.thresholds) - 1, 6).round()))
+    with Image.open(tiny / "out" / "tiny_thresholds.webp") as sheet:
+        assert sheet.size == (320, 32 * rows)
+        shown = np.asarray(sheet)[:32, :32]
+    model = script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"])
+    fast = DeeDiff(model, sampler=DDIM(4, Schedule(20, last_beta=0.5, time_scale=1000.0)))
+    assert record.fingerprint == fast.fingerprint
+    label = script("records").classes(12, 10, 0)[:1]
+    made = fast.generate(1, labels=label).pixels()[0]
+    assert np.abs(made.astype(int) - shown).max() <= 1
+    levels = json.loads((tiny / "out" / "tiny_shards" / "thresholds.json").read_text())
+    assert levels[1:] == record.thresholds[1:].tolist()
+    script("records", "tiny", *options)  # goes on from its shards, and has nothing to do
+    policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.5)
+    DeeDiff(model, policy).generate(1, labels=label)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_whole(script, path):
+    recipe = tomllib.loads(path.read_text())
+    assert recipe["data"]["name"] in script("images").DATA_SETS
+    with torch.device("meta"):
+        model = UViT(**recipe["model"])
+    n = sum(p.numel() for p in model.parameters())
+    assert n < (20e6 if "cifar10" in path.stem else 50e6)
+    Schedule(**recipe["schedule"])
+    assert set(recipe["training"]) == set(tomllib.loads(TINY)["training"])
+
+
+def test_celeba_is_read_as_published(script, tmp_path):
+    (tmp_path / "img_align_celeba").mkdir()
+    lines = []
+    for k in range(6):
+        name = f"{k + 1:06d}.jpg"
+        photograph = np.zeros((218, 178, 3), np.uint8)
+        photograph[57:185, 25:153] = 40 * k  # the face
+        Image.fromarray(photograph).save(tmp_path / "img_align_celeba" / name, quality=95)
+        lines.append(f"{name} {k % 3}")
+    (tmp_path / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    load = script("images").load
+    recipe = {"data": {"name": "celeba", "size": 16}}
+    for part, expected in (("train", [0, 120]), ("test", [80, 200])):
+        found = load(recipe, tmp_path, part)
+        assert found.images.shape == (2, 3, 16, 16)
+        middles = found.images[:, :, 4:12, 4:12].float().mean(dim=(1, 2, 3))
+        np.testing.assert_allclose(middles, expected, atol=2)
+    with pytest.raises(FileNotFoundError, match=r"list_eval_partition\.txt"):
+        load(recipe, tmp_path / "img_align_celeba", "train")
