@@ -164,7 +164,7 @@ def make_policy(
         promises=tuple(
             _promise(rule, c, r, index, pool, upper) for c, r in zip(curves, results, strict=True)
         ),
-        control=rule.name,
+        control=chosen.control,
         options=rule.options(),
         n=chosen.n,
         unit="groups" if curve.grouped else "samples",

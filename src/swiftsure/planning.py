@@ -15,7 +15,7 @@ from swiftsure.control import Control, ControlResult, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
-from swiftsure.policy import Policy, percent
+from swiftsure.policy import BUDGET, Policy, percent
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 
@@ -234,7 +234,7 @@ class BudgetPlan:
     epsilon : float or None
         The level; None where none below the loss's bound is certified.
     threshold
-        The setting that meets the budget.
+        The setting that meets the budget; None for the full model.
     cost, full_cost : float
         Mean cost at that setting on the samples that did not choose it, and of the full model.
     policy : Policy
@@ -336,11 +336,11 @@ def lowest_epsilon(
     certified = level < curve.loss_range.high
     result = ControlResult(
         index=index if certified and index else None,
-        threshold=setting(curve, index) if certified else None,
+        threshold=setting(curve, index) if certified and index else None,
         guarantee="probability",
         epsilon=level,
         delta=delta,
-        control="budget",
+        control=BUDGET,
         bound=chosen_bound.name,
         n=len(rest),
         seed=seed,

@@ -15,10 +15,22 @@ from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
 
-__all__ = ["Certificate", "Policy", "Promise", "percent", "promise_sentence", "sentence_parts"]
+__all__ = [
+    "BUDGET",
+    "Certificate",
+    "Policy",
+    "Promise",
+    "fewest_samples",
+    "percent",
+    "promise_sentence",
+    "sentence_parts",
+]
 
 VERSION = 1
 """Version of the policy file; a newer one is refused."""
+
+BUDGET = "budget"
+"""The control of a certificate whose setting was chosen by a compute budget."""
 
 UNBOUND = "bound to no particular model, having been made from arrays alone"
 
@@ -55,6 +67,7 @@ class Certificate(_Frozen):
     delta: float | None
     promises: tuple[Promise, ...] = Field(min_length=1)
     control: str
+    """What chose the setting: a control by name, or "budget" where its cost did."""
     options: dict[str, Any]
     n: int
     unit: Literal["samples", "groups"]
@@ -73,6 +86,11 @@ class Certificate(_Frozen):
     """Fingerprint of the losses, confidences and settings that were seen."""
     model: str | None = None
     """Fingerprint of the model; None for a policy made from arrays alone."""
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether a compute budget chose the setting, and its risk's upper bound the level."""
+        return self.control == BUDGET
 
 
 class Policy(_Frozen):
@@ -178,7 +196,8 @@ def sentence_parts(policy: Policy) -> tuple[str, str]:
     """
     certificate = policy.certificate
     if policy.runs_full_model:
-        return f"Always runs the full model: {_nothing_certified(certificate)}.", ""
+        reason = _budget_in_full if certificate.by_budget else _nothing_certified
+        return f"Always runs the full model: {reason(certificate)}.", ""
     promise = f"{_action(policy)}{_saving(certificate)}: {promise_sentence(certificate)}"
     if certificate.guarantee == "none":
         return promise, f"; it is {UNBOUND}." if certificate.model is None else "."
@@ -245,17 +264,33 @@ def _listed(clauses: list[str]) -> str:
     return "; that ".join(most) + f"; and that {last}" if most else last
 
 
+def _budget_in_full(certificate: Certificate) -> str:
+    promise = certificate.promises[0]
+    if promise.upper_bound is None:  # nothing was tested
+        return "the budget allows it"
+    return (
+        f"for the setting that meets the budget, no level of the {promise} below {promise.epsilon:g}"
+        f" was certified with probability at least {_surety(certificate)} on {certificate.n:,}"
+        f" calibration {certificate.unit}"
+    )
+
+
 def _nothing_certified(certificate: Certificate) -> str:
     goals = " and ".join(f"the {p} within {p.epsilon:g}" for p in certificate.promises)
-    text = f"nothing faster was certified to keep {goals}"
+    verb = "found" if certificate.guarantee == "none" else "certified"
+    text = f"nothing faster was {verb} to keep {goals}"
     if certificate.guarantee == "probability":
         text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
-    needed = [_needed(certificate, promise) for promise in certificate.promises]
-    most = max(needed)
-    if most > certificate.n:
-        text += f" (no valid method can with fewer than {most:,})"
+    fewest = fewest_samples(certificate)
+    if fewest > certificate.n:
+        text += f" (no valid method can with fewer than {fewest:,})"
     return text
+
+
+def fewest_samples(certificate: Certificate) -> int:
+    """Return the fewest samples with which its promises can be certified at all; 0 if unknown."""
+    return max(_needed(certificate, promise) for promise in certificate.promises)
 
 
 def _surety(certificate: Certificate) -> str:

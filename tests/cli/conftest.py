@@ -7,6 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.cli import main
+from swiftsure.reproduce.segmentation import SCORES
 from swiftsure.simulate import Population
 
 
@@ -60,6 +61,14 @@ def files(tmp_path_factory, sample, record, thresholds):
         },
     )
     ss.calibrate(record, loss="zero_one", epsilon=0.05).save(folder / "deployed.json")
+    ss.ExitRecord(
+        dict.fromkeys(SCORES, record.confidences["top1"]),
+        losses=dict.fromkeys(("miou", "pixel_brier"), record.losses["zero_one"]),
+        inconsistencies=dict.fromkeys(
+            ("miscoverage", "pixel_brier"), record.inconsistencies["zero_one"]
+        ),
+        costs={"flops": record.costs["flops"]},
+    ).save(folder / "scenes.parquet")
     (folder / "losses.jsonl").write_text('{"loss": 0, "exit": 0}\n' * 300 + '{"loss": 1}\n')
     rng = np.random.default_rng(1)
     quality = 0.4 - 0.1 * np.linspace(0, 1, 6) + 0.05 * rng.normal(size=(1100, 6))

@@ -51,3 +51,16 @@ def test_data_must_be_given(run):
     done = run("reproduce", "calm-cnndm")
     assert done.status == 2
     assert "--data" in done.err
+
+
+def test_segmentation_writes_the_papers_tables(run, tmp_path):
+    done = run("reproduce", "segmentation", "--record", "scenes.parquet", "--splits", "4",
+               "--draws", "5", "-o", str(tmp_path), "--json")  # fmt: skip
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    assert [len(found["tables"][gain]) for gain in ("exit", "flops")] == [9, 9]
+    assert (tmp_path / "table_exit.md").is_file()
+    shown = run("reproduce", "segmentation", "--record", "scenes.parquet", "--splits", "2",
+                "--draws", "2", "-o", str(tmp_path))  # fmt: skip
+    assert "Mean, Top-1" in shown.out
+    assert run("reproduce", "segmentation", "--record", "record.parquet").status == 2

@@ -41,7 +41,9 @@ def t5(seed=0, *, layers=4, gated=False, tied=True, multilingual=False, **option
         "eos_token_id": EOS,
         "initializer_factor": 2.0 if tied else 1.0,
     }
-    return model_class(config_class(**settings | options)).eval()
+    config = config_class(**settings | options)
+    config.tie_word_embeddings = tied  # which some versions do not take at once
+    return model_class(config).eval()
 
 
 def llama(seed=0, *, layers=4, **options):

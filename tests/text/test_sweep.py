@@ -181,7 +181,7 @@ def test_a_classifier_never_calibrates_on_its_training_texts():
     seen = texts(6)
     judge = train_meta(model, seen, tokenizer(), max_new_tokens=4, epochs=1, progress=False)
     options = {"score": "meta", "classifier": judge}
-    with pytest.raises(ValueError, match="trained on 1 of them, number 4 first"):
+    with pytest.raises(ValueError, match="which saw 1 of them in training, number 4 first"):
         small(model, texts=[*texts(4, seed=9), seen[3]], **options)
     record = small(model, texts=texts(4, seed=9), **options)
     assert record.settings["score"] == "meta"

@@ -181,5 +181,66 @@ def diffusion(
         print_text(f"Wrote {file}")
 
 
+@reproduce.command("segmentation", cls=Verb)
+def segmentation(
+    record: Annotated[
+        Path,
+        typer.Option(help="Exit record with the nine image-level scores.", show_default=False),
+    ],
+    scenes: Annotated[
+        Path | None,
+        typer.Option(help="npz with labels, predictions and confidences of two scenes."),
+    ] = None,
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    draws: Annotated[int, typer.Option(help="Calibration sets that test the promises.")] = 1000,
+    delta: options.Delta = 0.1,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
+    ] = Path("results/segmentation"),
+    json: options.Json = False,
+) -> None:
+    """Semantic segmentation (section 5.2 of the paper, Tables 1, 3 and 4).
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce segmentation --record scenes.parquet --draws 100
+    """
+    from swiftsure.files import npz
+    from swiftsure.records import ExitRecord
+    from swiftsure.reproduce import segmentation as experiment
+
+    result = experiment(
+        ExitRecord.load(record),
+        splits=splits,
+        draws=draws,
+        delta=delta,
+        seed=seed,
+        progress=False if json else None,
+    )
+    arrays = None
+    if scenes is not None:
+        with npz(scenes) as held:
+            arrays = {name: held[name] for name in held}
+    files = result.write(output, arrays)
+    tables = {gain: result.table(gain) for gain in ("exit", "flops")}
+    if json:
+        print_json({"tables": tables, "files": [str(file) for file in files]})
+        return
+    for gain, title in (("exit", "mean exit"), ("flops", "FLOPs")):
+        print_table(
+            f"Gain in {title}, %, over {splits} splits: ε = 0.01, 0.05 and 0.1",
+            ["score", *result.risks],
+            [[row["score"], *_triples(list(row.values())[1:])] for row in tables[gain]],
+        )
+    for file in files:
+        print_text(f"Wrote {file}")
+
+
+def _triples(values: list[float | str]) -> list[str]:
+    texts = [value if isinstance(value, str) else f"{value:.1f}" for value in values]
+    return [" / ".join(texts[i : i + 3]) for i in range(0, len(texts), 3)]
+
+
 def _pairs(values: list[float]) -> list[str]:
     return [f"{a:.1f} / {b:.1f}" for a, b in zip(values[::2], values[1::2], strict=True)]

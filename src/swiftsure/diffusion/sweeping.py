@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,10 @@ from swiftsure.diffusion.inputs import class_labels
 from swiftsure.diffusion.results import Generated
 from swiftsure.diffusion.rules import ExitRule, checked_thresholds
 from swiftsure.diffusion.schedules import Sampler
-from swiftsure.diffusion.shards import Shards, joined
 from swiftsure.exits import exit_indices
 from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
+from swiftsure.records.shards import Shards, joined
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.staged import StagedModel
 
@@ -115,7 +114,7 @@ def sweep(
         "labels": None if classes is None else classes.tolist(),
         "shard_size": checks.count("shard_size", shard_size),
     }
-    kept = Shards(None if shards is None else Path(shards), identity)
+    kept = Shards(shards, identity)
     parts = []
     with steps("sweeping", n * len(run.grid), progress) as advance:
         for number, start in enumerate(range(0, n, shard_size)):

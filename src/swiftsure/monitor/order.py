@@ -20,6 +20,9 @@ class OrderState(Section):
     given_up: int = Field(ge=0)
     too_late: int = Field(ge=0)
     line: tuple[tuple[int, float | None], ...]
+    patience: int | None = None
+    missing: str | None = None
+    """None in a state that does not say, nor what the patience was."""
 
 
 class RequestOrder:
@@ -41,7 +44,9 @@ class RequestOrder:
 
     Notes
     -----
-    Requests have whole numbers that grow; gaps are fine. It holds the losses that wait, no more.
+    Requests have whole numbers that grow. Gaps between them are fine if they do not depend on the
+    losses, such as requests that a coin did not choose. A loss that is known to be missing is no
+    such gap: `expect` its request, then `give_up`. It holds the losses that wait, no more.
 
     Examples
     --------
@@ -152,9 +157,28 @@ class RequestOrder:
             given_up=self.given_up,
             too_late=self.too_late,
             line=tuple(self._line.items()),
+            patience=self.patience,
+            missing=self.missing,
         )
 
     def restore(self, state: OrderState) -> None:
-        """Go back to a state."""
+        """Go back to a state.
+
+        Raises
+        ------
+        ValueError
+            If it was kept with another patience, or another rule for missing losses.
+        """
+        if state.missing is not None:
+            self._refuse_other("patience", self.patience, state.patience)
+            self._refuse_other("missing", self.missing, state.missing)
         self._last, self.given_up, self.too_late = state.last, state.given_up, state.too_late
         self._line = OrderedDict(state.line)
+
+    @staticmethod
+    def _refuse_other(name: str, wanted: object, kept: object) -> None:
+        if wanted != kept:
+            raise ValueError(
+                f"`{name}` must be {kept!r}, as in the state, but got {wanted!r}: a rule that"
+                " changes on the way may depend on what was seen. Start anew with another file."
+            )

@@ -19,6 +19,9 @@ __all__ = ["Monitor", "MonitorState"]
 SLACK = 1e-6
 """Part of the largest loss by which rounding may carry one past its bound."""
 
+LEAST_ALPHA = 1e-190
+"""Below it, the evidence for an alarm would be more than is ever counted."""
+
 Wealth = Annotated[float, Field(ge=0.0, le=_evidence.FAR)]
 
 
@@ -91,6 +94,8 @@ class Monitor:
         low, high = self.loss_range.low, self.loss_range.high
         self.epsilon = checks.between("epsilon", epsilon, low, high)
         self.alpha = checks.between("alpha", alpha, 0.0, 1.0)
+        if self.alpha < LEAST_ALPHA:
+            raise ValueError(f"`alpha` must be at least {LEAST_ALPHA:g}, but got {self.alpha:g}.")
         self.risk, self.loss = risk, loss
         self._low, self._high = low, high
         self._goal = 1.0 / self.alpha
@@ -113,6 +118,11 @@ class Monitor:
         risk, loss : str, optional
             Which promise, if the policy makes several. To watch all of them, make a monitor of
             each, and share α among them.
+
+        Notes
+        -----
+        A policy that was calibrated by groups promises the mean over groups: fold one mean loss a
+        group. Audits, which see single requests, do not feed such a monitor.
         """
         if not isinstance(policy, Policy):
             raise TypeError(

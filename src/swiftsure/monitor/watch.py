@@ -9,13 +9,11 @@
 A line may also be a loss alone, as a bare number.
 """
 
-import hashlib
-import json
 import os
 from typing import Any, BinaryIO
 
-from pydantic import Field
-
+from swiftsure.monitor._lines import parsed, request_of
+from swiftsure.monitor._place import START, Edges, StreamState, compared, inode_of
 from swiftsure.monitor.drift import Drift, DriftState
 from swiftsure.monitor.order import OrderState, RequestOrder
 from swiftsure.monitor.risk import Monitor, MonitorState
@@ -23,28 +21,12 @@ from swiftsure.monitor.state import Section, read_state, write_state
 
 __all__ = ["StreamFaultError", "Watch"]
 
-KEYS = {"loss", "id", "exit", "cost", "confidence"}
 LONGEST = 1 << 20
 """Bytes of a line at most: what is longer is no line of losses."""
-TAIL = 512
-"""How many bytes before the place reached must still be there when reading goes on."""
 
 
 class StreamFaultError(ValueError):
     """A line of the stream voids the guarantee; those before it are folded, it is not."""
-
-
-class StreamState(Section):
-    """How far a stream was read."""
-
-    lines: int = Field(ge=0)
-    offset: int = Field(ge=0)
-    tail: str
-    """Fingerprint of the last bytes read, to know the file again."""
-    unreadable: int = Field(default=0, ge=0)
-
-
-START = StreamState(lines=0, offset=0, tail=hashlib.sha256(b"").hexdigest())
 
 
 KINDS: dict[str, type[Section]] = {
@@ -66,6 +48,15 @@ class Watch:
     patience, missing
         As in `RequestOrder`.
 
+    Attributes
+    ----------
+    requests : int
+        How many lines were read that are not empty.
+    unreadable : int
+        How many of them were cut short, and left out.
+    odd : int
+        How many had an exit, a cost or a confidence that the warnings cannot use.
+
     Examples
     --------
     >>> watch = Watch(Monitor(epsilon=0.05))
@@ -85,14 +76,20 @@ class Watch:
         self.monitor = monitor
         self.drift = drift
         self.order = RequestOrder(monitor, patience=patience, missing=missing)
-        self.unreadable = 0
+        self.requests = self.unreadable = self.odd = 0
         self.lines = 0
         self.offset = 0
         self._rest = b""  # of a line whose end has not come yet
-        self._tail = b""  # the last bytes that were read
+        self._edges = Edges()  # of what was read
+        self._inode: int | None = None
         self._in_file = False  # where a place can be found again, as in a pipe it cannot
         self._place_before = START  # in a file, as a state says
         self._drift_before: DriftState | None = None  # kept for when there is a policy again
+
+    @property
+    def mostly_unreadable(self) -> bool:
+        """Whether more than half of the lines were left out: nobody can say what is folded then."""
+        return 2 * self.unreadable > self.requests
 
     def feed(self, data: bytes) -> None:
         """Take some bytes of the stream; what follows the last line break waits for its rest.
@@ -108,7 +105,7 @@ class Watch:
                 self._take(line)
             except (ValueError, TypeError, OverflowError) as error:
                 self._rest = b"\n".join([*lines[position:], rest])
-                raise StreamFaultError(f"line {self.lines + 1:,} of the stream: {error}") from None
+                raise self._fault(error) from None
             self._passed(line + b"\n")
         if len(rest) > LONGEST:
             raise ValueError(
@@ -125,32 +122,37 @@ class Watch:
         """
         if not self._rest.strip():
             return False
-        if not isinstance(_parsed(self._rest), dict):
+        try:
+            whole = isinstance(parsed(self._rest), dict)
+        except ValueError:
             return True
-        self.feed(b"\n")
-        self.lines -= 1  # this line break was never there
-        self.offset -= 1
-        self._tail = self._tail[:-1]
+        if not whole:
+            return True
+        try:
+            self._take(self._rest)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._fault(error) from None
+        self._passed(self._rest)
+        self._rest = b""
         return False
+
+    def _fault(self, error: Exception) -> StreamFaultError:
+        return StreamFaultError(f"line {self.lines + 1:,} of the stream: {error}")
 
     def _take(self, line: bytes) -> None:
         if not line.strip():
             return
-        content = _parsed(line)
-        if _is_number(content):
-            content = {"loss": content}
-        if not isinstance(content, dict) or not KEYS & content.keys():
+        content = request_of(line)
+        if content is None:
+            self.requests += 1
             self.unreadable += 1
             return
-        seen = {name: content.get(name) for name in ("exit", "cost", "confidence")}
-        if self.drift is not None:
-            self.drift.refuse(**seen)  # before the loss: a line is taken whole or not at all
         self._fold(content.get("id"), content.get("loss"))
-        if self.drift is not None:
-            self.drift.update(**seen)
+        self.requests += 1
+        self._note(**{name: content.get(name) for name in ("exit", "cost", "confidence")})
 
     def _fold(self, request: Any, loss: Any) -> None:
-        if loss is not None and not _is_number(loss):
+        if loss is not None and not isinstance(loss, int | float):
             raise ValueError(f"`loss` must be a number, but got {loss!r}.")
         if request is None:
             if loss is not None and self.order.in_use:
@@ -164,10 +166,19 @@ class Watch:
         else:
             self.order.arrive(request, loss)
 
-    def _passed(self, line: bytes) -> None:
-        self.lines += 1
-        self.offset += len(line)
-        self._tail = (self._tail + line)[-TAIL:]
+    def _note(self, **seen: Any) -> None:
+        """Take what only the warnings need, which must not keep a loss from being folded."""
+        if self.drift is None:
+            return
+        try:
+            self.drift.update(**seen)
+        except (ValueError, TypeError, OverflowError):
+            self.odd += 1
+
+    def _passed(self, data: bytes) -> None:
+        self.lines += data.count(b"\n")
+        self.offset += len(data)
+        self._edges = self._edges.and_then(data)
 
     def resume(self, file: BinaryIO, name: str = "the stream") -> None:
         """Go to the place in a file where reading goes on.
@@ -175,31 +186,53 @@ class Watch:
         Raises
         ------
         ValueError
-            If the file is not the one that was read before.
+            If the file is not the one that was read before, or nobody can tell: its lines are all
+            the same, but it is another one on the disk.
         """
         place = self._place()
-        start = max(0, place.offset - TAIL)
-        file.seek(start)
-        before = file.read(place.offset - start)
-        if start + len(before) < place.offset or _fingerprint(before) != place.tail:
+        answer = compared(place, file)
+        if answer == "other":
             raise ValueError(
                 f"{name} is not the file that was read before, up to byte {place.offset:,}: it was"
                 " replaced or cut. Read the rest of the old file first, then this one from its"
                 " start (--from-start)."
             )
-        self._in_file, self._rest, self._tail = True, b"", before
+        if answer == "unclear":
+            raise ValueError(
+                f"{name} is another file than the one that was read before, up to byte"
+                f" {place.offset:,}, but its lines are the same. If it is a new one, read it from"
+                " its start (--from-start); if it is a copy, read what follows that byte so."
+            )
+        self._in_file, self._rest, self._inode = True, b"", inode_of(file)
+        self._edges = Edges.of(file, place.offset)
         self.lines, self.offset = place.lines, place.offset
 
-    def restart(self) -> None:
-        """Read the next file from its start; what was folded stays folded."""
-        self._in_file, self._rest, self._tail = False, b"", b""
+    def restart(self, file: BinaryIO | None = None, name: str = "the stream") -> None:
+        """Read the next file from its start; what was folded stays folded.
+
+        Raises
+        ------
+        ValueError
+            If the next file is the one that was read before: its lines would be folded twice.
+        """
+        place = self._place()
+        if file is not None and place.offset and compared(place, file) == "same":
+            raise ValueError(
+                f"{name} is the file that was read before, up to byte {place.offset:,}: leave out"
+                " --from-start to go on there, as its lines must not be folded twice."
+            )
+        self._in_file, self._rest, self._edges = False, b"", Edges()
         self.lines, self.offset, self._place_before = 0, 0, START
 
     def _place(self) -> StreamState:
         """Return where reading a file goes on; a pipe in between leaves that as it is."""
         if not self._in_file:
             return self._place_before
-        return StreamState(lines=self.lines, offset=self.offset, tail=_fingerprint(self._tail))
+        return self._edges.at(self.lines, self.offset, self._inode)
+
+    def _stream(self) -> StreamState:
+        counts = {"unreadable": self.unreadable, "requests": self.requests, "odd": self.odd}
+        return self._place().model_copy(update=counts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything as JSON, whole or not at all: a run that is killed goes on from here."""
@@ -209,7 +242,7 @@ class Watch:
                 "monitor": self.monitor.state(),
                 "order": self.order.state(),
                 "drift": self._drift_before if self.drift is None else self.drift.state(),
-                "stream": self._place().model_copy(update={"unreadable": self.unreadable}),
+                "stream": self._stream(),
             },
         )
 
@@ -220,33 +253,35 @@ class Watch:
         drift: Drift | None = None,
         *,
         patience: int | None = None,
-        missing: str = "lowest",
+        missing: str | None = None,
     ) -> "Watch":
-        """Read a state, checked in every field; see `Monitor.load`."""
+        """Read a state, checked in every field; see `Monitor.load`.
+
+        Parameters
+        ----------
+        patience, missing
+            As the state says, if they are not given.
+
+        Raises
+        ------
+        ValueError
+            If the state was kept with another patience, or another rule for missing losses.
+        """
         found = read_state(path, KINDS)
-        watch = cls(Monitor.from_state(found["monitor"]), drift, patience=patience, missing=missing)
-        if "order" in found:
-            watch.order.restore(found["order"])
+        order = found.get("order")
+        if order is not None and order.missing is not None:
+            patience = order.patience if patience is None else patience
+            missing = order.missing if missing is None else missing
+        monitor = Monitor.from_state(found["monitor"])
+        watch = cls(monitor, drift, patience=patience, missing=missing or "lowest")
+        if order is not None:
+            watch.order.restore(order)
         watch._drift_before = found.get("drift")
         if drift is not None and watch._drift_before is not None:
             drift.restore(watch._drift_before)
         if "stream" in found:
-            watch._place_before = found["stream"]
-            watch.unreadable = found["stream"].unreadable
+            place: StreamState = found["stream"]
+            watch._place_before = place
+            watch.requests, watch.unreadable = place.requests, place.unreadable
+            watch.odd = place.odd
         return watch
-
-
-def _parsed(line: bytes) -> Any:
-    """Return what a line of JSON holds; None if it is none, such as one that a crash cut short."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _fingerprint(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

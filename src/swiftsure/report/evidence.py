@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import isclose
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds
-from swiftsure.control import Control, setting
+from swiftsure.calibration import make_policy
+from swiftsure.control import Control, ControlResult, joint, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
-from swiftsure.policy import Policy
+from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 
 __all__ = ["Evidence", "evidence_of"]
@@ -22,6 +25,13 @@ ZERO_BOUNDED = "zero-bounded "
 """What `RiskCurve.zero_bounded` puts before the name of a risk."""
 
 REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
+EDITED = "Was the file edited? Calibrate anew."
+
+CLOSE = 1e-6
+"""Numbers are the same if they differ by less than this share: machines round differently."""
+CLOSE_TO_ZERO = 1e-8
+WORDING = {"certificate": {"assumptions"}}
+"""What is not compared: versions may say the same in other words."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,6 @@ class Evidence:
             for rule, curve in zip(self.rules, self.tested, strict=True)
         )
 
-    @cached_property
-    def chosen_by_level(self) -> bool:
-        """Whether the control at ε chose the setting; a compute budget may have done so instead."""
-        return self.policy.certificate.n == self.curves[0].n and self.choice() == self.index
-
 
 def evidence_of(
     record: ExitRecord | ThresholdRecord, policy: Policy, path: PathLike = None
@@ -111,7 +116,8 @@ def evidence_of(
     Raises
     ------
     ValueError
-        If record and policy do not belong together; the message says in what.
+        If record and policy do not belong together, or the record does not give the policy's
+        promise again; the message says what differs.
     """
     if not isinstance(record, ExitRecord | ThresholdRecord):
         raise TypeError(
@@ -123,11 +129,15 @@ def evidence_of(
     route = _path(record, policy, path)
     curves = tuple(_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises)
     _refuse_other_data(policy, curves)
+    _refuse_other_costs(policy, curves[0])
+    name = "ucb" if certificate.by_budget else certificate.control
     rules = tuple(
-        Control(certificate.control, promise.bound or "auto", **certificate.options)
+        Control(name, promise.bound or "auto", **certificate.options)
         for promise in certificate.promises
     )
-    return Evidence(record, policy, curves, rules)
+    evidence = Evidence(record, policy, curves, rules)
+    _refuse_another_promise(evidence)
+    return evidence
 
 
 def _mismatch(what: str, of_policy: object, of_record: object, remedy: str = REMEDY) -> ValueError:
@@ -222,8 +232,103 @@ def _refuse_other_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
     if policy.threshold != (None if index is None else setting(curves[0], index)):
         raise ValueError(
             "`policy` contradicts itself: its threshold is not the one that its certificate speaks"
-            " of. Was the file edited? Calibrate anew."
+            f" of. {EDITED}"
         )
+
+
+def _refuse_other_costs(policy: Policy, curve: RiskCurve) -> None:
+    costs = policy.certificate.costs
+    if costs.keys() != curve.costs.keys():
+        names = (" and ".join(each) or "none" for each in (costs, curve.costs))
+        raise _mismatch("what is counted as costs", *names)
+    for name, held in costs.items():
+        mean = curve.mean_cost(name)
+        seen = float(mean[0]), float(mean[policy.certificate.index or 0])
+        if not all(isclose(*pair, rel_tol=CLOSE) for pair in zip(held, seen, strict=True)):
+            what = f"the mean {name} cost of the full model and of the policy's setting"
+            raise _mismatch(what, *(f"{full:.8g} and {here:.8g}" for full, here in (held, seen)))
+
+
+def _refuse_another_promise(evidence: Evidence) -> None:
+    """Compare the policy, field by field, with what its record, level and method give again."""
+    policy = evidence.policy
+    again = _bounded_again if policy.certificate.by_budget else _calibrated_again
+    held, seen = (
+        each.model_dump(mode="json", exclude=WORDING) for each in (policy, again(evidence))
+    )
+    found = _difference(held, seen)
+    if found is not None:
+        where, of_policy, of_record = found
+        raise ValueError(
+            f"`policy` is not what this record gives: `{where}` is {of_policy} in the policy, but"
+            f" {of_record} when calibrated again in the same way. {EDITED}"
+        )
+
+
+def _calibrated_again(evidence: Evidence) -> Policy:
+    """Return what `calibrate` gives at the policy's levels."""
+    policy, certificate = evidence.policy, evidence.policy.certificate
+    curves = list(evidence.curves)
+    results = [
+        rule.run(curve, promise.epsilon, evidence.delta, certificate.seed or 0, certificate.pool)
+        for rule, curve, promise in zip(evidence.rules, curves, certificate.promises, strict=True)
+    ]
+    rule = evidence.rules[0]
+    if any(each != rule for each in evidence.rules):  # each promise resolved "auto" in its own way
+        rule = Control(rule.name, **certificate.options)
+    chosen = joint(rule, curves, results)
+    return make_policy(
+        evidence.record, rule, curves, results, chosen, score=policy.score, pool=certificate.pool
+    )
+
+
+def _bounded_again(evidence: Evidence) -> Policy:
+    """Return what `lowest_epsilon` gives for the setting that the policy's budget chose."""
+    policy, certificate = evidence.policy, evidence.policy.certificate
+    rule, curve = evidence.rules[0], evidence.tested[0]
+    most = curve.n - 1 if curve.has_exits else curve.n  # costs of exits take samples of their own
+    if not 1 <= certificate.n <= most:
+        raise _mismatch("the number behind the bound", f"{certificate.n:,}", f"at most {most:,}")
+    bound = bounds.resolve(rule.bound, curve.loss_range)
+    if evidence.index:
+        level = bound.upper(curve, evidence.rows, evidence.index, evidence.delta, 0)
+    else:  # the budget allows the full model, or no level below the largest loss was certified
+        level = 0.0 if certificate.promises[0].upper_bound is None else curve.loss_range.high
+    result = ControlResult(
+        index=certificate.index,
+        threshold=policy.threshold,
+        guarantee=rule.guarantee,
+        epsilon=level,
+        delta=evidence.delta,
+        control=BUDGET,
+        bound=bound.name,
+        n=certificate.n,
+        seed=certificate.seed,
+    )
+    return make_policy(
+        evidence.record,
+        rule,
+        [evidence.curves[0]],
+        [result],
+        result,
+        score=policy.score,
+        upper=level or None,
+    )
+
+
+def _difference(held: Any, seen: Any, where: str = "") -> tuple[str, object, object] | None:
+    """Return the first place where two trees of plain values differ, and what is there."""
+    if isinstance(held, dict) and isinstance(seen, dict) and held.keys() == seen.keys():
+        pairs = [(f"{where}.{key}", held[key], seen[key]) for key in held]
+    elif isinstance(held, list) and isinstance(seen, list) and len(held) == len(seen):
+        pairs = [(f"{where}[{k}]", *both) for k, both in enumerate(zip(held, seen, strict=True))]
+    elif isinstance(held, float) and isinstance(seen, float):
+        same = isclose(held, seen, rel_tol=CLOSE, abs_tol=CLOSE_TO_ZERO)
+        return None if same else (where[1:], f"{held:.8g}", f"{seen:.8g}")
+    else:
+        return None if held == seen else (where[1:], held, seen)
+    differences = (_difference(*values, place) for place, *values in pairs)
+    return next((each for each in differences if each is not None), None)
 
 
 def _short(fingerprint: str | None) -> str:

@@ -87,7 +87,7 @@ def findings(
     shown = moving.shown_settings(evidence, main)
     promises = range(len(evidence.curves))
     levels = by_delta = by_size = None
-    if evidence.chosen_by_level:
+    if not policy.certificate.by_budget:
         levels = tuple(moving.levels(evidence, k) for k in promises)
         by_delta = moving.by_delta(evidence)
         by_size = moving.by_size(evidence, main)

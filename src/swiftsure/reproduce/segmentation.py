@@ -66,6 +66,11 @@ class SegmentationResult:
     delta: float
     seed: int
 
+    @property
+    def risks(self) -> list[str]:
+        """Titles of the risks, in the order of the tables."""
+        return list(RISKS)
+
     def table(self, gain: str = "exit") -> list[dict[str, Any]]:
         """Return the table of gains (%), a row a score; "–" where no split certified anything.
 

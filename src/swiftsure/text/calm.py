@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swiftsure.policy import Policy
 from swiftsure.text.confidences import confidence_of
 from swiftsure.text.engine import Engine
+from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.results import CalmOutput, Depths
@@ -48,6 +49,7 @@ def early_exits(
     *,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
+    heads: ExitHeads | None = None,
     thresholds: Sequence[float | None] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
 ) -> Iterator[EarlyExits]:
@@ -66,6 +68,8 @@ def early_exits(
         "softmax" if nothing else says so; must be the policy's or rule's.
     classifier : MetaClassifier
         For score "meta".
+    heads : ExitHeads, optional
+        For a model that was not trained to leave early; tokens leave only where there is one.
     thresholds : (n,), optional
         One a sequence, in place of the rule's.
     eos_token_id : int, ints, None or "model"
@@ -98,13 +102,13 @@ def early_exits(
     >>> run.depths.exit_layers.shape[0], run.depths.mean_layers.max() <= 3
     (3, np.True_)
     """
-    family = family_of(model)
+    family = with_heads(family_of(model), heads)
     refuse_training(model)
     n_exits = len(family.blocks)
     chosen = as_rule(rule, score, n_exits)
     confidence = confidence_of(chosen, family, classifier)
     if isinstance(rule, Policy):
-        refuse_other_model(rule, model, classifier)
+        refuse_other_model(rule, model, classifier, heads)
     levels = checked_thresholds(
         "thresholds", chosen.threshold if thresholds is None else thresholds
     )
@@ -125,7 +129,7 @@ class CalmModel:
         Of a known family, in evaluation mode.
     rule : Policy, ExitRule, float or None
         A policy is compared with the model once, here.
-    score, classifier
+    score, classifier, heads
         As in `early_exits`.
 
     Attributes
@@ -147,17 +151,19 @@ class CalmModel:
         *,
         score: str | None = None,
         classifier: MetaClassifier | None = None,
+        heads: ExitHeads | None = None,
     ) -> None:
-        self.family = family_of(model)
+        self.family = with_heads(family_of(model), heads)
         refuse_training(model)
         self.model = model
         self.n_exits = len(self.family.blocks)
         self.rule = as_rule(rule, score, self.n_exits)
         self.classifier = classifier
+        self.heads = heads
         self.policy = rule if isinstance(rule, Policy) else None
         confidence_of(self.rule, self.family, classifier)  # refuses what does not fit
         if self.policy is not None:
-            refuse_other_model(self.policy, model, classifier)
+            refuse_other_model(self.policy, model, classifier, heads)
 
     def generate(
         self,
@@ -194,6 +200,7 @@ class CalmModel:
             self.model,
             self.rule,
             classifier=self.classifier,
+            heads=self.heads,
             thresholds=thresholds,
             eos_token_id=options.get("eos_token_id", told.eos_token_id),
         ) as run:
@@ -212,19 +219,39 @@ class CalmModel:
         return {**made_for, **options}
 
 
-def calm_fingerprint(model: nn.Module, classifier: MetaClassifier | None = None) -> str:
-    """Return the fingerprint of a model and, where there is one, its meta-classifier."""
-    if classifier is None:
-        return fingerprint(model)
-    return fingerprint(nn.ModuleDict({"model": model, "classifier": classifier}))
+def with_heads(family: Family, heads: ExitHeads | None) -> Family:
+    """Return the family, which lets tokens leave through these heads, if they fit."""
+    if heads is not None:
+        width, n_blocks = int(family.head.weight.shape[1]), len(family.blocks)
+        if heads.width != width or heads.exits[-1] >= n_blocks - 1:
+            raise ValueError(
+                f"`heads` are for states of width {heads.width} and a block after number"
+                f" {heads.exits[-1] + 1}, but the model has width {width} and {n_blocks} blocks."
+            )
+    family.exit_heads = heads
+    return family
 
 
-def refuse_other_model(policy: Policy, model: nn.Module, classifier: MetaClassifier | None) -> None:
+def calm_fingerprint(
+    model: nn.Module, classifier: MetaClassifier | None = None, heads: ExitHeads | None = None
+) -> str:
+    """Return the fingerprint of a model with its meta-classifier and exit heads, if any."""
+    parts = {"classifier": classifier, "heads": heads}
+    there = {name: part for name, part in parts.items() if part is not None}
+    return fingerprint(nn.ModuleDict({"model": model, **there}) if there else model)
+
+
+def refuse_other_model(
+    policy: Policy,
+    model: nn.Module,
+    classifier: MetaClassifier | None,
+    heads: ExitHeads | None = None,
+) -> None:
     """Raise if a policy was made for another model."""
     expected = policy.certificate.model
     if expected is None:  # made from arrays alone
         return
-    found = calm_fingerprint(model, classifier)
+    found = calm_fingerprint(model, classifier, heads)
     if found != expected:
         raise ValueError(
             "`policy` was made for another model (or other weights): its fingerprint is"

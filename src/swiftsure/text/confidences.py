@@ -19,6 +19,8 @@ __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of
 class Look:
     """What a confidence sees: the m tokens of a batch that are still under way, after a block."""
 
+    exit_index: int
+    """Of the block, from 0."""
     states: Tensor
     """(m, width), after the block."""
     previous: Tensor
@@ -52,6 +54,8 @@ class Confidence(ABC):
 
     first_exit = 0
     """The first exit at which it is defined."""
+    through_heads = False
+    """Whether a look maps states through the exit heads, if there are any."""
     seen: Logits | None = None
     """Logits that the last look came across: the head need not compute them again."""
 
@@ -82,6 +86,8 @@ class Softmax(Confidence):
     `sweep` could not tell which thresholds have the same answer.
     """
 
+    through_heads = True
+
     def __init__(self, family: Family, shortlist: int | None = None) -> None:
         self.family = family
         self.size = shortlist
@@ -96,7 +102,7 @@ class Softmax(Confidence):
 
     def measure(self, look: Look) -> Tensor:
         """Return p₁ − p₂ of each token."""
-        inputs = self.family.head_input(look.states)
+        inputs = self.family.exit_input(look.exit_index, look.states)
         if self.listed is not None:
             return self._screened(look, inputs)
         logits = self.family.head(inputs)

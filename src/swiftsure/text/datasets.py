@@ -1,14 +1,16 @@
-"""CNN/DailyMail and SQuAD, from the files that they are published in."""
+"""CNN/DailyMail, SQuAD and IWSLT, from the files that they are published in."""
 
 import csv
+import html
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TextSample", "cnn_dailymail", "squad"]
+__all__ = ["TextSample", "cnn_dailymail", "iwslt", "squad"]
 
 LARGE_FIELD = 2**24
 """Most characters of a field of a CSV file: articles are longer than Python expects."""
@@ -154,3 +156,102 @@ def _story(path: Path) -> dict[str, str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def iwslt(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    prefix: str = "translate German to English: ",
+) -> Iterator[TextSample]:
+    """Read sentences of talks and their translations, of IWSLT 2017.
+
+    Sentences of one talk are a group: they are not independent. Pairs of which one side is empty
+    are left out.
+
+    Parameters
+    ----------
+    source, target : files
+        Of the two languages: `IWSLT17.TED.dev2010.de-en.de.xml` and `….en.xml`;
+        `train.tags.de-en.de` and `….en`; or plain text, a sentence a line, each its own group.
+    prefix : str
+        What T5 is told before the sentence.
+
+    Raises
+    ------
+    ValueError
+        If the files do not hold the same talks and sentences.
+
+    Examples
+    --------
+    >>> _ = Path("dev.de").write_text("Es regnet."), Path("dev.en").write_text("It rains.")
+    >>> next(iwslt("dev.de", "dev.en"))  # doctest: +NORMALIZE_WHITESPACE
+    TextSample(id='1', text='translate German to English: Es regnet.',
+    references=('It rains.',), group='1')
+    """
+    paths = _existing(source), _existing(target)
+    said, expected = (list(_sentences(path)) for path in paths)
+    if len(said) != len(expected):
+        raise ValueError(
+            f"`source` and `target` must hold the same sentences, but {paths[0]} has {len(said)}"
+            f" and {paths[1]} has {len(expected)}."
+        )
+    for (name, group, text), (other, _, translation) in zip(said, expected, strict=True):
+        if name != other:
+            raise ValueError(
+                f"`source` and `target` must hold the same sentences, but {paths[0]} has {name}"
+                f" where {paths[1]} has {other}."
+            )
+        if text and translation:
+            yield TextSample(name, prefix + text, (translation,), group)
+
+
+_TAG = re.compile(r"<(/?)(\w+)(.*?)>")
+_TALK_TAGS = frozenset(
+    [
+        "doc",
+        "url",
+        "keywords",
+        "speaker",
+        "talkid",
+        "title",
+        "description",
+        "reviewer",
+        "translator",
+        "transcript",
+    ]
+)
+"""What begins a line of a training file that is no sentence."""
+
+
+def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Give name, talk and text of every sentence of one language."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix == ".xml":
+        return _xml_sentences(lines)
+    if path.name.startswith("train.tags"):
+        return _tagged_sentences(lines)
+    return ((str(k), str(k), _one_line(line)) for k, line in enumerate(lines, 1))
+
+
+def _xml_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Read a development or test set, a segment a line; not all of these files are valid XML."""
+    talk = ""
+    for line in lines:
+        found = re.search(r'<doc[^>]*docid="([^"]*)"', line)
+        talk = found[1] if found else talk
+        segment = re.search(r'<seg id="(\d+)">(.*)</seg>', line)
+        if segment:
+            yield f"{talk}-{segment[1]}", talk, _one_line(html.unescape(segment[2]))
+
+
+def _tagged_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Read a training set: a talk's description in tags, then its sentences."""
+    talk, place = "", 0
+    for line in lines:
+        tag = _TAG.match(line.strip())
+        if tag is None or tag[2] not in _TALK_TAGS:
+            place += 1
+            yield f"{talk}-{place}", talk, _one_line(line)
+        elif tag[2] == "talkid":
+            talk, place = _one_line(re.sub(r"<[^>]*>", "", line)), 0

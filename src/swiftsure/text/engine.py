@@ -27,6 +27,7 @@ from torch import Tensor
 
 from swiftsure.text.cache import ExitLayer, prepare_cache, rows_of_cache
 from swiftsure.text.confidences import Confidence, Look
+from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
 from swiftsure.text.results import Trace
 from swiftsure.text.rules import ExitRule
@@ -139,8 +140,26 @@ class Engine:
         step = self._step
         if step is None:
             return forward(*args, **kwargs)
+        output = self._run_block(step, index, forward, args, kwargs)
+        heads = self.family.exit_heads
+        if heads is not None and index == len(self.blocks) - 1 and step.exits_taken:
+            return _with_states(output, _through_heads(heads, step, _states(output)))
+        return output
+
+    def _is_exit(self, exit_index: int) -> bool:
+        heads = self.family.exit_heads
+        return heads is None or exit_index in heads.exits
+
+    def _run_block(
+        self,
+        step: Step,
+        index: int,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         states: Tensor = args[0] if args else kwargs["hidden_states"]
-        if step.may_exit and index > self._first and step.n_active:
+        if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
             self._let_leave(step, index, states)
         step.previous = states
         if step.n_active == step.n:
@@ -160,6 +179,7 @@ class Engine:
         rows = step.rows
         now, before = states[:, 0], step.previous[:, 0]  # type: ignore[index]
         look = Look(
+            index - 1,
             now if rows is None else now[rows],
             before if rows is None else before[rows],
             rows,
@@ -235,6 +255,15 @@ class Engine:
                 "This model runs with early exits in another thread; give each thread its own copy"
                 " of the model, or let them take turns."
             )
+
+
+def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
+    """Return the states that the model's norm and head are to see, of those who left."""
+    mapped = states.clone()
+    for depth in step.exits_taken:
+        rows = (step.depths == depth).nonzero().squeeze(1)
+        mapped[rows] = heads(depth - 1, states[rows])
+    return mapped
 
 
 def _on(levels: NDArray[np.float32], device: torch.device) -> float | Tensor:

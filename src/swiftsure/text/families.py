@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swiftsure.text.exit_heads import ExitHeads
+
 __all__ = ["FAMILIES", "T5", "Family", "Llama", "family_of", "register_family"]
 
 Rotary = tuple[Tensor, Tensor]
@@ -31,6 +33,7 @@ class Family(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.exit_heads: ExitHeads | None = None
 
     @property
     @abstractmethod
@@ -85,6 +88,12 @@ class Family(ABC):
         normed: Tensor = self.norm(states)
         return normed
 
+    def exit_input(self, exit_index: int, states: Tensor) -> Tensor:
+        """Return what the head takes of a token that leaves after a block."""
+        if self.exit_heads is not None:
+            states = self.exit_heads(exit_index, states)
+        return self.head_input(states)
+
     def fill_cross_attention(  # noqa: B027 (most decoders have no source)
         self, block: nn.Module, index: int, arguments: Mapping[str, Any]
     ) -> None:
@@ -131,7 +140,7 @@ class T5(Family):
     def head_input(self, states: Tensor) -> Tensor:
         """Return normed states, scaled where the head is tied to the embeddings."""
         normed = super().head_input(states)
-        if self.model.config.scale_decoder_outputs:
+        if getattr(self.model.config, "scale_decoder_outputs", False):  # mT5 knows of none
             normed = normed * (self.model.model_dim**-0.5)
         return normed
 

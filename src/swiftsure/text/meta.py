@@ -1,14 +1,12 @@
 """The meta-classifier of CALM: whether a block's state already gives the full model's token."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from swiftsure.files import replaced
+from swiftsure.text.files import load_weights, save_weights
 
 __all__ = ["MetaClassifier"]
 
@@ -48,28 +46,14 @@ class MetaClassifier(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, and what they were trained on, to a safetensors file."""
-        from safetensors.torch import save_file
-
-        weights = {name: value.detach().cpu() for name, value in self.layers.state_dict().items()}
-        note = {"trained_on": json.dumps(sorted(self.trained_on))}
-        with replaced(path) as temporary:
-            save_file(weights, temporary, metadata=note)
+        save_weights(path, self.layers.state_dict(), self.trained_on)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "MetaClassifier":
         """Read a classifier that `save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-        try:
-            with safe_open(path, framework="pt") as file:
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                note = file.metadata() or {}
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no readable safetensors file ({error}).") from None
+        weights, trained_on = load_weights(path)
         classifier = cls.from_published(weights, prefix="")
-        classifier.trained_on = frozenset(json.loads(note.get("trained_on", "[]")))
+        classifier.trained_on = trained_on
         return classifier
 
     @classmethod

@@ -122,7 +122,12 @@ class Trace:
         positions = np.reshape(start, (-1, 1)) + np.arange(depths.shape[1])
         attention = 4.0 * family.attention_width * positions * depths
         head = 2.0 * family.head.weight.numel()
-        measured = confidence.flops() * np.isfinite(looks).sum(axis=2)
+        n_looks = np.isfinite(looks).sum(axis=2)
+        measured = confidence.flops() * n_looks
+        if family.exit_heads is not None:
+            left = (depths > 0) & (depths < self.n_exits)
+            mapped = n_looks if confidence.through_heads else left
+            measured = measured + family.exit_heads.flops * mapped
         total = ran + owed + attention + head * heads + measured
         found: NDArray[np.float64] = np.where(depths > 0, total, 0.0).sum(axis=1)
         return found

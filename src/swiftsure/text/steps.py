@@ -40,6 +40,8 @@ class Step:
         """States before the last block that ran."""
         self.confidences: Tensor | None = None
         self.rows_known = 0
+        self.exits_taken: list[int] = []
+        """Depths at which some row left, after a look."""
         self._known: list[tuple[Tensor | None, Tensor]] = []
 
     @cached_property
@@ -94,6 +96,8 @@ class Step:
             self._known.append((None if len(rows) == self.n else rows, seen.of(leaving, m)))
             self.rows_known += len(rows)
         self.depths[rows] = depth
+        if depth > 0:
+            self.exits_taken.append(depth)
         self.n_active = m - len(rows)
         if self.n_active:
             self.gone[rows] = True

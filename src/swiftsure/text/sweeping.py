@@ -9,26 +9,26 @@ text.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.files import write_text
 from swiftsure.losses import LOSSES, Loss
-from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
+from swiftsure.records.shards import Shards
 from swiftsure.text.calm import CalmModel, calm_fingerprint
+from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.inputs import Source, encode, input_hashes
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.results import Depths
 from swiftsure.text.rules import ExitRule, checked_thresholds
 
-__all__ = ["same_generation", "sweep"]
+__all__ = ["SweptTexts", "resolved_loss", "same_generation", "sweep"]
 
 Array = NDArray[Any]
 
@@ -44,6 +44,7 @@ def sweep(
     rule: ExitRule | None = None,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
+    heads: ExitHeads | None = None,
     max_source_length: int | None = None,
     generation: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -74,6 +75,8 @@ def sweep(
         In place of a rule that says nothing else.
     classifier : MetaClassifier
         For score "meta"; trained on none of these texts.
+    heads : ExitHeads, optional
+        For a model that was not trained to leave early; fitted on none of these texts.
     generation : mapping
         For `generate`: max_new_tokens and the like; the policy will insist on it.
     seed : int
@@ -99,38 +102,23 @@ def sweep(
     chosen = rule if rule is not None else ExitRule(None, score=score or "softmax")
     if score is not None and score != chosen.score:
         raise ValueError(f"`rule` has score {chosen.score!r}, but got {score!r}.")
-    _refuse_seen(texts, classifier)
-    fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier)
+    _refuse_seen(texts, "classifier", classifier)
+    _refuse_seen(texts, "heads", heads)
+    fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads)
     run = _Sweep(
         fast=fast,
         tokenizer=tokenizer,
         grid=_grid(thresholds),
-        losses=[_resolved(loss) for loss in losses],
+        losses=[resolved_loss(loss) for loss in losses],
         max_source_length=max_source_length,
         generation=dict(generation or {}),
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
-        fingerprint=calm_fingerprint(model, classifier),
+        fingerprint=calm_fingerprint(model, classifier, heads),
     )
-    data = _Data.of(texts, references, ids, groups)
-    folder = None if shards is None else _opened(Path(shards), run.identity(data, shard_size))
-    parts = []
-    with steps("sweeping", len(texts), progress) as advance:
-        for number, start in enumerate(
-            range(0, len(texts), checks.count("shard_size", shard_size))
-        ):
-            rows = slice(start, start + shard_size)
-            path = None if folder is None else folder / f"shard-{number:05d}.parquet"
-            if path is not None and path.is_file():
-                part = ThresholdRecord.load(path)
-            else:
-                part = run.record(data, rows)
-                if path is not None:
-                    part.save(path)
-            parts.append(part)
-            for _ in range(part.n):
-                advance()
-    return _joined(parts)
+    data = SweptTexts.of(texts, references, ids, groups)
+    kept = Shards(shards, run.identity(data, shard_size))
+    return kept.record(len(texts), shard_size, partial(run.record, data), progress)
 
 
 def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Array) -> Array:
@@ -162,7 +150,9 @@ def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Arr
 
 
 @dataclass(frozen=True)
-class _Data:
+class SweptTexts:
+    """What is swept over: texts, what they should give, and who they are."""
+
     texts: list[str]
     references: list[Any] | None
     ids: Array
@@ -175,7 +165,8 @@ class _Data:
         references: Sequence[Any] | None,
         ids: ArrayLike | None,
         groups: ArrayLike | None,
-    ) -> "_Data":
+    ) -> "SweptTexts":
+        """Return them, if there is one of everything for each text."""
         n = len(texts)
         if n == 0:
             raise ValueError("`texts` must not be empty.")
@@ -207,7 +198,7 @@ class _Sweep:
     batch_size: int
     fingerprint: str
 
-    def record(self, data: _Data, rows: slice) -> ThresholdRecord:
+    def record(self, data: SweptTexts, rows: slice) -> ThresholdRecord:
         """Return the record of some texts."""
         texts = data.texts[rows]
         answers, layers, flops = self._generate(texts, rows.start)
@@ -238,7 +229,7 @@ class _Sweep:
         found = self.fast.rule.settings(self.fast.n_exits)
         return found | ({"generation": self.generation} if self.generation else {})
 
-    def identity(self, data: _Data, shard_size: int) -> dict[str, Any]:
+    def identity(self, data: SweptTexts, shard_size: int) -> dict[str, Any]:
         """Return what shards of one sweep have in common."""
         return {
             "model": self.fingerprint,
@@ -302,54 +293,19 @@ def _grid(thresholds: Sequence[float | None]) -> NDArray[np.float32]:
     return levels
 
 
-def _resolved(loss: str | Loss) -> Loss:
+def resolved_loss(loss: str | Loss) -> Loss:
+    """Return a loss of texts by name, or as it is."""
     return loss if isinstance(loss, Loss) else LOSSES[checks.known("losses", loss, LOSSES)]
 
 
-def _refuse_seen(texts: Sequence[str], classifier: MetaClassifier | None) -> None:
-    if classifier is None or not classifier.trained_on:
+def _refuse_seen(
+    texts: Sequence[str], name: str, trained: MetaClassifier | ExitHeads | None
+) -> None:
+    if trained is None or not trained.trained_on:
         return
-    seen = [k for k, each in enumerate(input_hashes(texts)) if each in classifier.trained_on]
+    seen = [k for k, each in enumerate(input_hashes(texts)) if each in trained.trained_on]
     if seen:
         raise ValueError(
-            f"`texts` must be new to the classifier, but it was trained on {len(seen)} of them,"
-            f" number {seen[0]} first: a policy from these would promise too much."
+            f"`texts` must be new to the {name}, which saw {len(seen)} of them in training, number"
+            f" {seen[0]} first: a policy from these would promise too much."
         )
-
-
-def _opened(folder: Path, identity: dict[str, Any]) -> Path:
-    """Return a folder of shards of this very run, new or to be resumed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest = folder / "sweep.json"
-    expected = json.loads(json.dumps(identity))
-    if manifest.is_file():
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-        other = [name for name in expected if found.get(name) != expected[name]]
-        if other:
-            raise ValueError(
-                f"`shards`: {folder} holds another run, with other {', '.join(other)}: choose"
-                " another folder, or delete it."
-            )
-    else:
-        write_text(manifest, json.dumps(identity, indent=2) + "\n")
-    return folder
-
-
-def _joined(parts: list[ThresholdRecord]) -> ThresholdRecord:
-    """Put the records of all shards together."""
-    first = parts[0]
-
-    def whole(tables: Callable[[ThresholdRecord], Mapping[str, Array]]) -> dict[str, Array]:
-        return {
-            name: np.concatenate([tables(part)[name] for part in parts]) for name in tables(first)
-        }
-
-    groups = [part.groups for part in parts if part.groups is not None]
-    return replace(
-        first,
-        losses=whole(lambda part: part.losses),
-        inconsistencies=whole(lambda part: part.inconsistencies),
-        costs=whole(lambda part: part.costs),
-        ids=np.concatenate([part.ids for part in parts]),
-        groups=np.concatenate(groups) if groups else None,
-    )

@@ -1,4 +1,4 @@
-"""Training of the meta-classifier, on states of every block, against the full model's tokens."""
+"""Training on the full model's own answers: exit heads, and the meta-classifier."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
 from swiftsure.progress import steps
-from swiftsure.text.calm import CalmModel
+from swiftsure.text.calm import CalmModel, with_heads
+from swiftsure.text.exit_heads import ExitHeads, solve_exit_heads
 from swiftsure.text.families import Family, family_of
 from swiftsure.text.inputs import Source, encode, input_hashes
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["agreement_examples", "train_meta"]
+__all__ = ["agreement_examples", "fit_exit_heads", "train_meta"]
 
 
 def train_meta(
@@ -24,6 +25,7 @@ def train_meta(
     texts: Sequence[str],
     tokenizer: Any,
     *,
+    heads: ExitHeads | None = None,
     max_new_tokens: int = 64,
     max_source_length: int | None = None,
     batch_size: int = 8,
@@ -44,6 +46,8 @@ def train_meta(
     texts : texts
         Other ones than will calibrate: `sweep` refuses a text that the classifier was trained on.
     tokenizer : of the model
+    heads : ExitHeads, optional
+        Through which tokens will leave.
 
     Returns
     -------
@@ -57,6 +61,7 @@ def train_meta(
         model,
         texts,
         tokenizer,
+        heads=heads,
         max_new_tokens=max_new_tokens,
         max_source_length=max_source_length,
         batch_size=batch_size,
@@ -79,17 +84,58 @@ def train_meta(
     return classifier.to(family.head.weight.dtype).eval()
 
 
+def fit_exit_heads(
+    model: Any,
+    texts: Sequence[str],
+    tokenizer: Any,
+    *,
+    exits: Sequence[int] | None = None,
+    ridge: float = 1e-3,
+    max_new_tokens: int = 64,
+    max_source_length: int | None = None,
+    batch_size: int = 8,
+) -> ExitHeads:
+    """Fit heads that let a model leave early which was never trained to.
+
+    The model generates in full; each head is the linear map of least squared error from the states
+    after its block to those after the last, on all answered tokens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family, in evaluation mode; it is left as it is.
+    texts : texts
+        Other ones than will calibrate: `sweep` refuses a text that the heads were fitted on.
+    exits : ints, optional
+        Blocks to give a head, 0-based; all but the last by default.
+    ridge : float
+        Penalty on large weights, as a share of the states' mean square.
+
+    Returns
+    -------
+    heads : ExitHeads
+        In evaluation mode, with the model's device and dtype.
+    """
+    refuse_training(model)
+    family = family_of(model)
+    chosen = range(len(family.blocks) - 1) if exits is None else exits
+    answers = _answer_states(model, texts, tokenizer, max_new_tokens, max_source_length, batch_size)
+    heads = solve_exit_heads(answers, chosen, ridge=ridge, trained_on=input_hashes(texts))
+    return heads.to(family.head.weight)
+
+
 @torch.no_grad()
 def agreement_examples(
     model: Any,
     texts: Sequence[str],
     tokenizer: Any,
     *,
+    heads: ExitHeads | None = None,
     max_new_tokens: int = 64,
     max_source_length: int | None = None,
     batch_size: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """Return normed states of all tokens at all blocks but the last, and whether they agree.
+    """Return normed states of all tokens at all exits, and whether they agree.
 
     Returns
     -------
@@ -97,27 +143,44 @@ def agreement_examples(
     labels : (examples,)
         1 where the block's most probable token is the full model's.
     """
-    family = family_of(model)
+    family = with_heads(family_of(model), heads)
+    exits = range(len(family.blocks) - 1) if heads is None else heads.exits
     states, labels = [], []
-    for start in range(0, len(texts), checks.count("batch_size", batch_size)):
-        part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
-        source = Source(model, part, batch_size)
-        given = source.rows(range(len(part["input_ids"])))
-        full = CalmModel(model, None).generate(
-            **given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
-        )
-        for x, y in _agreements(family, given, full.sequences):
-            states.append(x.float())
-            labels.append(y)
+    for outputs in _answer_states(
+        model, texts, tokenizer, max_new_tokens, max_source_length, batch_size
+    ):
+        full = family.head(family.head_input(outputs[-1])).argmax(dim=1)
+        for k in exits:
+            token = family.head(family.exit_input(k, outputs[k])).argmax(dim=1)
+            states.append(family.norm(outputs[k]).float())
+            labels.append((token == full).long())
     if not states:
         raise ValueError("`texts` must not be empty.")
     return torch.cat(states), torch.cat(labels)
 
 
-def _agreements(
-    family: Family, given: dict[str, Any], sequences: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Feed the answers back at once, and compare each block's tokens with the last one's."""
+@torch.no_grad()
+def _answer_states(
+    model: Any,
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_new_tokens: int,
+    max_source_length: int | None,
+    batch_size: int,
+) -> Iterator[list[Tensor]]:
+    """Generate in full, and yield the states of answered tokens after every block."""
+    family = family_of(model)
+    for start in range(0, len(texts), checks.count("batch_size", batch_size)):
+        part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
+        given = Source(model, part, batch_size).rows(range(len(part["input_ids"])))
+        full = CalmModel(model, None).generate(
+            **given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
+        )
+        yield _fed_back(family, given, full.sequences)
+
+
+def _fed_back(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
+    """Feed answers back at once, and return the states that gave their tokens, block by block."""
     model = family.model
     prompt = 1 if "encoder_outputs" in given else given["input_ids"].shape[1]
     with _recorded(family) as outputs:
@@ -130,11 +193,7 @@ def _agreements(
             model(sequences[:, :-1], attention_mask=whole, use_cache=False)
     # States at a position give the token after it; those after a sequence's end give none.
     counted = _before_end(sequences[:, prompt:], model.generation_config.eos_token_id)
-    kept = [family.head_input(states[:, prompt - 1 :][counted]) for states in outputs]
-    tokens = [family.head(each).argmax(dim=1) for each in kept]
-    for states, token in zip(outputs[:-1], tokens[:-1], strict=True):
-        normed = family.norm(states[:, prompt - 1 :][counted])
-        yield normed, (token == tokens[-1]).long()
+    return [states[:, prompt - 1 :][counted] for states in outputs]
 
 
 def _before_end(tokens: Tensor, end: int | list[int] | None) -> Tensor:

@@ -1,0 +1,103 @@
+"""A pretrained causal model that was never trained to leave early, from the root of the repository:
+`python -m experiments.calm.smollm2 --model FILE.gguf --data FOLDER`.
+
+SmolLM2-135M-Instruct continues captions of Multi30k, whose first words are the prompt. Light exit
+heads are fitted on its own continuations of training captions; thresholds are swept over test
+captions, and losses are against the full model's continuation. Writes smollm2.parquet,
+smollm2_heads.safetensors and smollm2.json (how often each exit's token is the full model's).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.translation.data import multi30k
+from swiftsure.text import ExitRule, fit_exit_heads, sweep
+from swiftsure.text.training import agreement_examples
+
+HERE = Path(__file__).parent
+GENERATION = {"max_new_tokens": 24}
+N_WORDS = 4
+EXITS = range(11, 29, 2)
+"""Blocks of 30 that get a head; states of earlier ones say too little yet."""
+THRESHOLDS = np.concatenate([[0.99, 0.98], np.linspace(0.95, 0.0, 20)]).round(3)
+SHORTLIST = 64
+
+
+def prompts(folder: Path, part: str, n: int) -> list[str]:
+    """Return the first words of n captions, no two alike."""
+    captions = multi30k(folder / "multi30k", part).english
+    starts = dict.fromkeys(" ".join(caption.split()[:N_WORDS]) for caption in captions)
+    return list(starts)[:n]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--fit", type=int, default=1000, help="prompts to fit the heads on")
+    parser.add_argument("--test", type=int, default=2000, help="prompts to sweep over")
+    parser.add_argument("--batch", type=int, default=32)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder, file = arguments.model.parent, arguments.model.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    model = model.to(device).eval()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+
+    began = time.perf_counter()
+    seen = prompts(arguments.data, "train", arguments.fit)
+    options = {"max_new_tokens": GENERATION["max_new_tokens"], "batch_size": arguments.batch}
+    heads = fit_exit_heads(model, seen, tokenizer, exits=EXITS, **options)
+    heads.save(arguments.output / "smollm2_heads.safetensors")
+    report = {"fitted_on": len(seen), "seconds": round(time.perf_counter() - began)}
+    held = [text for text in prompts(arguments.data, "val", 200) if text not in set(seen)]
+    for name, given in (("with_heads", heads), ("without", None)):
+        agrees = agreement_examples(model, held, tokenizer, heads=given, **options)[1]
+        exits = list(EXITS) if given is not None else range(len(model.model.layers) - 1)
+        report[name] = _by_exit(agrees, list(exits), len(held), arguments.batch)
+    print(json.dumps(report), flush=True)
+    (arguments.output / "smollm2.json").write_text(json.dumps(report, indent=2) + "\n")
+
+    tests = [
+        text
+        for part in ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+        for text in prompts(arguments.data, part, arguments.test)
+    ]
+    fresh = [text for text in dict.fromkeys(tests) if text not in set(seen)][: arguments.test]
+    record = sweep(
+        model,
+        fresh,
+        tokenizer=tokenizer,
+        thresholds=THRESHOLDS,
+        losses=["rouge_l", "token_f1"],
+        rule=ExitRule(None, score="softmax", shortlist=SHORTLIST),
+        heads=heads,
+        generation=GENERATION,
+        batch_size=arguments.batch,
+        shards=arguments.output / "smollm2_shards",
+        shard_size=256,
+    )
+    record.save(arguments.output / "smollm2.parquet")
+    layers = record.costs["layers"].mean(axis=0)
+    print(f"{record.n} prompts: {layers[0]:.2f} to {layers[-1]:.2f} layers a token", flush=True)
+
+
+def _by_exit(agrees: torch.Tensor, exits: list[int], n: int, batch: int) -> dict[int, float]:
+    """Return the share of tokens that agree after each block; examples come exit by exit."""
+    if n > batch:  # batches of unequal lengths cannot be told apart here
+        return {-1: round(float(agrees.float().mean()), 4)}
+    shares = agrees.view(len(exits), -1).float().mean(dim=1)
+    return {exit_ + 1: round(float(share), 4) for exit_, share in zip(exits, shares, strict=True)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Lines of a stream: what they hold, and which of them a killed writer cut short."""
+
+import json
+from typing import Any
+
+__all__ = ["KEYS", "parsed", "request_of"]
+
+KEYS = {"loss", "id", "exit", "cost", "confidence"}
+
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+LITERAL_ENDS = [word[k:] for word in LITERALS for k in range(1, len(word))]
+ENDS = ["", '"', '":0', ":0", "0", '"":0', *LITERAL_ENDS]
+"""What may be missing of a key, or of a value, before its object is closed."""
+STRING_ENDS = ["", '"', '0"', '00"', '000"', '0000"']
+"""What may be missing of an escape in a text that is not closed."""
+
+
+def parsed(line: bytes) -> Any:
+    """Return what a line of JSON holds.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON.
+    """
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def request_of(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says of a request; None if it is only the beginning of an object.
+
+    Raises
+    ------
+    ValueError
+        If it holds nothing that can be used: then nobody knows what was lost with it.
+    """
+    try:
+        content = parsed(line)
+    except ValueError:
+        if _is_cut(line):
+            return None
+        raise _useless("is no JSON, nor the beginning of an object that was cut short") from None
+    if isinstance(content, int | float) and not isinstance(content, bool):
+        return {"loss": content}
+    if not isinstance(content, dict):
+        raise _useless("is neither an object nor a number")
+    if not KEYS & content.keys():
+        raise _useless(f"has none of the keys {', '.join(sorted(KEYS))}")
+    return content
+
+
+def _useless(why: str) -> ValueError:
+    return ValueError(f"`loss` must be given as {{\"loss\": 0.5}} or as a number, but this {why}.")
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether something can be added to a line that makes it an object."""
+    text = line.decode(errors="replace").rstrip("\r")
+    if not text.lstrip().startswith("{"):
+        return False
+    brackets, in_string = _left_open(text)
+    if not brackets:
+        return False
+    closing = "".join(reversed(brackets))
+    first = STRING_ENDS if in_string else [""]
+    return any(_is_json(text + start + end + closing) for start in first for end in ENDS)
+
+
+def _left_open(text: str) -> tuple[list[str], bool]:
+    """Return the brackets that close what is open at the end, and whether a text is open there."""
+    brackets: list[str] = []
+    in_string = escaped = False
+    for character in text:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            brackets.append("}" if character == "{" else "]")
+        elif character in "}]":
+            if not brackets or brackets.pop() != character:
+                return [], False
+    return brackets, in_string
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

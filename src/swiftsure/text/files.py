@@ -1,0 +1,39 @@
+"""Weights in safetensors files, with hashes of what they were trained on."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from swiftsure.files import replaced
+
+__all__ = ["load_weights", "save_weights"]
+
+
+def save_weights(
+    path: str | os.PathLike[str], weights: Mapping[str, Tensor], trained_on: Iterable[str]
+) -> None:
+    """Write weights, whole or not at all."""
+    from safetensors.torch import save_file
+
+    held = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    note = {"trained_on": json.dumps(sorted(trained_on))}
+    with replaced(path) as temporary:
+        save_file(held, temporary, metadata=note)
+
+
+def load_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """Return weights, and hashes of what they were trained on."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            note = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no readable safetensors file ({error}).") from None
+    return weights, frozenset(json.loads(note.get("trained_on", "[]")))
