@@ -54,27 +54,25 @@ half = true
 @pytest.fixture
 def script(monkeypatch):
     """Run a script of the experiment, or import a module of it, as it would be by itself."""
-    path = list(sys.path)
-    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.syspath_prepend(str(FOLDER.parents[1]))
     torch.set_num_threads(1)
 
     def run(name, *arguments):
-        module = importlib.import_module(name)
+        module = importlib.import_module(f"experiments.diffusion.{name}")
         if arguments:
             monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
             module.main()
         return module
 
-    yield run
-    for name in ("data", "images", "records", "train"):
-        sys.modules.pop(name, None)
-    sys.path[:] = path
+    return run
 
 
 @pytest.fixture
-def tiny(tmp_path):
+def tiny(tmp_path, script, monkeypatch):
     """A recipe, and a folder of so few images that look like CIFAR-10."""
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tiny.toml").write_text(TINY)
+    monkeypatch.setattr(script("train"), "HERE", tmp_path)
     rng = np.random.default_rng(0)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         labels = rng.integers(0, 10, 4, np.uint8)
@@ -84,7 +82,7 @@ def tiny(tmp_path):
 
 
 def train(script, tiny, *more):
-    script("train", tiny / "tiny.toml", "--data", tiny, "--output", tiny / "out", *more)
+    script("train", "tiny", "--data", tiny, "--output", tiny / "out", *more)
     return json.loads((tiny / "out" / "tiny.json").read_text())
 
 

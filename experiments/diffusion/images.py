@@ -1,6 +1,5 @@
 """CIFAR-10 and CelebA in memory: images (n, 3, height, width) of uint8, and classes if any."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "image_classification"))
-from data import Images, cifar10
+from experiments.image_classification.data import Images, cifar10
 
 __all__ = ["DATA_SETS", "Images", "celeba", "load"]
 

@@ -1,4 +1,5 @@
-"""Record early exits of a trained U-ViT: `python records.py NAME --lpips lpips_alexnet.npz`.
+"""Record early exits of a trained U-ViT, from the root of the repository:
+`python -m experiments.diffusion.records uvit_cifar10 --lpips lpips_alexnet.npz`.
 
 From NAME.json and NAME.safetensors of `train.py`: generates pairs with DDIM, in full and at every
 threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, SSIM and mean
@@ -19,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from train import HERE, sheet
 
+from experiments.diffusion.train import HERE, sheet
 from swiftsure import ThresholdRecord
 from swiftsure.diffusion import DDIM, DeeDiff, Lpips, Schedule, pilot_thresholds, sweep
 from swiftsure.torch.models import UViT

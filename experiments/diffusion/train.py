@@ -1,4 +1,5 @@
-"""Train a U-ViT with DeeDiff's exits: `python train.py recipes/NAME.toml --data FOLDER`.
+"""Train a U-ViT with DeeDiff's exits, from the root of the repository:
+`python -m experiments.diffusion.train uvit_cifar10 --data FOLDER`.
 
 Writes NAME.safetensors (averaged weights; half precision where the recipe says so), NAME.json
 (recipe, seed, device, time, and the losses of each exit on the test part) and NAME.png (samples of
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from images import Images, load
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from experiments.diffusion.images import Images, load
 from swiftsure.diffusion import DDIM, DeeDiff, Schedule, deediff_losses
 from swiftsure.torch.models import UViT
 
@@ -389,7 +390,7 @@ def weights_as_saved(run: Run) -> UViT:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", type=Path)
+    parser.add_argument("recipe", help="name of a file in recipes/")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--seconds", type=float, help="train for so long, and not for steps")
@@ -400,8 +401,8 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
     arguments = parser.parse_args()
-    recipe = tomllib.loads(arguments.recipe.read_text())
-    recipe["name"] = arguments.recipe.stem
+    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
+    recipe["name"] = arguments.recipe
     recipe["training"]["steps"] = arguments.steps or recipe["training"]["steps"]
     run = Run(arguments, recipe)
     train, test = (
