@@ -27,6 +27,7 @@ EXITS = range(11, 29, 2)
 """Blocks of 30 that get a head; states of earlier ones say too little yet."""
 THRESHOLDS = np.concatenate([[0.99, 0.98], np.linspace(0.95, 0.0, 20)]).round(3)
 SHORTLIST = 64
+N_HELD = 64
 
 
 def prompts(folder: Path, part: str, n: int) -> list[str]:
@@ -59,11 +60,13 @@ def main() -> None:
     heads = fit_exit_heads(model, seen, tokenizer, exits=EXITS, **options)
     heads.save(arguments.output / "smollm2_heads.safetensors")
     report = {"fitted_on": len(seen), "seconds": round(time.perf_counter() - began)}
-    held = [text for text in prompts(arguments.data, "val", 200) if text not in set(seen)]
+    held = [text for text in prompts(arguments.data, "val", 400) if text not in set(seen)]
+    options["batch_size"] = N_HELD  # in one batch, examples come exit by exit
     for name, given in (("with_heads", heads), ("without", None)):
-        agrees = agreement_examples(model, held, tokenizer, heads=given, **options)[1]
-        exits = list(EXITS) if given is not None else range(len(model.model.layers) - 1)
-        report[name] = _by_exit(agrees, list(exits), len(held), arguments.batch)
+        agrees = agreement_examples(model, held[:N_HELD], tokenizer, heads=given, **options)[1]
+        exits = EXITS if given is not None else range(len(model.model.layers) - 1)
+        shares = agrees.view(len(exits), -1).float().mean(dim=1).tolist()
+        report[name] = {k + 1: round(share, 4) for k, share in zip(exits, shares, strict=True)}
     print(json.dumps(report), flush=True)
     (arguments.output / "smollm2.json").write_text(json.dumps(report, indent=2) + "\n")
 
@@ -89,14 +92,6 @@ def main() -> None:
     record.save(arguments.output / "smollm2.parquet")
     layers = record.costs["layers"].mean(axis=0)
     print(f"{record.n} prompts: {layers[0]:.2f} to {layers[-1]:.2f} layers a token", flush=True)
-
-
-def _by_exit(agrees: torch.Tensor, exits: list[int], n: int, batch: int) -> dict[int, float]:
-    """Return the share of tokens that agree after each block; examples come exit by exit."""
-    if n > batch:  # batches of unequal lengths cannot be told apart here
-        return {-1: round(float(agrees.float().mean()), 4)}
-    shares = agrees.view(len(exits), -1).float().mean(dim=1)
-    return {exit_ + 1: round(float(share), 4) for exit_, share in zip(exits, shares, strict=True)}
 
 
 if __name__ == "__main__":

@@ -84,6 +84,13 @@ def files(tmp_path_factory, sample, record, thresholds):
         inconsistencies={"lpips": np.clip(distances, 0, 1)},
         costs={"layers": np.linspace(9, 1, 5), "flops": np.linspace(9, 2, 5)},
     ).save(folder / "pairs.parquet")
+    (folder / "sweeps").mkdir()
+    for score in ("softmax", "saturation"):
+        ss.ThresholdRecord(
+            [None, 0.9, 0.6, 0.3],
+            losses={"rouge_l": np.clip(0.5 + 0.1 * rng.normal(size=(1200, 4)), 0, 1)},
+            costs={"layers": np.linspace(8, 2, 4)},
+        ).save(folder / "sweeps" / f"t5_{score}.parquet")
     return folder
 
 

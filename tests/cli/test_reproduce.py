@@ -64,3 +64,19 @@ def test_segmentation_writes_the_papers_tables(run, tmp_path):
                 "--draws", "2", "-o", str(tmp_path))  # fmt: skip
     assert "Mean, Top-1" in shown.out
     assert run("reproduce", "segmentation", "--record", "record.parquet").status == 2
+
+
+def test_calm_compares_confidence_measures(run, folder, made):
+    done = run("reproduce", "calm", "--records", "sweeps", "--loss", "rouge_l", "--splits", "3",
+               "-o", "out", "--json")  # fmt: skip
+    assert done.status == 0, done.err
+    table = json.loads(done.out)["table"]
+    assert {row["score"] for row in table} == {"softmax", "saturation"}
+    assert {row["n"] for row in table} == {100, 1000}
+    assert all(2 <= row["ε=0.1"] <= 8 for row in table)
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "calm.png", "calm_scores.png", "calm_layers.csv", "calm_summary.csv"
+    }  # fmt: skip
+    none = run("reproduce", "calm", "--records", "out")
+    assert none.status == 2
+    assert "NAME_SCORE.parquet" in none.err

@@ -59,6 +59,59 @@ def calm_cnndm(
         print_text(f"Wrote {file}")
 
 
+@reproduce.command("calm", cls=Verb)
+def calm(
+    records: Annotated[
+        Path,
+        typer.Option(help="Folder of NAME_SCORE.parquet, one a measure.", show_default=False),
+    ],
+    risk: Annotated[str, typer.Option(help="gap, or consistency with the full model.")] = "gap",
+    loss: Annotated[str, typer.Option(help="Loss of the records.")] = "bleu",
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    delta: options.Delta = 0.1,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
+    ] = Path("results/calm"),
+    json: options.Json = False,
+) -> None:
+    """Text generation with CALM (section 5.3 of the paper).
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce calm --records sweeps --loss rouge_l -o results
+    """
+    from swiftsure.reproduce import calm as experiment
+    from swiftsure.reproduce.calm import load_sweeps
+
+    result = experiment(
+        load_sweeps(records),
+        risk=risk,
+        loss=loss,
+        splits=splits,
+        delta=delta,
+        seed=seed,
+        progress=False if json else None,
+    )
+    files = result.write(output)
+    table = result.table()
+    if json:
+        print_json({"table": table, "files": [str(file) for file in files]})
+        return
+    levels = [key for key in table[0] if key.startswith("ε")]
+    print_table(
+        f"Mean decoder layers per token over {splits} splits",
+        ["score", "control", "n", *levels],
+        [
+            [row["score"], row["control"], f"{row['n']:,}", *(f"{row[k]:.2f}" for k in levels)]
+            for row in table
+        ],
+        left=2,
+    )
+    for file in files:
+        print_text(f"Wrote {file}")
+
+
 @reproduce.command("image-classification", cls=Verb)
 def image_classification(
     data: Annotated[

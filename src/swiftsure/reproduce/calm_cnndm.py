@@ -61,7 +61,7 @@ class CalmResult:
 
     def shown(self) -> dict[str, Study]:
         """Return the studies as the figure shows them, by title."""
-        return {f"CNN/DM, n = {n:,}": _only(study, SHOWN) for n, study in self.studies.items()}
+        return {f"CNN/DM, n = {n:,}": only(study, SHOWN) for n, study in self.studies.items()}
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write figure, table of means and every number behind them; return the files."""
@@ -126,5 +126,6 @@ def load_measurements(data: str | os.PathLike[str]) -> ThresholdRecord:
     return ThresholdRecord(thresholds, losses={"rouge_l": 1.0 - rouge}, costs={"layers": layers})
 
 
-def _only(study: Study, labels: Sequence[str]) -> Study:
+def only(study: Study, labels: Sequence[str]) -> Study:
+    """Return a study of some of its controls."""
     return replace(study, labels=tuple(label for label in labels if label in study.labels))
