@@ -142,3 +142,35 @@ def test_a_trained_model_is_swept(load, folder, monkeypatch):
     assert set(json.loads((folder / "out" / "scores.json").read_text())["bleu"]) == set(
         records.PARTS
     )
+
+
+@pytest.mark.slow
+def test_a_pair_is_swept(load, folder, monkeypatch):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from swiftsure import ThresholdRecord
+
+    data = load("data")
+    pairs = data.multi30k(folder / "multi30k", "train")
+    tokenizer = data.tokenizer_of(pairs, 60)
+    small = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
+    for seed, (name, layers) in enumerate((("large", 3), ("small", 1))):
+        torch.manual_seed(seed)
+        config = T5Config(
+            vocab_size=60, num_layers=layers, **small, decoder_start_token_id=0, eos_token_id=1
+        )
+        T5ForConditionalGeneration(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    records = importlib.import_module("experiments.bild.records")
+    for part in records.PARTS:
+        for k, language in enumerate(("de", "en")):
+            lines = "".join(f"{part[5:9]} {text}\n" for text in pairs[k])
+            (folder / "multi30k" / f"{part}.{language}").write_text(lines, encoding="utf-8")
+    arguments = ["records", "--data", str(folder), "--output", str(folder / "out")]
+    for name in ("large", "small"):
+        arguments += [f"--{name}", str(folder / name)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--sentences", "2"])
+    records.main()
+    record = ThresholdRecord.load(folder / "out" / "bild.parquet")
+    assert record.n == 6
+    assert set(record.losses) == {"bleu", "rouge_l"}

@@ -1,0 +1,81 @@
+"""Threshold records of a pair of translation models, from the root of the repository:
+`python -m experiments.bild.records --data FOLDER`.
+
+The small model drafts, the large one checks; the rollback threshold is swept over all test
+sentences of Multi30k, with the fallback threshold at 0.5. Models come from
+experiments/translation/results (bild_large, bild_small). Writes bild.parquet, and bild.json with
+the corpus BLEU of both models.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import sacrebleu
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from experiments.calm.records import PARTS
+from experiments.translation.data import Pairs, multi30k
+from experiments.translation.train import HERE as TRANSLATION
+from experiments.translation.train import translations
+from swiftsure.text import Rollback, sweep_pair
+
+HERE = Path(__file__).parent
+THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 20), 3)
+"""Safest first; those below log 2 change nothing but the time."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--large", type=Path, default=TRANSLATION / "results" / "bild_large")
+    parser.add_argument("--small", type=Path, default=TRANSLATION / "results" / "bild_small")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--sentences", type=int, help="of each part; all by default")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(arguments.large)
+    large, small = (
+        AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        for folder in (arguments.large, arguments.small)
+    )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    kept = slice(arguments.sentences)
+    tests = Pairs([], [])
+    for part in PARTS:
+        pairs = multi30k(arguments.data / "multi30k", part)
+        tests += Pairs(pairs.german[kept], pairs.english[kept])
+    report = {
+        name: round(
+            sacrebleu.corpus_bleu(
+                translations(model, tokenizer, tests.german), [tests.english]
+            ).score,
+            2,
+        )
+        for name, model in (("large", large), ("small", small))
+    }
+    print(f"BLEU: {report}", flush=True)
+    (arguments.output / "bild.json").write_text(json.dumps({"bleu": report}, indent=2) + "\n")
+    record = sweep_pair(
+        large,
+        small,
+        tests.german,
+        tests.english,
+        tokenizer=tokenizer,
+        thresholds=THRESHOLDS,
+        rule=Rollback(0.0, fallback=0.5),
+        losses=["bleu", "rouge_l"],
+        max_new_tokens=64,
+        shards=arguments.output / "bild_shards",
+        shard_size=128,
+    )
+    record.save(arguments.output / "bild.parquet")
+    for name, values in record.costs.items():
+        mean = np.atleast_2d(values).mean(axis=0)
+        print(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
