@@ -269,9 +269,9 @@ def _budget_in_full(certificate: Certificate) -> str:
     if promise.upper_bound is None:  # nothing was tested
         return "the budget allows it"
     return (
-        f"for the setting that meets the budget, no level of the {promise} below {promise.epsilon:g}"
-        f" was certified with probability at least {_surety(certificate)} on {certificate.n:,}"
-        f" calibration {certificate.unit}"
+        f"for the setting that meets the budget, no level of the {promise} below"
+        f" {promise.epsilon:g} was certified with probability at least {_surety(certificate)} on"
+        f" {certificate.n:,} calibration {certificate.unit}"
     )
 
 

@@ -104,6 +104,24 @@ def test_late_losses(run, folder):
     assert json.loads(patient.out)["given_up"] == 1
 
 
+def test_losses_that_come_too_late_are_told(run, folder):
+    text = '{"id": 1}\n{"id": 2, "loss": 0}\n{"id": 3, "loss": 0}\n{"id": 1, "loss": 1}\n'
+    (folder / "late.jsonl").write_text(text)
+    options = (*EPSILON, "--patience", "1")
+    assert "1 losses came too late" in run("monitor", "late.jsonl", *options).out
+    assert json.loads(run("monitor", "late.jsonl", *options, "--json").out)["too_late"] == 1
+
+
+def test_odd_exits_are_told_and_stop_nothing(run, folder):
+    stream(folder / "odd.jsonl", np.zeros(10), exit=99)
+    options = ("--policy", "deployed.json")
+    done = run("monitor", "odd.jsonl", *options)
+    assert done.status == 0
+    assert "of all 10)" in done.out
+    assert "10 lines had an exit, a cost or a confidence that cannot be" in done.out
+    assert json.loads(run("monitor", "odd.jsonl", *options, "--json").out)["odd"] == 10
+
+
 # ----------------------------------------------------------------------------------------- states
 
 
@@ -128,6 +146,36 @@ def test_the_state_says_what_to_watch(run, folder):
     other = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
     assert_refused(other, "watches another risk", "0.02")
     assert (folder / "state.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--alpha", "0.03"), ["watches another risk", "0.03"]),
+        (("--low", "-1"), ["watches another risk", "-1.0"]),
+        (("--high", "2"), ["watches another risk", "2.0"]),
+        (("--loss", "brier"), ["watches another risk"]),
+        (("--patience", "9"), ["`patience` must be 5"]),
+        (("--missing", "lowest"), ["`missing` must be 'skip'"]),
+    ],
+)
+def test_what_disagrees_with_the_state_is_refused(run, folder, option, words):
+    stream(folder / "stream.jsonl", drawn(50, 0.05))
+    same = ("--alpha", "0.02", "--patience", "5", "--missing", "skip", "--state", "state.json")
+    names = ("--risk", "gap", "--loss", "zero_one")
+    assert run("monitor", "stream.jsonl", *EPSILON, *names, *same).status == 0
+    assert run("monitor", "stream.jsonl", *same, "--low", "0", "--high", "1").status == 0
+    before = (folder / "state.json").read_bytes()
+    assert_refused(run("monitor", "stream.jsonl", *option, "--state", "state.json"), *words)
+    assert (folder / "state.json").read_bytes() == before
+
+
+def test_from_start_does_not_fold_lines_twice(run, folder):
+    path = stream(folder / "stream.jsonl", drawn(50, 0.05))
+    run("monitor", path, *EPSILON, "--state", "state.json")
+    again = run("monitor", path, "--state", "state.json", "--from-start")
+    assert_refused(again, "leave out --from-start")
+    assert ss.Monitor.load("state.json").n == 50
 
 
 def test_an_alarm_is_remembered(run, folder):
@@ -159,7 +207,20 @@ def test_a_rotated_file(run, folder):
 # ----------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("bad", ['{"loss": 1.5}', '{"loss": NaN}', '{"loss": -0.1}', "Infinity"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"loss": 1.5}',
+        '{"loss": NaN}',
+        '{"loss": -0.1}',
+        "Infinity",
+        "nan",
+        "-inf",
+        '{"losss": 1}',
+        "[1]",
+        '{"loss": 1} {"loss": 1}',
+    ],
+)
 def test_a_fault_is_reported_and_never_dropped(run, folder, bad):
     text = '{"loss": 0}\n' * 5 + bad + '\n{"loss": 0}\n'
     (folder / "stream.jsonl").write_text(text)
@@ -194,12 +255,21 @@ def test_lines_cut_short_are_survived_and_told(run, folder):
     assert json.loads(done.out)["n"] == 3
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", '{"los": 1}\n', '{"exit": 1}\n', "rubbish\n"])
+@pytest.mark.parametrize("text", ["", "\n\n", '{"exit": 1}\n', '{"lo'])
 def test_a_stream_without_losses(run, folder, made, text):
     (folder / "stream.jsonl").write_text(text)
     done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
     assert_refused(done, "must hold at least one loss")
     assert made() == {"stream.jsonl"}
+
+
+def test_a_stream_of_which_most_is_cut_short(run, folder):
+    (folder / "stream.jsonl").write_text('{"loss": 0}\n' + '{"loss"\n' * 2)
+    for _ in range(2):
+        done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json", "--json")
+        assert done.status == 1
+        assert done.err.startswith("swiftsure: 2 of 3 lines could not be read")
+        assert "2 of 3" in json.loads(done.out)["fault"]
 
 
 def test_nothing_new_is_fine(run, folder):
@@ -217,6 +287,8 @@ def test_nothing_new_is_fine(run, folder):
         (("losses.jsonl",), ["`--policy` or `--epsilon`"]),
         (("losses.jsonl", "--state", "none.json"), ["`--policy` or `--epsilon`"]),
         (("losses.jsonl", "--policy", "deployed.json", *EPSILON), ["`--epsilon`"]),
+        (("losses.jsonl", "--policy", "deployed.json", "--low", "0"), ["`--low`"]),
+        (("losses.jsonl", *EPSILON, "--alpha", "1e-200"), ["`alpha` must be at least 1e-190"]),
         (("losses.jsonl", "--epsilon", "1.3"), ["`epsilon` must be in (0, 1), but got 1.3"]),
         (("losses.jsonl", *EPSILON, "--low", "2"), ["`loss_range`"]),
         (("losses.jsonl", *EPSILON, "--alpha", "0"), ["`alpha` must be in (0, 1), but got 0"]),

@@ -68,6 +68,23 @@ def test_thresholds_of_ones_own(run):
     assert run("report", "record.parquet", "own.json", "--path", OWN).status == 0
 
 
+def test_the_policy_of_a_budget(run):
+    budget = ("--saving", "0.3", "--loss", "zero_one", "--cost", "flops")
+    assert run("plan", "record.parquet", *budget, "-o", "budget.json").status == 0
+    done = run("report", "record.parquet", "budget.json", "--json")
+    assert json.loads(done.out)["levels"] is None
+    assert json.loads(done.out)["policy"]["certificate"]["control"] == "budget"
+
+
+def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
+    content = json.loads((folder / "deployed.json").read_text(encoding="utf-8"))
+    content["certificate"]["promises"][0]["epsilon"] /= 50
+    (folder / "edited.json").write_text(json.dumps(content), encoding="utf-8")
+    done = run("report", "record.parquet", "edited.json")
+    refused(done, "not what this record gives", "`threshold`", "Calibrate anew")
+    assert made() == {"edited.json"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,5 +1,7 @@
 """Audits: a fair share of requests, run in full, whatever way they went."""
 
+import copy
+import io
 import threading
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import binomtest, chi2_contingency
 
+import swiftsure as ss
 from pytorch.builders import (
     Played,
     every_output,
@@ -18,17 +21,35 @@ from pytorch.builders import (
     policy_of,
     refused,
 )
+from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, RequestOrder
-from swiftsure.torch import Auditor, EarlyExit, Stream
+from swiftsure.torch import Auditor, EarlyExit, Staged, Stream, collect
+from swiftsure.torch.segmentation import image_losses
 
 
 def consistency_monitor(loss="zero_one", epsilon=0.5, high=1.0):
     return Monitor(epsilon, 0.01, (0.0, high), risk="consistency", loss=loss)
 
 
+def policy_for(monitor, threshold, n_exits, **fields):
+    """A policy that promises what a monitor watches."""
+    policy = policy_of(threshold, n_exits)
+    update = {
+        "risk": monitor.risk,
+        "loss": monitor.loss,
+        "epsilon": monitor.epsilon,
+        "loss_range": (monitor.loss_range.low, monitor.loss_range.high),
+    }
+    promise = policy.certificate.promises[0].model_copy(update=update)
+    certificate = policy.certificate.model_copy(update={"promises": (promise,), **fields})
+    return policy.model_copy(update={"certificate": certificate})
+
+
 def audited(rate=1.0, monitor=None, n=200, seed=0, share=0.5):
     model, batch = network(), inputs(n)
-    policy = policy_of(middle_threshold(model, batch, share), model.n_exits)
+    threshold = middle_threshold(model, batch, share)
+    promised = consistency_monitor() if monitor is None else monitor
+    policy = policy_for(promised, threshold, model.n_exits)
     return EarlyExit(model, policy, audit=Auditor(rate, monitor, seed=seed)), model, batch
 
 
@@ -208,12 +229,13 @@ def test_gaps_are_folded_when_labels_come():
 def test_a_batch_that_fails_does_not_hold_up_the_others():
     class Failing(Played):
         def head(self, exit_index, state):
-            if exit_index == 2 and state["logits"].isnan().any():
+            if state["logits"].isnan().any():
                 raise RuntimeError("out of memory")
             return super().head(exit_index, state)
 
     monitor = consistency_monitor()
-    fast = EarlyExit(Failing(3), policy_of(0.9, 3), audit=1.0, monitor=monitor)
+    policy = policy_for(monitor, 0.9, 3)
+    fast = EarlyExit(Failing(3), policy, audit=1.0, monitor=monitor)
     broken = logits(4, 3)
     broken[0, 2] = torch.nan
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -224,14 +246,53 @@ def test_a_batch_that_fails_does_not_hold_up_the_others():
     assert monitor.n == 14
 
 
-def test_a_broken_answer_of_the_full_model_is_no_loss():
-    batch = logits(6, 3)
-    batch[2, 0] = torch.tensor([50.0, 0, 0, 0, 0])
-    batch[2, 2] = torch.nan
-    fast = EarlyExit(Played(3), policy_of(0.99, 3), audit=1.0, monitor=consistency_monitor())
-    with pytest.raises(ValueError, match="exit 3 is NaN for sample 2"):
-        fast(batch)
+class FullFails(Played):
+    """Runs out of memory wherever a sample that left early is run to the end."""
+
+    def head(self, exit_index, state):
+        if exit_index == 2 and state["logits"][:, 2].isnan().any():
+            raise RuntimeError("out of memory")
+        return super().head(exit_index, state)
+
+
+def sure_of_first(n=6, row=2):
+    """Logits of which one sample leaves at once, and has no answer of the full model."""
+    batch = logits(n, 3)
+    batch[row, 0] = torch.tensor([50.0, 0, 0, 0, 0])
+    batch[row, 2] = torch.nan
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(Played, "exit 3 is NaN for sample 2"), (FullFails, "out of memory")]
+)
+def test_an_audit_that_fails_does_not_take_the_answer_with_it(model, words):
+    batch, monitor = sure_of_first(), consistency_monitor()
+    policy = policy_for(monitor, 0.99, 3)
+    fast = EarlyExit(model(3), policy, audit=1.0, monitor=monitor)
+    with pytest.warns(RuntimeWarning, match=words):
+        out = fast(batch)
+    assert torch.equal(out.outputs, EarlyExit(Played(3), policy)(batch).outputs)
+    fast(batch)  # the warning comes once
+    assert fast.auditor.failed == fast.auditor.order.given_up == 12
     assert fast.auditor.order.waiting == 0
+    assert len(out.audit.ids) == len(out.audit.outputs) == 0
+    assert out.audit.failed.tolist() == list(range(6))
+    later = fast(logits(10, 3, seed=1)).audit
+    assert later.failed.tolist() == []
+    assert len(later.ids) == 10
+    assert monitor.n == 22  # losses that are missing count as the lowest
+
+
+def test_an_audit_that_fails_in_a_run_does_not_end_it():
+    monitor = consistency_monitor()
+    fast = EarlyExit(Played(3), policy_for(monitor, 0.99, 3), audit=1.0, monitor=monitor)
+    stream = Stream(fast, 16)
+    batches = [logits(6, 3), sure_of_first(), logits(6, 3, seed=2)]
+    with pytest.warns(RuntimeWarning, match="audit of 6 requests failed"):
+        outs = list(fast.auditor.follow(fast, batches, lambda b: stream.run(b, ordered=True)))
+    assert [len(out.audit.ids) for out in outs] == [6, 0, 6]
+    assert (fast.auditor.failed, fast.auditor.order.waiting, monitor.n) == (6, 0, 18)
 
 
 def test_threads_share_an_auditor():
@@ -307,3 +368,126 @@ def test_monitors_that_audits_cannot_feed():
         Auditor(0.1, consistency_monitor("rouge"))
     with refused("monitor"):
         EarlyExit(network(), policy_of(0.5, 4), audit=Auditor(0.1), monitor=consistency_monitor())
+
+
+def test_monitors_of_another_promise():
+    monitor = consistency_monitor()
+    for other in (consistency_monitor(epsilon=0.4), consistency_monitor("brier", high=2.0)):
+        with pytest.raises(ValueError, match="must watch what the policy promises"):
+            EarlyExit(network(), policy_for(monitor, 0.5, 4), audit=0.1, monitor=other)
+    with refused("monitor"):
+        EarlyExit(network(), policy_of(0.5, 4), audit=Auditor(0.1, monitor))
+    EarlyExit(network(), policy_for(monitor, 0.5, 4), audit=0.1, monitor=monitor)
+
+
+def test_a_promise_about_groups_is_not_fed_by_single_requests():
+    monitor = consistency_monitor()
+    policy = policy_for(monitor, 0.5, 4, unit="groups")
+    assert Monitor.from_policy(policy).epsilon == monitor.epsilon
+    with pytest.raises(ValueError, match=r"one mean of `out\.audit\.losses"):
+        EarlyExit(network(), policy, audit=0.1, monitor=monitor)
+    assert EarlyExit(network(), policy, audit=1.0)(inputs(5)).audit.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("label", ["argmax", "sample"])
+def test_labels_drawn_from_the_full_model_are_another_loss(label):
+    record = ss.ExitRecord.from_logits(logits(300, 4).numpy(), label=label)
+    for loss, known in (("zero_one", True), ("brier", False)):
+        policy = ss.calibrate(record, risk="consistency", loss=loss, epsilon=0.5)
+        monitor = Monitor.from_policy(policy)
+        if known:
+            Auditor(0.1, monitor)
+        else:
+            with pytest.raises(ValueError, match="label='expected'"):
+                Auditor(0.1, monitor)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda fast: torch.save(fast, io.BytesIO())], ids=["copy", "save"]
+)
+def test_copies_are_refused_with_a_reason(copied):
+    fast, _, _ = audited(0.5)
+    with pytest.raises(TypeError, match="make a new EarlyExit"):
+        copied(fast)
+
+
+# ------------------------------------------------------------------------------------ odd batches
+
+
+class Scaled(Staged):
+    """Takes a batch of logits with a scale, which has no batch axis."""
+
+    n_exits = 3
+
+    def begin(self, batch):
+        return batch["x"] * batch["scale"].sum()
+
+    def head(self, exit_index, state):
+        return state[:, exit_index]
+
+    def advance(self, exit_index, state):
+        return state
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(2.0), torch.ones(1), torch.ones(20)])
+def test_what_is_of_all_requests_is_not_cut(scale):
+    monitor = consistency_monitor()
+    policy = policy_for(monitor, 0.9, 3)
+    fast = EarlyExit(Scaled().eval(), policy, audit=Auditor(0.5, monitor, seed=0))
+    for seed in range(5):
+        x = logits(40, 3, seed=seed)
+        out = fast({"x": x, "scale": scale})
+        expected = (x * scale.sum())[out.audit.rows, 2]
+        assert 0 < len(out.audit.ids) < 40
+        torch.testing.assert_close(out.audit.full_outputs, expected)
+    assert fast.auditor.order.waiting == 0
+
+
+def test_a_batch_that_cannot_be_cut_leaves_nobody_waiting(monkeypatch):
+    monitor = consistency_monitor()
+    fast, _, batch = audited(1.0, monitor)
+    with monkeypatch.context() as patch:
+        patch.setattr("swiftsure.torch.audit._Chosen.of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fast(batch)
+    fast(batch)
+    assert (fast.auditor.order.waiting, monitor.n) == (0, 200)
+
+
+# ----------------------------------------------------------------------------------------- images
+
+
+class Maps(Staged):
+    """Maps of logits at an eighth of the images' size."""
+
+    n_exits = 2
+
+    def begin(self, batch):
+        return torch.nn.functional.avg_pool2d(batch, 8) * 8
+
+    def advance(self, exit_index, state):
+        return state if exit_index == 0 else state + 0.7 * state.roll(1, dims=1)
+
+    def head(self, exit_index, state):
+        return state
+
+
+@pytest.mark.parametrize("loss", ["miou", "miscoverage", "pixel_brier"])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_images_are_compared_as_in_the_record(loss, labelled):
+    model = Maps().eval()
+    images = torch.randn(30, 3, 32, 24, generator=torch.Generator().manual_seed(0))
+    batch = (images, torch.zeros(30, 32, 24, dtype=torch.long)) if labelled else images
+    record = collect(model, [batch], losses=[loss], scores=["mean_top1"])
+    monitor = consistency_monitor(loss, high=LOSSES[loss].range.high)
+    policy = policy_for(monitor, 0.0, 2).model_copy(update={"score": "mean_top1"})
+    audit = EarlyExit(model, policy, audit=1.0, monitor=monitor)(images).audit
+    expected = record.inconsistencies[loss][:, 0]
+    np.testing.assert_allclose(audit.losses("consistency", loss), expected, atol=1e-6)
+    assert monitor.mean == pytest.approx(expected.mean(), abs=1e-6)
+    assert not np.allclose(_at_own_size(audit, loss), expected, atol=1e-3)
+
+
+def _at_own_size(audit, loss):
+    found = image_losses([audit.outputs, audit.full_outputs], names=[loss])
+    return found[f"inconsistencies/{loss}"][:, 0].numpy()

@@ -146,6 +146,7 @@ def test_shapes_are_refused():
         ({"epsilon": float("nan")}, "epsilon"),
         ({"epsilon": 0.1, "alpha": 0.0}, "alpha"),
         ({"epsilon": 0.1, "alpha": 1.0}, "alpha"),
+        ({"epsilon": 0.1, "alpha": 1e-191}, "alpha"),
         ({"epsilon": 0.1, "loss_range": (0, np.inf)}, "loss_range"),
         ({"epsilon": 0.1, "loss_range": (0.2, 1)}, "epsilon"),
         ({"epsilon": 0.1, "loss_range": 1}, "loss_range"),
@@ -154,6 +155,12 @@ def test_shapes_are_refused():
 def test_arguments_are_checked(arguments, name):
     with refused(name):
         Monitor(**arguments)
+
+
+def test_the_least_alpha_can_be_reached():
+    monitor = Monitor(0.1, 1e-190)
+    assert monitor.update_many(np.ones(5000))
+    assert np.isfinite(monitor.evidence)
 
 
 def test_smaller_alpha_never_alarms_sooner():
@@ -429,9 +436,28 @@ def test_lines_of_every_kind():
     watch.feed(lines(0, 0.5, {"loss": 1}, {"exit": 2}, {"loss": None, "cost": 3.0}) + b"\n \r\n")
     assert watch.monitor.n == 3
     assert watch.unreadable == 0
-    watch.feed(b'{"loss": 0.\n[1]\n"0.5"\n{"los": 1}\ntrue\n' + lines({"loss": 0}))
-    assert watch.monitor.n == 4
-    assert watch.unreadable == 5
+    watch.feed(b'{"loss": 0.\n' + lines({"loss": 0}, {"loss": True}))
+    assert watch.monitor.n == 5
+    assert watch.monitor.mean == pytest.approx(2.5 / 5)
+    assert (watch.unreadable, watch.requests) == (1, 8)
+
+
+WHOLE = r'{"loss": -1.5e-1, "id": 7, "no\te\u00e9": "a\\ \"b", "x": [true, {"y": null}], "z": "é"}'
+
+
+@pytest.mark.parametrize("end", range(1, len(WHOLE.encode())))
+def test_every_beginning_of_an_object_is_known_as_cut(end):
+    watch = Watch(Monitor(0.2, loss_range=(-1, 1)))
+    watch.feed(WHOLE.encode()[:end] + b"\n")
+    assert (watch.unreadable, watch.monitor.n) == (1, 0)
+
+
+def test_most_lines_cut_short_are_too_many():
+    watch = Watch(Monitor(0.2))
+    watch.feed(b'{"loss": 0}\n{"lo\n')
+    assert not watch.mostly_unreadable
+    watch.feed(b'{"lo\n')
+    assert watch.mostly_unreadable
 
 
 def test_what_is_no_lines_at_all_is_refused():
@@ -446,7 +472,26 @@ def test_what_is_no_lines_at_all_is_refused():
         b"NaN",
         b'{"loss": Infinity}',
         b'{"loss": "0"}',
-        b'{"loss": true}',
+        b"nan",
+        b"inf",
+        b"-inf",
+        b'{"loss": nan}',
+        b'{"losss": 1}',
+        b"{}",
+        b"[1]",
+        b'"1"',
+        b"true",
+        b"null",
+        b"rubbish",
+        b"0.",
+        b"0 1",
+        b'{"loss": 1} {"loss": 1}',
+        b'{"lo{"loss": 1}',
+        b"{'loss': 1}",
+        b'{"loss": 1]',
+        b"[" * 100_000,
+        b"\0\0",
+        b'{"loss": [1]}',
         b"-1e400",
         b"1" + b"0" * 400,
         b'{"loss": 0, "id": "a"}',
@@ -471,11 +516,17 @@ def test_an_id_used_twice_is_a_fault():
         Watch(Monitor(0.2)).feed(lines({"id": 1}, {"loss": 1}))
 
 
-def test_a_bad_exit_folds_nothing_of_its_line(policy):
+@pytest.mark.parametrize(
+    "odd", [{"exit": 99}, {"exit": "a"}, {"confidence": [1]}, {"cost": float("nan")}]
+)
+def test_what_only_warnings_need_does_not_stop_a_loss(policy, tmp_path, odd):
     watch = Watch(Monitor.from_policy(policy), Drift(policy))
-    with pytest.raises(StreamFaultError, match="`exit`"):
-        watch.feed(lines({"loss": 1, "exit": 99}))
-    assert watch.monitor.n == 0
+    before = watch.drift.state()
+    watch.feed(lines({"loss": 1, "confidence": 0.5, "exit": 1, **odd}))
+    assert (watch.monitor.n, watch.odd) == (1, 1)
+    assert watch.drift.state() == before
+    watch.save(tmp_path / "state.json")
+    assert Watch.load(tmp_path / "state.json").odd == 1
 
 
 def test_the_last_line_may_lack_its_break():
@@ -527,6 +578,104 @@ def test_a_replaced_file_is_noticed(tmp_path):
     again.resume(io.BytesIO(lines({"loss": 0})))
     assert again.offset == 0
     assert again.monitor.n == 100
+
+
+def in_file(path, data, state=None, *, start=False):
+    """Read a file that holds some bytes from where a state says."""
+    path.write_bytes(data)
+    watch = Watch(Monitor(0.2)) if state is None or not state.exists() else Watch.load(state)
+    with path.open("rb") as file:
+        if start:
+            watch.restart(file)
+        watch.resume(file)
+        watch.feed(file.read())
+        watch.finish()
+    if state is not None:
+        watch.save(state)
+    return watch
+
+
+@pytest.mark.parametrize("n", [1, 42, 43, 60, 341, 342, 500])
+def test_a_last_line_without_its_break_is_found_again(tmp_path, n):
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    data = b'{"loss": 0}\n' * n
+    in_file(path, data[:-1], state)
+    again = in_file(path, data + b'{"loss": 1}\n', state)
+    assert (again.monitor.n, again.lines) == (n + 1, n + 1)
+
+
+def test_a_file_with_another_beginning_is_noticed(tmp_path):
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    same = b'{"loss": 0}\n' * 1000
+    in_file(path, b'{"loss": 1}\n' + same, state)
+    with pytest.raises(ValueError, match="not the file that was read before"):
+        in_file(path, b'{"loss": 0}\n' + same, state)
+
+
+@pytest.mark.parametrize("n", [1, 10, 1000])
+def test_a_new_file_of_the_same_lines_is_noticed(tmp_path, n):
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    in_file(path, b'{"loss": 0}\n' * n, state)
+    path.rename(tmp_path / "old.jsonl")
+    longer = b'{"loss": 0}\n' * (2 * n)
+    with pytest.raises(ValueError, match="its lines are the same"):
+        in_file(path, longer, state)
+    assert in_file(path, longer, state, start=True).monitor.n == 3 * n
+
+
+def test_a_copy_of_the_file_is_known_by_its_lines(tmp_path):
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    data = lines(*({"loss": value} for value in losses(100, 0.3)))
+    in_file(path, data, state)
+    path.rename(tmp_path / "old.jsonl")
+    assert in_file(path, data + lines({"loss": 0}), state).monitor.n == 101
+
+
+def test_the_same_file_is_not_read_from_its_start_again(tmp_path):
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    data = lines(*({"loss": value} for value in losses(100)))
+    in_file(path, data, state)
+    with pytest.raises(ValueError, match="leave out --from-start"):
+        in_file(path, data + data, state, start=True)
+    assert in_file(path, data[:-12], state, start=True).monitor.n == 199  # it is shorter: a new one
+
+
+def test_rules_for_late_losses_are_kept_and_compared(tmp_path):
+    state = tmp_path / "state.json"
+    watch = Watch(Monitor(0.2), patience=3, missing="skip")
+    watch.feed(lines({"id": 1}))
+    watch.save(state)
+    again = Watch.load(state)
+    assert (again.order.patience, again.order.missing) == (3, "skip")
+    assert Watch.load(state, patience=3, missing="skip").order.state() == watch.order.state()
+    with refused("patience"):
+        Watch.load(state, patience=4)
+    with refused("missing"):
+        Watch.load(state, missing="lowest")
+
+
+def test_states_of_before_are_read(tmp_path):
+    """They do not say all that newer ones do."""
+    from swiftsure.monitor.state import _checksum
+
+    path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
+    data = lines(*({"loss": value} for value in losses(100)))
+    in_file(path, data + b'{"lo\n', state)
+    content = json.loads(state.read_text())
+    for part, names in {
+        "stream": ["head", "inode", "requests", "odd"],
+        "order": ["patience", "missing"],
+    }.items():
+        for name in names:
+            del content[part][name]
+    parts = {k: content[k] for k in ("monitor", "order", "stream")}
+    content["checksum"] = _checksum(parts)
+    state.write_text(json.dumps(content))
+    watch = Watch.load(state, patience=5)
+    assert watch.order.patience == 5
+    assert not watch.mostly_unreadable
+    with path.open("rb") as file:
+        watch.resume(file)
 
 
 def test_what_waits_and_drifts_is_restored_too(tmp_path, policy):

@@ -1,6 +1,9 @@
 """Planning: sample sizes against brute force, budgets against populations of known risk."""
 
+import ast
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -454,7 +457,26 @@ def test_the_certificate_of_a_budget_records_its_seed(plans, kind, seed):
 
 
 def test_the_sentence_of_a_budget_for_the_full_model(record):
-    assert "full model" in str(lowest_epsilon(record, 4.0, "consistency").policy)
+    for held, budget in ((record, 4.0), (record, 50.0), (threshold_record(), 12.0)):
+        plan = lowest_epsilon(held, budget)
+        assert str(plan.policy) == "Always runs the full model: the budget allows it."
+        assert plan.threshold is None
+
+
+def test_the_sentence_of_a_budget_that_nothing_is_certified_for():
+    plan = lowest_epsilon(make_record(12), saving=0.4, bound="empirical_bernstein")
+    assert str(plan.policy) == (
+        "Always runs the full model: for the setting that meets the budget, no level of the"
+        " zero_one gap to the full model below 1 was certified with probability at least 90 % on 9"
+        " calibration samples."
+    )
+
+
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+def test_the_certificate_says_that_a_budget_chose(plans, kind, record):
+    assert plans[kind].policy.certificate.control == "budget"
+    assert plans[kind].policy.certificate.by_budget
+    assert not ss.calibrate(record).certificate.by_budget
 
 
 # ------------------------------------------------------------------ the guarantee of a budget plan
@@ -539,3 +561,25 @@ def test_choosing_and_bounding_on_the_same_samples_is_noticed():
 
 def test_taking_the_best_of_all_settings_is_noticed():
     assert luck(best_level_of_all, 1.2, repetitions=100) < 1e-6
+
+
+# --------------------------------------------------------------------------------------- the guide
+
+
+def rows_of_the_guide():
+    """The first cells of the table of controls in docs/choosing.md."""
+    guide = Path(__file__).parents[2] / "docs" / "choosing.md"
+    return re.findall(r'^\| `("[a-z]+".*?)` \|', guide.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", rows_of_the_guide())
+def test_every_row_of_the_guide_runs_on_a_gap(record, row):
+    call = ast.parse(f"calibrate({row})", mode="eval").body
+    options = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    control = ast.literal_eval(call.args[0])
+    policy = ss.calibrate(record, epsilon=0.1, control=control, path=GRID, **options)
+    assert policy.certificate.control == control
+
+
+def test_the_guide_has_its_rows():
+    assert len(rows_of_the_guide()) == 6

@@ -1,5 +1,6 @@
 """The page about a policy: its numbers are the library's, and it needs nothing but itself."""
 
+import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest
 import swiftsure as ss
 from swiftsure import planning
 from swiftsure.report import policy_page
-from swiftsure.report.charts import LETTER, chart, log_ticks
+from swiftsure.report.charts import LETTER, chart, log_ticks, shortened
 from swiftsure.report.findings import findings
 from swiftsure.report.quality import exit_losses, reliability
 from swiftsure.report.words import about_sizes
@@ -121,7 +122,61 @@ def test_more_samples_are_worth_a_sentence(found):
     sentence = about_sizes(replace(found, by_size=few))
     assert sentence.startswith("Collect 800 more samples and save 8.0 points more of layers")
     same = replace(found.by_size, saved=(0.4,) * 6)
-    assert about_sizes(replace(found, by_size=same)).startswith("More samples would hardly")
+    sentence = about_sizes(replace(found, by_size=same))
+    assert sentence == "More samples, up to 3,200, would hardly save more of layers."
+    none_larger = replace(found.by_size, sizes=(100, 200, 400, 800), saved=(0.4,) * 4)
+    assert about_sizes(replace(found, by_size=none_larger)) == ""
+
+
+def lossless(n):
+    """A record whose exits all agree and are all right."""
+    confidences = np.random.default_rng(1).random((n, 2))
+    tables = {"zero_one": np.zeros((n, 3))}
+    return ss.ExitRecord(confidences, losses=tables, inconsistencies=tables)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"risk": "consistency"}, "no valid method can with fewer than 230."),
+        ({"risk": "consistency", "control": "crc", "epsilon": 0.002}, "with fewer than 499."),
+        ({"risk": "gap"}, "even if none had a loss, it would take at least 230."),
+    ],
+)
+def test_where_no_size_certifies_the_fewest_that_can_are_named(options, said):
+    record = lossless(50)
+    policy = ss.calibrate(record, **{"epsilon": 0.01, **options})
+    sentence = about_sizes(findings(record, policy))
+    assert sentence.startswith("Nothing would be certified with up to 200 samples; ")
+    assert sentence.endswith(said)
+    assert "hardly" not in text(policy_page(record, policy))
+
+
+def test_the_fewest_that_can_certify_do():
+    policy = ss.calibrate(lossless(230), risk="consistency", epsilon=0.01)
+    full, here = policy.certificate.costs["exit"]
+    assert 1 - here / full == pytest.approx(2 / 3)
+
+
+def test_a_record_too_large_to_draw_from_is_not_said_to_be_enough(found, policy):
+    many = policy.certificate.model_copy(update={"n": 300_000})
+    large = replace(found, by_size=None, policy=edited(policy, certificate=many))
+    assert "little" not in about_sizes(large)
+
+
+@pytest.mark.parametrize("options", [{"control": "empirical"}, {"selection": "paper"}])
+def test_rules_without_a_guarantee_certify_nothing(record, options):
+    rule = {"loss": "zero_one", "control": "crc", **options}
+    page = text(policy_page(record, ss.calibrate(record, **rule)))
+    assert "certif" not in page.partition("What moves the threshold")[2]
+    assert "n threshold saved faster" in page
+    wrong = ss.ExitRecord(np.ones((50, 1)), losses={"zero_one": np.tile([1, 0], (50, 1))})
+    nothing = ss.calibrate(wrong, **rule)
+    assert nothing.runs_full_model
+    page = text(policy_page(wrong, nothing))
+    assert "certif" not in page
+    assert "nothing faster was found to keep" in page
+    assert "Nothing faster would be found with up to 200 samples." in page
 
 
 def test_exits_are_checked_to_improve():
@@ -249,15 +304,36 @@ def test_groups(record):
     assert "whatever its group" in page
 
 
-def test_a_budget_has_no_level_to_move(record):
-    policy = planning.lowest_epsilon(record, saving=0.3, loss="zero_one", cost="layers").policy
-    found = findings(record, policy)
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+@pytest.mark.parametrize("saving", [0.2, 0.3, 0.5, 0.7])
+def test_a_budget_has_no_level_to_move(record, thresholds, kind, saving):
+    held = {"exits": record, "thresholds": thresholds}[kind]
+    loss = {"exits": "zero_one", "thresholds": "rouge_l"}[kind]
+    policy = planning.lowest_epsilon(held, saving=saving, loss=loss, cost="layers").policy
+    found = findings(held, policy)
     assert found.levels is None
     where = found.risks[0].upper_settings.index(policy.certificate.index)
     assert found.risks[0].upper[where] == policy.certificate.promises[0].upper_bound
-    page = policy_page(record, policy)
+    page = policy_page(held, policy)
     assert "chosen by what it costs" in text(page)
     assert "<script" not in page
+    assert "What moves the threshold" not in page
+
+
+@pytest.mark.parametrize("kind", ["exits", "thresholds"])
+def test_a_budget_for_the_full_model(record, thresholds, kind):
+    held = {"exits": record, "thresholds": thresholds}[kind]
+    policy = planning.lowest_epsilon(held, 100.0, loss=next(iter(held.losses))).policy
+    page = text(policy_page(held, policy))
+    assert "Always runs the full model: the budget allows it." in page
+    assert "certified" not in page
+
+
+def test_a_budget_that_nothing_is_certified_for(record):
+    few = record.take(range(12))
+    plan = planning.lowest_epsilon(few, saving=0.4, loss="zero_one", bound="empirical_bernstein")
+    page = text(policy_page(few, plan.policy))
+    assert "no level of the zero_one gap to the full model below 1 was certified" in page
 
 
 def test_missing_labels(sample):
@@ -324,6 +400,15 @@ def edited(policy, **changes):
         ),
         (lambda r: replace(r, groups=np.arange(800)), "how samples count"),
         (lambda r: replace(r, dtype="float16"), "`dtype`"),
+        (
+            lambda r: replace(r, costs={"layers": [1, 1, 1, 1000]}),
+            "the mean layers cost of the full model and of the policy's setting is 12 and",
+        ),
+        (lambda r: replace(r, costs={}), "counted as costs is exit and layers in the policy"),
+        (
+            lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}),
+            "is exit and layers in the policy, but exit and layers and ms in the record",
+        ),
     ],
 )
 def test_a_record_of_something_else_is_refused(record, policy, change, named):
@@ -365,6 +450,61 @@ def test_an_edited_threshold_is_refused(record, policy):
         policy_page(record, edited(policy, threshold=0.1))
 
 
+def forged(policy, *place, value):
+    """The policy with one value of its file changed."""
+    content = json.loads(policy.model_dump_json())
+    part = content
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    return ss.Policy.model_validate_json(json.dumps(content))
+
+
+PROMISE = ("certificate", "promises", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        ((*PROMISE, "epsilon"), 0.001, "`threshold` is 0."),
+        ((*PROMISE, "calibration_risk"), 0.0, "calibration_risk` is 0 in the policy"),
+        ((*PROMISE, "upper_bound"), 0.0001, "upper_bound` is 0.0001 in the policy"),
+        ((*PROMISE, "loss_range"), [-1, 2], "loss_range[1]` is 2 in the policy, but 1 when"),
+        (("certificate", "delta"), 1e-6, "`threshold` is 0."),
+        (("certificate", "delta"), None, "`threshold` is 0."),
+        (("certificate", "guarantee"), "expectation", "guarantee` is expectation"),
+        (("certificate", "n"), 600, "certificate.n` is 600 in the policy, but 800 when"),
+        (("certificate", "exit_shares"), [1, 0, 0, 0], "exit_shares[0]` is 1 in"),
+        (("certificate", "control"), "budget", "number behind the bound is 800 in"),
+        (("certificate", "costs", "layers"), [12, 1], "layers cost"),
+        (("settings", "threshold"), 0.1, "settings.threshold` is 0.1"),
+    ],
+)
+def test_an_edited_promise_is_refused(record, policy, place, value, named):
+    with pytest.raises(ValueError, match="in the policy, but") as refused:
+        policy_page(record, forged(policy, *place, value=value))
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        ((*PROMISE, "epsilon"), 0.001, "epsilon` is 0.001 in the policy"),
+        ((*PROMISE, "upper_bound"), 0.001, "upper_bound` is 0.001 in the policy"),
+        (("certificate", "delta"), 1e-6, "epsilon` is"),
+        (("certificate", "seed"), 5, "epsilon` is"),
+        (("certificate", "n"), 500, "epsilon` is"),
+        (("certificate", "n"), 900, "number behind the bound is 900 in the policy, but at most"),
+        (("certificate", "control"), "ucb", "`threshold` is"),
+    ],
+)
+def test_an_edited_budget_is_refused(record, place, value, named):
+    policy = planning.lowest_epsilon(record, saving=0.3, loss="zero_one", cost="layers").policy
+    with pytest.raises(ValueError, match="in the policy, but") as refused:
+        policy_page(record, forged(policy, *place, value=value))
+    assert named in str(refused.value)
+
+
 # ----------------------------------------------------------------------------------------- drawings
 
 
@@ -374,6 +514,29 @@ def test_texts_along_an_axis_do_not_run_into_each_other(ends):
     ticks = axes.x.ticks
     for before, after in pairwise(ticks):
         assert after.at - before.at >= LETTER * (len(before.text) + len(after.text)) / 4
+
+
+def test_long_titles_are_shortened_and_kept_whole_for_hovering():
+    name = "a_loss_whose_name_goes_on_and_on_beyond_the_edge_of_any_drawing"
+    rng = np.random.default_rng(0)
+    record = ss.ExitRecord(
+        rng.random((200, 1)),
+        losses={name: np.column_stack([rng.random(200) / 10, np.zeros(200)])},
+    )
+    page = policy_page(record, ss.calibrate(record, epsilon=0.2))
+    titles = re.findall(r'<text class="title"[^>]*>([^<]+)</text>', page)
+    assert max(len(title) for title in titles) <= 340 / 7  # a drawing is 340 wide
+    short = next(title for title in titles if title.endswith("gap"))
+    assert short.startswith("a_loss_whose_name")
+    assert "…" in short
+    assert f'<title id="risk-0-title">{name} gap</title>' in page
+
+
+def test_wide_letters_leave_room_for_fewer():
+    assert len(shortened("M" * 99, 340)) < len(shortened("a" * 99, 340)) < 99 / 2
+    for title in ("", "a", "Samples that leave at each exit", "Saved, by failure probability δ"):
+        assert shortened(title, 340) == title
+    assert shortened("a" * 99, 0) == "a…a"
 
 
 def test_an_axis_without_extent_still_has_two_ends():

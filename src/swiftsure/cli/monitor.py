@@ -42,8 +42,14 @@ def monitor(
     epsilon: Annotated[
         float | None, typer.Option(help="Without a policy: largest risk.", show_default=False)
     ] = None,
-    low: Annotated[float, typer.Option(help="Without a policy: lowest possible loss.")] = 0.0,
-    high: Annotated[float, typer.Option(help="Without a policy: largest possible loss.")] = 1.0,
+    low: Annotated[
+        float | None,
+        typer.Option(help="Without a policy: lowest possible loss.", show_default="0"),
+    ] = None,
+    high: Annotated[
+        float | None,
+        typer.Option(help="Without a policy: largest possible loss.", show_default="1"),
+    ] = None,
     alpha: Annotated[
         float | None,
         typer.Option(help="Chance of a false alarm, over all time.", show_default="0.01"),
@@ -63,8 +69,11 @@ def monitor(
         typer.Option(help="Later requests that a late loss may hold up.", show_default="any"),
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="A loss that never came counts as: lowest, or skip.")
-    ] = "lowest",
+        str | None,
+        typer.Option(
+            help="A loss that never came counts as: lowest, or skip.", show_default="lowest"
+        ),
+    ] = None,
     cost: Annotated[
         str | None,
         typer.Option(help="The policy's cost that lines report.", show_default="exits"),
@@ -84,7 +93,8 @@ def monitor(
 
     A false alarm has probability at most α, however long it runs, if
     the mean of each loss, given those before it, is at most ε.
-    Exit status 1: alarm, or a loss outside its range (none is dropped).
+    Exit status 1: alarm, or a fault, such as a loss outside its range or
+    a line without any (none is dropped).
 
     [bold]Example[/bold]
 
@@ -106,9 +116,14 @@ def monitor(
             with _opened(stream, watch, from_start) as file:
                 cut = _read(file, watch, state, follow)
     except StreamFaultError as error:
-        fault = str(error)
+        fault = f"{error} Nothing after it was read."
     if fault is None and not _seen(watch):
         raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
+    if fault is None and watch.mostly_unreadable:
+        fault = (
+            f"{watch.unreadable:,} of {watch.requests:,} lines could not be read: the others say"
+            " little of the risk. See what writes the stream."
+        )
     _keep(watch, state)
     _show(watch, fault, cut, json)
     if fault is not None or watch.monitor.alarm:
@@ -120,23 +135,36 @@ def _promised(
     risk: str | None,
     loss: str | None,
     epsilon: float | None,
-    loss_range: tuple[float, float],
+    loss_range: tuple[float | None, float | None],
     alpha: float | None,
     before: Path | None,
 ) -> "Monitor | None":
-    """Return a new monitor of what was asked for; None: whatever the state is of."""
+    """Return a new monitor of what was asked for, the state saying the rest; None: of nothing."""
     from swiftsure.monitor import Monitor
     from swiftsure.policy import Policy
 
     if policy is not None and epsilon is not None:
         raise ValueError("`--epsilon` must not be given with --policy, which says it.")
+    if policy is not None and loss_range != (None, None):
+        raise ValueError("`--low` and `--high` must not be given with --policy, which says them.")
+    kept = None if before is None else Monitor.load(before)
     if alpha is None:
-        alpha = ALPHA if before is None else Monitor.load(before).alpha
+        alpha = ALPHA if kept is None else kept.alpha
     if policy is not None:
         return Monitor.from_policy(Policy.load(policy), alpha, risk=risk, loss=loss)
     if epsilon is not None:
-        return Monitor(epsilon, alpha, loss_range, risk=risk, loss=loss)
-    return None
+        return Monitor(epsilon, alpha, _filled(loss_range, (0.0, 1.0)), risk=risk, loss=loss)
+    if kept is None:
+        return None
+    within = _filled(loss_range, (kept.loss_range.low, kept.loss_range.high))
+    return Monitor(kept.epsilon, alpha, within, risk=risk or kept.risk, loss=loss or kept.loss)
+
+
+def _filled(
+    given: tuple[float | None, float | None], otherwise: tuple[float, float]
+) -> tuple[float, float]:
+    low, high = given
+    return (otherwise[0] if low is None else low, otherwise[1] if high is None else high)
 
 
 def _drift(policy: Path | None, cost: str | None, record: Path | None) -> "Drift | None":
@@ -163,7 +191,7 @@ def _watch(
     drift: "Drift | None",
     before: Path | None,
     patience: int | None,
-    missing: str,
+    missing: str | None,
 ) -> "Watch":
     """Return the watch that a state was left with, or a new one."""
     from swiftsure.monitor import Watch
@@ -171,7 +199,9 @@ def _watch(
     if before is None:
         if promised is None:
             raise ValueError("`--policy` or `--epsilon` must say what to watch.")
-        return Watch(promised, drift, patience=patience, missing=missing)
+        return Watch(
+            promised, drift, patience=patience, missing="lowest" if missing is None else missing
+        )
     watch = Watch.load(before, drift, patience=patience, missing=missing)
     if promised is not None and promised.promise != watch.monitor.promise:
         raise ValueError(
@@ -184,13 +214,16 @@ def _watch(
 @contextmanager
 def _opened(stream: Path, watch: "Watch", from_start: bool) -> Iterator[BinaryIO]:
     """Open a stream at the place where reading goes on."""
-    if from_start:
-        watch.restart()
     if str(stream) == "-":
+        if from_start:
+            watch.restart()
         yield sys.stdin.buffer
         return
     with stream.open("rb") as file:
-        if stream.is_file():  # a pipe has no place to go back to
+        in_file = stream.is_file()  # a pipe has no place to go back to
+        if from_start:
+            watch.restart(file if in_file else None, str(stream))
+        if in_file:
             watch.resume(file, str(stream))
         yield file
 
@@ -249,7 +282,7 @@ def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> None:
         for text in warnings:
             print_text(NO_GUARANTEE + text, "yellow")
     if fault is not None:
-        typer.echo(f"swiftsure: {fault} Nothing after it was read.", err=True)
+        typer.echo(f"swiftsure: {fault}", err=True)
 
 
 def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
@@ -257,6 +290,13 @@ def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
         yield f"{watch.order.waiting:,} requests wait, for their losses or for those before them."
     if watch.order.given_up:
         yield f"{watch.order.given_up:,} losses never came, and counted as {watch.order.missing}."
+    if watch.order.too_late:
+        yield f"{watch.order.too_late:,} losses came too late, and were left out."
+    if watch.odd:
+        yield (
+            f"{watch.odd:,} lines had an exit, a cost or a confidence that cannot be; their losses"
+            " count, but the warnings leave them out."
+        )
     if watch.unreadable:
         yield (
             f"{watch.unreadable:,} lines could not be read, and were left out: the guarantee then"
@@ -281,7 +321,9 @@ def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str
         "p_value": found.p_value,
         "waiting": watch.order.waiting,
         "given_up": watch.order.given_up,
+        "too_late": watch.order.too_late,
         "unreadable": watch.unreadable,
+        "odd": watch.odd,
         "saving": None if watch.drift is None else watch.drift.saving,
         "warnings_without_guarantee": warnings,
         "fault": fault,

@@ -53,7 +53,7 @@ def request_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _useless(why: str) -> ValueError:
-    return ValueError(f"`loss` must be given as {{\"loss\": 0.5}} or as a number, but this {why}.")
+    return ValueError(f'`loss` must be given as {{"loss": 0.5}} or as a number, but this {why}.')
 
 
 def _is_cut(line: bytes) -> bool:
@@ -81,9 +81,8 @@ def _left_open(text: str) -> tuple[list[str], bool]:
             in_string = True
         elif character in "{[":
             brackets.append("}" if character == "{" else "]")
-        elif character in "}]":
-            if not brackets or brackets.pop() != character:
-                return [], False
+        elif character in "}]" and (not brackets or brackets.pop() != character):
+            return [], False
     return brackets, in_string
 
 

@@ -50,9 +50,7 @@ class Edges:
 
     def and_then(self, data: bytes) -> "Edges":
         """Return the edges after some more bytes."""
-        return Edges(
-            self.head + data[: max(0, HEAD - len(self.head))], (self.tail + data)[-TAIL:]
-        )
+        return Edges(self.head + data[: max(0, HEAD - len(self.head))], (self.tail + data)[-TAIL:])
 
     @classmethod
     def of(cls, file: BinaryIO, offset: int) -> "Edges":
@@ -75,7 +73,8 @@ class Edges:
     @property
     def telling(self) -> bool:
         """Whether two files would hardly have them in common by chance."""
-        return len(set((self.head + b"\n" + self.tail).split(b"\n")) - {b""}) > 1
+        whole = self.head.rpartition(b"\n")[0], self.tail.partition(b"\n")[2]
+        return len(set(b"\n".join(whole).split(b"\n")) - {b""}) > 1
 
 
 def inode_of(file: BinaryIO) -> int | None:

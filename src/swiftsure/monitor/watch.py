@@ -273,7 +273,9 @@ class Watch:
             patience = order.patience if patience is None else patience
             missing = order.missing if missing is None else missing
         monitor = Monitor.from_state(found["monitor"])
-        watch = cls(monitor, drift, patience=patience, missing=missing or "lowest")
+        watch = cls(
+            monitor, drift, patience=patience, missing="lowest" if missing is None else missing
+        )
         if order is not None:
             watch.order.restore(order)
         watch._drift_before = found.get("drift")
@@ -282,6 +284,6 @@ class Watch:
         if "stream" in found:
             place: StreamState = found["stream"]
             watch._place_before = place
-            watch.requests, watch.unreadable = place.requests, place.unreadable
-            watch.odd = place.odd
+            watch.requests = place.requests or place.lines  # which older states do not count
+            watch.unreadable, watch.odd = place.unreadable, place.odd
         return watch

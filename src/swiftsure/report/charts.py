@@ -23,6 +23,7 @@ __all__ = [
     "line",
     "log_ticks",
     "named_apart",
+    "shortened",
 ]
 
 WIDTH, HEIGHT = 340.0, 230.0
@@ -31,6 +32,8 @@ ROW = 26.0
 """Height of a bar with the space around it."""
 LETTER = 6.2
 """Width of a letter, about."""
+TITLE_LETTER, TITLE_CAPITAL, TITLE_WIDE = 7.2, 9.8, 12.5
+"""Widths of letters, capitals and the widest letters in a title, in the widest of usual fonts."""
 ROOM = 15.0
 """Height of a line's name."""
 
@@ -116,6 +119,32 @@ class Chart:
     horizontals: tuple[Mark, ...] = ()
     height: float = HEIGHT
     width: float = WIDTH
+
+    @property
+    def heading(self) -> str:
+        """The title, as much of it as fits in one line; browsers show the whole on hovering."""
+        return shortened(self.title, self.width)
+
+
+def shortened(title: str, width: float) -> str:
+    """Return a title that is at most so wide, the middle left out: its ends tell most.
+
+    Examples
+    --------
+    >>> shortened("zero_one gap", 120), shortened("a_loss_with_a_long_name gap", 120)
+    ('zero_one gap', 'a_loss_…ame gap')
+    """
+    short, kept = title, len(title)
+    while sum(map(_letter_width, short)) > width and kept > 2:
+        kept -= 1
+        short = f"{title[: kept - kept // 2]}…{title[-(kept // 2) :]}"
+    return short
+
+
+def _letter_width(letter: str) -> float:
+    if letter in "mwMW…%@":
+        return TITLE_WIDE
+    return TITLE_CAPITAL if letter.isupper() or not letter.isascii() else TITLE_LETTER
 
 
 def chart(

@@ -140,11 +140,10 @@ def movement_charts(found: Findings) -> list[Chart]:
         zip(found.policy.certificate.promises, found.levels or (), strict=False)
     ):
         saved = [found.settings[index].saved[cost] for index in levels.settings]
-        name = "" if len(found.risks) == 1 else f" of the {kept.loss} {kept.risk} alone"
+        several = len(found.risks) > 1
+        moved = f"ε of the {kept.loss} {kept.risk} alone" if several else "level ε"
         charts.append(
-            _movement(
-                f"by-epsilon-{k}", cost, f"level ε{name}", "ε", levels.epsilons, saved, levels.own
-            )
+            _movement(f"by-epsilon-{k}", cost, moved, "ε", levels.epsilons, saved, levels.own)
         )
     if found.by_delta is not None:
         deltas = found.by_delta.deltas

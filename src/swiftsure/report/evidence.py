@@ -261,7 +261,8 @@ def _refuse_another_promise(evidence: Evidence) -> None:
         where, of_policy, of_record = found
         raise ValueError(
             f"`policy` is not what this record gives: `{where}` is {of_policy} in the policy, but"
-            f" {of_record} when calibrated again in the same way. {EDITED}"
+            f" {of_record} when calibrated again in the same way. Was the file edited? Calibrate"
+            " anew; or plan anew, if it was made for a budget."
         )
 
 
@@ -312,7 +313,7 @@ def _bounded_again(evidence: Evidence) -> Policy:
         [result],
         result,
         score=policy.score,
-        upper=level or None,
+        upper=level if evidence.index or level else None,
     )
 
 
@@ -321,13 +322,13 @@ def _difference(held: Any, seen: Any, where: str = "") -> tuple[str, object, obj
     if isinstance(held, dict) and isinstance(seen, dict) and held.keys() == seen.keys():
         pairs = [(f"{where}.{key}", held[key], seen[key]) for key in held]
     elif isinstance(held, list) and isinstance(seen, list) and len(held) == len(seen):
-        pairs = [(f"{where}[{k}]", *both) for k, both in enumerate(zip(held, seen, strict=True))]
+        pairs = [(f"{where}[{k}]", held[k], seen[k]) for k in range(len(held))]
     elif isinstance(held, float) and isinstance(seen, float):
         same = isclose(held, seen, rel_tol=CLOSE, abs_tol=CLOSE_TO_ZERO)
         return None if same else (where[1:], f"{held:.8g}", f"{seen:.8g}")
     else:
         return None if held == seen else (where[1:], held, seen)
-    differences = (_difference(*values, place) for place, *values in pairs)
+    differences = (_difference(of_held, of_seen, place) for place, of_held, of_seen in pairs)
     return next((each for each in differences if each is not None), None)
 
 

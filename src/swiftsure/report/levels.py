@@ -43,7 +43,7 @@ DELTAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0001)
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 """Sizes of calibration sets to look at, relative to the policy's."""
 LARGEST = 200_000
-"""Larger calibration sets are not drawn: it would take long, and they change little."""
+"""Larger calibration sets are not drawn: it would take long."""
 LONGEST = 2000
 """Along longer paths each set takes a second or more, so none are drawn."""
 ROWS = 400_000

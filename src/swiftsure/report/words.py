@@ -1,19 +1,22 @@
 """What a report says in words."""
 
-from swiftsure.policy import Policy, percent
+from swiftsure.planning import samples_needed
+from swiftsure.policy import Certificate, Policy, fewest_samples, percent
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
-from swiftsure.report.levels import LARGEST, Threshold
+from swiftsure.report.levels import LARGEST, BySize, Threshold
 from swiftsure.report.quality import ExitLoss
 
 __all__ = [
     "about_bound",
+    "about_choice",
     "about_exits",
     "about_order_of_exits",
     "about_reliability",
     "about_sizes",
     "guarantee_words",
+    "success_words",
     "threshold_words",
 ]
 
@@ -45,6 +48,23 @@ def guarantee_words(policy: Policy) -> str:
     if certificate.guarantee == "expectation":
         return "on average"
     return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
+
+
+def about_choice(policy: Policy) -> str:
+    """Say of a threshold what it is one of, or why there is none."""
+    certificate = policy.certificate
+    if not policy.runs_full_model:
+        return f"of {policy.score}" if policy.score else next(iter(policy.settings))
+    if certificate.by_budget and certificate.promises[0].upper_bound is None:
+        return "the budget allows it"
+    return f"nothing faster is {'found' if certificate.guarantee == 'none' else 'certified'}"
+
+
+def success_words(certificate: Certificate) -> tuple[str, str]:
+    """Say what a calibration set does that leads to something faster; in short, and in full."""
+    if certificate.guarantee == "none":
+        return "faster", "choose anything faster than the full model"
+    return "certify", "certify anything"
 
 
 def about_bound(found: Findings) -> str:
@@ -128,19 +148,49 @@ def about_sizes(found: Findings) -> str:
         if certificate.pool is not None:
             return "What more samples would give is not shown for a finite pool."
         if certificate.n > LARGEST:
-            return "There are so many samples that more would change little."
+            return "What more samples would give is not shown: drawing so many takes long."
         return "What more samples would give is not shown: for this path and control it takes long."
     if sizes.saved is None or found.cost is None:
         return ""
     own = sizes.sizes.index(certificate.n)
     here, more = sizes.saved[own], sizes.saved[own + 1 :]
     of = f"of {cost_words(found.cost)}"
-    if not more or max(more) - here < WORTH_SAYING:
-        return f"More {certificate.unit} would hardly save more {of}."
+    if not any(sizes.certified[own:]):
+        return _nothing_by_size(certificate, sizes)
+    if not more:  # nothing larger was drawn
+        return ""
+    if max(more) - here < WORTH_SAYING:
+        largest = sizes.sizes[-1]
+        return f"More {certificate.unit}, up to {largest:,}, would hardly save more {of}."
     # The first size that brings more than half of what can be had is the best bargain.
     position = next(k for k, saved in enumerate(more) if saved - here > (max(more) - here) / 2)
     extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
     return (
         f"Collect {extra:,} more {certificate.unit} and save {100 * (then - here):.1f} points more"
         f" {of}: on average {percent(then)}, where {certificate.n:,} give {percent(here)}."
+    )
+
+
+def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
+    """Say that no size that was tried leads to anything, and which one might."""
+    largest, unit = sizes.sizes[-1], certificate.unit
+    if certificate.guarantee == "none":
+        return f"Nothing faster would be found with up to {largest:,} {unit}."
+    text = f"Nothing would be certified with up to {largest:,} {unit}"
+    fewest = fewest_samples(certificate)
+    if fewest > largest:
+        return f"{text}; no valid method can with fewer than {fewest:,}."
+    lossless = _lossless_samples(certificate)
+    if lossless > largest:
+        return f"{text}; even if none had a loss, it would take at least {lossless:,}."
+    return f"{text}."
+
+
+def _lossless_samples(certificate: Certificate) -> int:
+    """Return how many samples without any loss certify the promises; 0 where that is unknown."""
+    if certificate.guarantee != "probability" or certificate.delta is None:
+        return 0
+    return max(
+        samples_needed(promise.epsilon, certificate.delta, loss_range=promise.loss_range).n
+        for promise in certificate.promises
     )

@@ -21,7 +21,7 @@ from swiftsure.torch.losses import TensorLoss, resolve
 from swiftsure.torch.modes import home, inference, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_nan
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
-from swiftsure.torch.segmentation import image_losses, labelled_rows
+from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
 from swiftsure.torch.staged import (
     StagedModel,
     batch_size,
@@ -105,7 +105,7 @@ class Reducer:
                     kept = labelled.cpu().numpy()
             rows |= self._losses(outputs, labels)
             if self.of_images:
-                rows |= image_losses(outputs, labels, _image_size(inputs), self.of_images)
+                rows |= image_losses(outputs, labels, image_size(inputs), self.of_images)
         return _Arriving(rows), kept
 
     def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
@@ -243,13 +243,6 @@ class _Arriving:
 
 def _one_each(name: str, values: Any, n: int) -> Array:
     return checks.of_shape(name, np.asarray(values), {"n": n})
-
-
-def _image_size(inputs: Any) -> tuple[int, int] | None:
-    """Return height and width of the images that go in, if that is what goes in."""
-    if isinstance(inputs, Tensor) and inputs.ndim == 4:
-        return inputs.shape[2], inputs.shape[3]
-    return None
 
 
 def _refuse_bad(key: str, array: Array, samples: Array, n_exits: int) -> None:

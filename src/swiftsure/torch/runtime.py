@@ -53,13 +53,14 @@ class EarlyExit(nn.Module):
         Share of requests, chosen at random, that the full model answers too; results then carry
         both as `audit`. A `Stream` of one's own is not audited: use `run`.
     monitor : Monitor, optional
-        Of a consistency risk, which audits are folded into.
+        Of a consistency risk that the policy promises, which audits are folded into.
 
     Raises
     ------
     ValueError
         If the policy was made for another score, number of exits, model, temperatures or dtype, or
-        if the model, or a part of it, is in training mode.
+        if the model, or a part of it, is in training mode. If the monitor is of something else than
+        the policy promises, or the policy was calibrated by groups: fold a mean a group yourself.
 
     Notes
     -----
@@ -83,7 +84,7 @@ class EarlyExit(nn.Module):
         refuse_training(model)
         self.model = model
         self.policy = policy
-        self.auditor = _auditor(audit, monitor)
+        self.auditor = _auditor(audit, monitor, policy)
         self.score = _accepted_score(policy, score)
         self.dtype = _accepted_dtype(policy, dtype)
         levels = policy.thresholds
@@ -251,16 +252,18 @@ def _spans(model: Any, device: torch.device) -> bool:
     return any(parameter.device == device for parameter in model.parameters())
 
 
-def _auditor(audit: float | Auditor | None, monitor: Monitor | None) -> Auditor | None:
+def _auditor(
+    audit: float | Auditor | None, monitor: Monitor | None, policy: Policy
+) -> Auditor | None:
     if audit is None:
         if monitor is not None:
             raise ValueError("`monitor` needs `audit`, the share of requests to feed it with.")
         return None
-    if not isinstance(audit, Auditor):
-        return Auditor(audit, monitor)
-    if monitor is not None:
+    if isinstance(audit, Auditor) and monitor is not None:
         raise ValueError("`monitor` must be given to the Auditor, not beside it.")
-    return audit
+    auditor = audit if isinstance(audit, Auditor) else Auditor(audit, monitor)
+    auditor.refuse_policy(policy)
+    return auditor
 
 
 def _accepted_score(policy: Policy, score: str | None) -> str:

@@ -24,7 +24,14 @@ from torch.nn.functional import interpolate
 from swiftsure.losses import LOSSES, VOID
 from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
 
-__all__ = ["Enlarged", "image_losses", "labelled_rows", "logit_maps", "pixel_classes"]
+__all__ = [
+    "Enlarged",
+    "image_losses",
+    "image_size",
+    "labelled_rows",
+    "logit_maps",
+    "pixel_classes",
+]
 
 N_STRIPS = 8
 """Of an image: four tensors of a strip's size, or less, are alive at once."""
@@ -81,6 +88,13 @@ def image_losses(
         for kind, tally in tallies.items()
         for name in names
     }
+
+
+def image_size(inputs: Any) -> tuple[int, int] | None:
+    """Return height and width of the images that go in, if that is what goes in."""
+    if isinstance(inputs, Tensor) and inputs.ndim == 4:
+        return inputs.shape[2], inputs.shape[3]
+    return None
 
 
 def logit_maps(outputs: Sequence[Any]) -> list[Tensor]:
