@@ -6,7 +6,7 @@ import os
 # anything that reads it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 # Properties look at the same examples in every run; the first call of a compiled function takes
 # seconds, which says nothing about the example.
