@@ -84,6 +84,12 @@ def files(tmp_path_factory, sample, record, thresholds):
         inconsistencies={"lpips": np.clip(distances, 0, 1)},
         costs={"layers": np.linspace(9, 1, 5), "flops": np.linspace(9, 2, 5)},
     ).save(folder / "pairs.parquet")
+    ss.ThresholdRecord(
+        [0.0, 0.6, 2.0, 5.0],
+        dial="rollback",
+        losses={"bleu": np.clip(0.6 + 0.1 * rng.normal(size=(600, 4)), 0, 1)},
+        costs={"large_passes": [1.0, 0.6, 0.4, 0.3], "flops": [9.0, 6.0, 4.0, 3.0]},
+    ).save(folder / "drafts.parquet")
     (folder / "sweeps").mkdir()
     for score in ("softmax", "saturation"):
         ss.ThresholdRecord(

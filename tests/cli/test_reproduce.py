@@ -80,3 +80,18 @@ def test_calm_compares_confidence_measures(run, folder, made):
     none = run("reproduce", "calm", "--records", "out")
     assert none.status == 2
     assert "NAME_SCORE.parquet" in none.err
+
+
+def test_bild_counts_passes_of_the_large_model(run, folder, made):
+    given = ("--n", "300", "--splits", "3", "-o", "out")
+    done = run("reproduce", "bild", "--record", "drafts.parquet", *given, "--json")
+    assert done.status == 0, done.err
+    table = json.loads(done.out)["table"]
+    assert "LTT (HB, zero-bounded)" in {row["control"] for row in table}
+    assert all(0.3 <= row["passes of the large model"] <= 1.0 for row in table)
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "bild.png", "bild_costs.csv", "bild_summary.csv"
+    }  # fmt: skip
+    assert "UCB (STaR)" in run("reproduce", "bild", "--record", "drafts.parquet", *given).out
+    other = run("reproduce", "bild", "--record", "pairs.parquet", *given)
+    assert (other.status, "large_passes" in other.err) == (2, True)

@@ -74,7 +74,7 @@ def test_the_table_and_the_files(result, tmp_path):
     files = result.write(tmp_path / "new")
     assert [file.name for file in files] == [
         "diffusion.png",
-        "diffusion_layers.csv",
+        "diffusion_costs.csv",
         "diffusion_summary.csv",
     ]
     assert files[0].read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,7 @@
 """`swiftsure reproduce`: the paper's experiments, one command each."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -220,16 +220,52 @@ def diffusion(
     if json:
         print_json({"table": table, "files": [str(file) for file in files]})
         return
-    names = [name for name in table[0] if name not in ("control", "ε")]
-    print_table(
-        f"Means over {splits} splits: {loss} against the full model, n = {n:,}",
-        ["control", "ε", *names],
-        [
-            [row["control"], f"{row['ε']:g}", f"{row['test risk']:.3f}"]
-            + [f"{row[name]:.2f}" for name in names[1:]]
-            for row in table
-        ],
+    _print_sweep(f"Means over {splits} splits: {loss} against the full model, n = {n:,}", table)
+    for file in files:
+        print_text(f"Wrote {file}")
+
+
+@reproduce.command("bild", cls=Verb)
+def bild(
+    record: Annotated[
+        Path, typer.Option(help="Threshold record of a pair of models.", show_default=False)
+    ],
+    risk: Annotated[str, typer.Option(help="gap, or consistency with the full model.")] = "gap",
+    loss: Annotated[str, typer.Option(help="Loss of the record.")] = "bleu",
+    n: Annotated[int, typer.Option("--n", help="Sentences to calibrate on.")] = 500,
+    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    delta: options.Delta = 0.1,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for figure and tables.")
+    ] = Path("results/bild"),
+    json: options.Json = False,
+) -> None:
+    """Speculative decoding with BiLD (section 5.5 of the paper).
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce bild --record drafts.parquet -o results
+    """
+    from swiftsure.records import ThresholdRecord
+    from swiftsure.reproduce import bild as experiment
+
+    result = experiment(
+        ThresholdRecord.load(record),
+        risk=risk,
+        loss=loss,
+        n_calibration=n,
+        splits=splits,
+        delta=delta,
+        seed=seed,
+        progress=False if json else None,
     )
+    files = result.write(output)
+    table = result.table()
+    if json:
+        print_json({"table": table, "files": [str(file) for file in files]})
+        return
+    _print_sweep(f"Means over {splits} splits: {loss} {risk}, n = {n:,}", table)
     for file in files:
         print_text(f"Wrote {file}")
 
@@ -288,6 +324,19 @@ def segmentation(
         )
     for file in files:
         print_text(f"Wrote {file}")
+
+
+def _print_sweep(title: str, table: list[dict[str, Any]]) -> None:
+    names = [name for name in table[0] if name not in ("control", "ε")]
+    print_table(
+        title,
+        ["control", "ε", *names],
+        [
+            [row["control"], f"{row['ε']:g}", f"{row['test risk']:.3f}"]
+            + [f"{row[name]:.2f}" for name in names[1:]]
+            for row in table
+        ],
+    )
 
 
 def _triples(values: list[float | str]) -> list[str]:

@@ -6,74 +6,22 @@ took. The paper's networks and their images are not public; ours take their plac
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import assets
-from swiftsure.control import Control
-from swiftsure.evaluation import Study, evaluate
-from swiftsure.files import write_text
+from swiftsure.evaluation import evaluate
 from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.tables import csv_text
+from swiftsure.reproduce.sweeps import CONTROLS, SweepResult
 
-__all__ = ["CONTROLS", "RECORD", "DiffusionResult", "diffusion", "load_pairs"]
+__all__ = ["RECORD", "diffusion", "load_pairs"]
 
 RECORD = assets.FOLDER / "diffusion" / "uvit_cifar10.parquet"
 """The library's own record."""
 
-CONTROLS = {
-    "CRC (paper's rule)": Control("crc", selection="paper"),
-    "CRC (monotone)": Control("crc"),
-    "UCB (WSR)": Control("ucb", bound="wsr"),
-    "UCB (STaR)": Control("ucb", bound="star"),
-}
-"""The paper's two controls, the valid form of CRC, and STaR."""
-
 EPSILONS = np.round(np.arange(0.01, 0.201, 0.01), 2)
-
-
-@dataclass(frozen=True)
-class DiffusionResult:
-    """A study of one record."""
-
-    study: Study
-    title: str
-
-    def table(self, epsilons: Sequence[float] = (0.05, 0.10, 0.15)) -> list[dict[str, Any]]:
-        """Return test risk, layers a step and the saving of both costs: a row a control and ε."""
-        study = self.study
-        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
-        found = {
-            "test risk": study.test_risk,
-            "layers": study.exit_layer,
-            "layers saved, %": study.gain,
-            "FLOPs saved, %": study.flops_gain,
-        }
-        return [
-            {"control": label, "ε": float(study.epsilons[j])}
-            | {name: float(values[label][:, j].mean()) for name, values in found.items()}
-            for label in study.labels
-            for j in columns
-        ]
-
-    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write figure, table of means and every number behind them; return the files."""
-        from swiftsure.report import study_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        figure, table, summary = (
-            target / f"diffusion{suffix}" for suffix in (".png", "_layers.csv", "_summary.csv")
-        )
-        study_figure({self.title: self.study}, figure)
-        write_text(table, csv_text(self.table(self.study.epsilons.tolist())))
-        write_text(summary, csv_text(self.study.summary()))
-        return [figure, table, summary]
 
 
 def diffusion(
@@ -86,7 +34,7 @@ def diffusion(
     epsilons: NDArray[np.float64] = EPSILONS,
     seed: int = 0,
     progress: bool | None = None,
-) -> DiffusionResult:
+) -> SweepResult:
     """Run the experiment on a record of generated pairs.
 
     Parameters
@@ -112,7 +60,8 @@ def diffusion(
         progress=progress,
     )
     name = RECORD.stem if record is None else Path(record).stem
-    return DiffusionResult(study, f"{name}, {pairs.n:,} pairs, n = {n_calibration:,}")
+    title = f"{name}, {pairs.n:,} pairs, n = {n_calibration:,}"
+    return SweepResult(study, title, "diffusion")
 
 
 def load_pairs(record: str | os.PathLike[str] | None = None) -> ThresholdRecord:

@@ -1,0 +1,76 @@
+"""One threshold record, studied: what the experiments with generated answers have in common."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swiftsure.control import Control
+from swiftsure.evaluation import Study
+from swiftsure.files import write_text
+from swiftsure.reproduce.tables import csv_text
+
+__all__ = ["CONTROLS", "SweepResult"]
+
+CONTROLS = {
+    "CRC (paper's rule)": Control("crc", selection="paper"),
+    "CRC (monotone)": Control("crc"),
+    "UCB (WSR)": Control("ucb", bound="wsr"),
+    "UCB (STaR)": Control("ucb", bound="star"),
+}
+"""The paper's two controls, the valid form of CRC, and STaR."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A study of one record.
+
+    Parameters
+    ----------
+    study : Study
+    title : str
+        Of the figure.
+    name : str
+        What the files' names begin with.
+    unit : str
+        What the study counts as cost, in words.
+    """
+
+    study: Study
+    title: str
+    name: str
+    unit: str = "layers"
+
+    def table(self, epsilons: Sequence[float] = (0.05, 0.10, 0.15)) -> list[dict[str, Any]]:
+        """Return test risk, mean cost and the saving of both costs: a row a control and ε."""
+        study = self.study
+        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
+        found = {
+            "test risk": study.test_risk,
+            self.unit: study.exit_layer,
+            f"{self.unit} saved, %": study.gain,
+            "FLOPs saved, %": study.flops_gain,
+        }
+        return [
+            {"control": label, "ε": float(study.epsilons[j])}
+            | {name: float(values[label][:, j].mean()) for name, values in found.items()}
+            for label in study.labels
+            for j in columns
+        ]
+
+    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write figure, table of means and every number behind them; return the files."""
+        from swiftsure.report import study_figure
+
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        figure, table, summary = (
+            target / f"{self.name}{suffix}" for suffix in (".png", "_costs.csv", "_summary.csv")
+        )
+        study_figure({self.title: self.study}, figure)
+        write_text(table, csv_text(self.table(self.study.epsilons.tolist())))
+        write_text(summary, csv_text(self.study.summary()))
+        return [figure, table, summary]
