@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,10 +226,20 @@ def _risks(promises: tuple[Promise, ...]) -> str:
     return " and ".join(texts)
 
 
+def _settings(settings: Mapping[str, Any]) -> str:
+    """Return settings in words; of one that has a name and details, the name."""
+    return ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items())
+
+
+def _setting(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return _number(value)
+    return str(value["name"]) if "name" in value else f"({_settings(value)})"
+
+
 def _action(policy: Policy) -> str:
     if policy.n_exits is None:
-        dials = ", ".join(f"{name} = {_number(value)}" for name, value in policy.settings.items())
-        return f"Runs at {dials}"
+        return f"Runs at {_settings(policy.settings)}"
     sign = "above" if policy.strict else "at least"
     if isinstance(policy.threshold, tuple):
         level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"

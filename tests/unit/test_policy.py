@@ -338,3 +338,18 @@ def test_a_policy_of_runs_has_no_exits():
 def test_confidences_of_another_network_are_refused():
     with pytest.raises(ValueError, match=r"`thresholds` must have shape \(n_exits - 1=2,\)"):
         exit_policy().exits([[0.5, 0.5]])
+
+
+def test_settings_with_details_are_told_in_short():
+    record = ss.ThresholdRecord(
+        [None, 0.5],
+        losses={"mine": np.zeros((400, 2))},
+        loss_ranges={"mine": (0, 1)},
+        costs={"layers": [4, 2]},
+        settings={
+            "sampler": {"name": "ddim", "n_steps": 50},
+            "generation": {"max_new_tokens": 8, "top": 0.5},
+        },
+    )
+    text = str(ss.calibrate(record, loss="mine", epsilon=0.1))
+    assert "sampler = ddim, generation = (max_new_tokens = 8, top = 0.5), saving" in text
