@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
-from swiftsure import _bets, _kernels, checks
+from swiftsure import _bets, _kernels, checks, tails
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 
@@ -249,62 +248,6 @@ def smallest_certified(certified: Callable[[float], bool], loss_range: LossRange
     return high
 
 
-def _count(sums: Floats, high: float) -> Floats:
-    """Number of full losses that a sum amounts to, rounded up past what rounding may have added."""
-    return np.maximum(0.0, np.ceil(sums / high * (1 - 1e-14) - 1e-12))
-
-
-def binomial_p(sums: Floats, _: Floats, n: int, epsilon: float, __: LossRange) -> Floats:
-    """Return P(Binomial(n, ε) ≤ number of losses)."""
-    return np.asarray(special.bdtr(np.rint(sums), n, epsilon))
-
-
-def binomial_pool_p(sums: Floats, n: int, epsilon: float, pool: int) -> Floats:
-    """P(as few losses or fewer) if the pool held the least number that makes its risk reach ε."""
-    from scipy.stats import hypergeom  # a heavy import, and rarely needed
-
-    bad = int(np.ceil(pool * epsilon * (1 - 1e-14)))
-    return np.asarray(hypergeom.cdf(np.rint(sums), pool, bad, n))
-
-
-def hoeffding_p(sums: Floats, _: Floats, n: int, epsilon: float, declared: LossRange) -> Floats:
-    """exp(−2 n (ε − mean)² / width²)."""
-    below = np.maximum(0.0, epsilon - sums / n) / (declared.high - declared.low)
-    return np.exp(-2.0 * n * below**2)
-
-
-def bentkus_p(sums: Floats, _: Floats, n: int, epsilon: float, declared: LossRange) -> Floats:
-    """Return e P(Binomial(n, ε / B) ≤ ⌈sum / B⌉)."""
-    tail = special.bdtr(_count(sums, declared.high), n, epsilon / declared.high)
-    return np.minimum(1.0, np.e * np.asarray(tail))
-
-
-def hoeffding_bentkus_p(
-    sums: Floats, squares: Floats, n: int, epsilon: float, declared: LossRange
-) -> Floats:
-    """Return the smaller of Hoeffding's bound in its relative-entropy form and Bentkus's."""
-    level = epsilon / declared.high
-    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be off by a rounding
-    distance = special.rel_entr(mean, level) + special.rel_entr(1 - mean, 1 - level)
-    hoeffding: Floats = np.exp(-n * distance)
-    return np.minimum(hoeffding, bentkus_p(sums, squares, n, epsilon, declared))
-
-
-def empirical_bernstein_p(
-    sums: Floats, squares: Floats, n: int, epsilon: float, declared: LossRange
-) -> Floats:
-    """Solve mean + √(2 V t / n) + 7 width t / (3 (n − 1)) = ε for t = log(2/p) (Maurer, Pontil)."""
-    if n < 2:
-        return np.ones_like(sums)
-    mean = sums / n
-    variance = np.maximum(0.0, (squares - n * mean**2) / (n - 1))
-    slack = np.maximum(0.0, epsilon - mean)
-    linear = 7.0 * (declared.high - declared.low) / (3.0 * (n - 1))
-    root = np.sqrt(2.0 * variance / n)
-    t = ((np.sqrt(root**2 + 4.0 * linear * slack) - root) / (2.0 * linear)) ** 2
-    return np.minimum(1.0, 2.0 * np.exp(-t))
-
-
 _IID = "independent samples of one distribution"
 
 BOUNDS: dict[str, Bound] = {
@@ -315,21 +258,23 @@ BOUNDS: dict[str, Bound] = {
             f"{_IID}; losses of 0 or 1; exact",
             needs="binary",
             pools=True,
-            p_of_summary=binomial_p,
-            p_of_pool=binomial_pool_p,
+            p_of_summary=tails.binomial_p,
+            p_of_pool=tails.binomial_pool_p,
         ),
-        SummaryBound("hoeffding", f"{_IID}; bounded losses", p_of_summary=hoeffding_p),
+        SummaryBound("hoeffding", f"{_IID}; bounded losses", p_of_summary=tails.hoeffding_p),
         SummaryBound(
-            "bentkus", f"{_IID}; losses in [0, B]", "non-negative", p_of_summary=bentkus_p
+            "bentkus", f"{_IID}; losses in [0, B]", "non-negative", p_of_summary=tails.bentkus_p
         ),
         SummaryBound(
             "hoeffding_bentkus",
             f"{_IID}; losses in [0, B]",
             "non-negative",
-            p_of_summary=hoeffding_bentkus_p,
+            p_of_summary=tails.hoeffding_bentkus_p,
         ),
         SummaryBound(
-            "empirical_bernstein", f"{_IID}; bounded losses", p_of_summary=empirical_bernstein_p
+            "empirical_bernstein",
+            f"{_IID}; bounded losses",
+            p_of_summary=tails.empirical_bernstein_p,
         ),
         BettingBound(
             "wsr",
