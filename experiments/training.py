@@ -50,16 +50,13 @@ def recorded_step(
     optimizer: torch.optim.Optimizer,
     loss_of: LossOf,
     clip: float | None = None,
-    compiled: bool = False,
     recorded: bool = True,
 ) -> Step:
     """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
 
     On a GPU, what is done for a batch is recorded once and replayed, since such a network is
     hundreds of small kernels, unless it is not to be `recorded`: batches are then of any shape.
-    `compiled`, small kernels are fused, which takes a minute at first.
     """
-    forward = torch.compile(model, dynamic=False) if compiled else model
     held: list[Tensor] = []
     graph = torch.cuda.CUDAGraph() if recorded and torch.cuda.is_available() else None
     replayed: Tensor | None = None
@@ -69,7 +66,7 @@ def recorded_step(
             if parameter.grad is not None:
                 parameter.grad.zero_()
         with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
-            outputs = forward(held[0])
+            outputs = model(held[0])
         loss = loss_of([output.float() for output in outputs], held[1])
         loss.backward()
         return loss.detach()

@@ -126,8 +126,7 @@ def train(
         step = l2w_step(model, optimizer, plan, plan["epochs"] * per_epoch)
     else:
         loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
-        compiled = plan.get("compiled", False) and device == "cuda"
-        step = recorded_step(model, optimizer, loss_of, plan.get("clip"), compiled)
+        step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
     normalise = normaliser(recipe, device)
 
     def images_at(index: Tensor) -> Tensor:

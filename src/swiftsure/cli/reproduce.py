@@ -14,6 +14,12 @@ __all__ = ["reproduce"]
 reproduce = typer.Typer(cls=Group, no_args_is_help=True)
 
 
+Splits = Annotated[int, typer.Option(help="Random splits.")]
+Draws = Annotated[int, typer.Option(help="Calibration sets that test the promises.")]
+TextRisk = Annotated[str, typer.Option(help="gap, or consistency with the full model.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and tables.")]
+
+
 @reproduce.callback()
 def experiments() -> None:
     """Repeat an experiment of the paper."""
@@ -25,12 +31,10 @@ def calm_cnndm(
         Path,
         typer.Option(help="npz with thresholds, mean_layers and rouge_l.", show_default=False),
     ],
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 400,
+    splits: Splits = 400,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figure and tables.")
-    ] = Path("results/calm_cnndm"),
+    output: Output = Path("results/calm_cnndm"),
     json: options.Json = False,
 ) -> None:
     """Text summarisation with CALM on CNN/DM (Fig. 2 of the paper).
@@ -47,7 +51,7 @@ def calm_cnndm(
     files = result.write(output)
     table = result.table()
     if json:
-        print_json({"table": table, "files": [str(file) for file in files]})
+        _print_all(files, table=table)
         return
     levels = [key for key in table[0] if key.startswith("ε")]
     print_table(
@@ -55,8 +59,7 @@ def calm_cnndm(
         ["control", "n", *levels],
         [[row["control"], f"{row['n']:,}", *(f"{row[k]:.2f}" for k in levels)] for row in table],
     )
-    for file in files:
-        print_text(f"Wrote {file}")
+    _print_files(files)
 
 
 @reproduce.command("calm", cls=Verb)
@@ -65,14 +68,12 @@ def calm(
         Path,
         typer.Option(help="Folder of NAME_SCORE.parquet, one a measure.", show_default=False),
     ],
-    risk: Annotated[str, typer.Option(help="gap, or consistency with the full model.")] = "gap",
+    risk: TextRisk = "gap",
     loss: Annotated[str, typer.Option(help="Loss of the records.")] = "bleu",
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    splits: Splits = 100,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
-    ] = Path("results/calm"),
+    output: Output = Path("results/calm"),
     json: options.Json = False,
 ) -> None:
     """Text generation with CALM (section 5.3 of the paper).
@@ -96,7 +97,7 @@ def calm(
     files = result.write(output)
     table = result.table()
     if json:
-        print_json({"table": table, "files": [str(file) for file in files]})
+        _print_all(files, table=table)
         return
     levels = [key for key in table[0] if key.startswith("ε")]
     print_table(
@@ -108,8 +109,7 @@ def calm(
         ],
         left=2,
     )
-    for file in files:
-        print_text(f"Wrote {file}")
+    _print_files(files)
 
 
 @reproduce.command("image-classification", cls=Verb)
@@ -118,13 +118,11 @@ def image_classification(
         Path | None,
         typer.Option(help="Folder of exit records; the library's own by default."),
     ] = None,
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
-    draws: Annotated[int, typer.Option(help="Calibration sets that test the promises.")] = 1000,
+    splits: Splits = 100,
+    draws: Draws = 1000,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
-    ] = Path("results/image_classification"),
+    output: Output = Path("results/image_classification"),
     json: options.Json = False,
 ) -> None:
     """Image classification (Figs. 1, 3 and 8, Table 2 of the paper).
@@ -146,7 +144,7 @@ def image_classification(
     files = result.write(output)
     table, kept = result.table(), result.promises()
     if json:
-        print_json({"table": table, "promises": kept, "files": [str(file) for file in files]})
+        _print_all(files, table=table, promises=kept)
         return
     columns = [name for name in table[0] if "ε" in name]
     for n in result.studies:
@@ -178,8 +176,7 @@ def image_classification(
         "The worst of all models, risks and levels: of so many, some lie above their true rate by"
         " chance. More --draws narrow it down."
     )
-    for file in files:
-        print_text(f"Wrote {file}")
+    _print_files(files)
 
 
 @reproduce.command("diffusion", cls=Verb)
@@ -190,12 +187,10 @@ def diffusion(
     ] = None,
     loss: Annotated[str, typer.Option(help="Loss of the record that is controlled.")] = "lpips",
     n: Annotated[int, typer.Option("--n", help="Pairs to calibrate on.")] = 500,
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    splits: Splits = 100,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figure and tables.")
-    ] = Path("results/diffusion"),
+    output: Output = Path("results/diffusion"),
     json: options.Json = False,
 ) -> None:
     """Image generation with DeeDiff (section 5.4 of the paper).
@@ -218,11 +213,10 @@ def diffusion(
     files = result.write(output)
     table = result.table()
     if json:
-        print_json({"table": table, "files": [str(file) for file in files]})
+        _print_all(files, table=table)
         return
     _print_sweep(f"Means over {splits} splits: {loss} against the full model, n = {n:,}", table)
-    for file in files:
-        print_text(f"Wrote {file}")
+    _print_files(files)
 
 
 @reproduce.command("bild", cls=Verb)
@@ -230,15 +224,13 @@ def bild(
     record: Annotated[
         Path, typer.Option(help="Threshold record of a pair of models.", show_default=False)
     ],
-    risk: Annotated[str, typer.Option(help="gap, or consistency with the full model.")] = "gap",
+    risk: TextRisk = "gap",
     loss: Annotated[str, typer.Option(help="Loss of the record.")] = "bleu",
     n: Annotated[int, typer.Option("--n", help="Sentences to calibrate on.")] = 500,
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    splits: Splits = 100,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figure and tables.")
-    ] = Path("results/bild"),
+    output: Output = Path("results/bild"),
     json: options.Json = False,
 ) -> None:
     """Speculative decoding with BiLD (section 5.5 of the paper).
@@ -263,11 +255,10 @@ def bild(
     files = result.write(output)
     table = result.table()
     if json:
-        print_json({"table": table, "files": [str(file) for file in files]})
+        _print_all(files, table=table)
         return
     _print_sweep(f"Means over {splits} splits: {loss} {risk}, n = {n:,}", table)
-    for file in files:
-        print_text(f"Wrote {file}")
+    _print_files(files)
 
 
 @reproduce.command("segmentation", cls=Verb)
@@ -280,13 +271,11 @@ def segmentation(
         Path | None,
         typer.Option(help="npz with labels, predictions and confidences of two scenes."),
     ] = None,
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
-    draws: Annotated[int, typer.Option(help="Calibration sets that test the promises.")] = 1000,
+    splits: Splits = 100,
+    draws: Draws = 1000,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for figures and tables.")
-    ] = Path("results/segmentation"),
+    output: Output = Path("results/segmentation"),
     json: options.Json = False,
 ) -> None:
     """Semantic segmentation (section 5.2 of the paper, Tables 1, 3 and 4).
@@ -314,7 +303,7 @@ def segmentation(
     files = result.write(output, arrays)
     tables = {gain: result.table(gain) for gain in ("exit", "flops")}
     if json:
-        print_json({"tables": tables, "files": [str(file) for file in files]})
+        _print_all(files, tables=tables)
         return
     for gain, title in (("exit", "mean exit"), ("flops", "FLOPs")):
         print_table(
@@ -322,6 +311,15 @@ def segmentation(
             ["score", *result.risks],
             [[row["score"], *_triples(list(row.values())[1:])] for row in tables[gain]],
         )
+    _print_files(files)
+
+
+def _print_all(files: list[Path], **found: Any) -> None:
+    """Print everything for machines."""
+    print_json({**found, "files": [str(file) for file in files]})
+
+
+def _print_files(files: list[Path]) -> None:
     for file in files:
         print_text(f"Wrote {file}")
 

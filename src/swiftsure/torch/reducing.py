@@ -231,9 +231,11 @@ class _Arriving:
             key: tensor.to("cpu", non_blocking=True) for key, tensor in tensors.items()
         }
         self.copied: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.copied.record()
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        if devices:
+            # Behind the copies: on the stream of that device, which need not be the current one.
+            stream = torch.cuda.current_stream(devices.pop())
+            self.copied = stream.record_event()
 
     def arrays(self) -> dict[str, Array]:
         if self.copied is not None:
