@@ -11,13 +11,13 @@ from scipy import special
 
 from swiftsure import bounds, checks
 from swiftsure.calibration import make_policy
-from swiftsure.control import Control, ControlResult, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
+from swiftsure.selection import Control, ControlResult, setting
 
 __all__ = [
     "BudgetPlan",
