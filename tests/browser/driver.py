@@ -1,9 +1,11 @@
 """A real Chromium, spoken to by the WebDriver protocol: HTTP and JSON, nothing to install."""
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
+import time
 from base64 import b64decode
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -15,6 +17,7 @@ ARGUMENTS = [
     "--force-device-scale-factor=1",
     "--no-sandbox",  # tests may run as root, and look at our own pages only
 ]
+PATIENCE = 60  # seconds
 STARTED = re.compile(r"started successfully on port (\d+)")
 
 
@@ -27,6 +30,7 @@ class Browser:
     """One window."""
 
     def __enter__(self):
+        self._looks = itertools.count()
         self._driver = subprocess.Popen(
             ["chromedriver", "--port=0"],
             stdout=subprocess.PIPE,
@@ -66,9 +70,21 @@ class Browser:
         self._send("POST", "/actions", {"actions": [keyboard]})
 
     def console(self):
-        """Return what was written to the console since the last look: errors, refusals, logs."""
-        entries = self._send("POST", "/se/log", {"type": "browser"})
-        return [f"{entry['level']}: {entry['message']}" for entry in entries]
+        """Return what was written to the console since the last look: errors, refusals, logs.
+
+        The browser hands entries over some time after they were written. So a mark of our own is
+        written last, and everything up to it waited for.
+        """
+        mark = f"look number {next(self._looks)}."
+        self.script("console.info(arguments[0])", mark)
+        found = []
+        end = time.monotonic() + PATIENCE
+        while not any(mark in entry for entry in found):
+            if time.monotonic() > end:
+                raise TimeoutError(f"the console did not show what was written to it: {found}")
+            entries = self._send("POST", "/se/log", {"type": "browser"})
+            found += [f"{entry['level']}: {entry['message']}" for entry in entries]
+        return [entry for entry in found if mark not in entry]
 
     def emulate(self, *, width, height=900, scheme="light", media=""):
         """Pretend to be a screen of some size that likes one colour scheme."""
@@ -94,7 +110,7 @@ class Browser:
         body = None if content is None else json.dumps(content).encode()
         request = Request(self._address + path, body, method=method)
         request.add_header("Content-Type", "application/json")
-        with urlopen(request, timeout=60) as answer:
+        with urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)["value"]
 
     def _port(self):
