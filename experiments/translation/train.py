@@ -25,6 +25,7 @@ from experiments.translation.data import Pairs, multi30k, tatoeba, tokenizer_of
 
 HERE = Path(__file__).parent
 IGNORED = -100
+SORTED_TOGETHER = 20  # batches
 
 
 class EveryLayer(nn.Module):
@@ -112,16 +113,22 @@ def train(
         optimizer,
         weighted(plan["label_smoothing"]),
         plan.get("clip"),
-        recorded=plan.get("recorded", False),
+        recorded=False,  # batches differ in length
     )
     sides = [encoded(tokenizer, texts, plan["length"]) for texts in (pairs.german, pairs.english)]
     ids = torch.stack(sides, dim=1).to(device)
     size = min(plan["batch"], len(ids))
 
+    lengths = (ids != 0).sum(dim=2).amax(dim=1)
+
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(ids), device=device, generator=random)
-        for index in order[: len(order) - len(order) % size].split(size):
-            batch = ids[index]
+        order = order[: len(order) - len(order) % size]
+        # Sentences of like length share a batch, which is then cut to the longest.
+        near = [some[lengths[some].argsort()] for some in order.split(SORTED_TOGETHER * size)]
+        batches = [batch for some in near for batch in some.split(size)]
+        for i in torch.randperm(len(batches), device=device, generator=random).tolist():
+            batch = ids[batches[i]][:, :, : int(lengths[batches[i]].max())]
             targets = batch[:, 1]
             yield batch, targets.masked_fill(targets == 0, IGNORED)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.monitor import Watch
 
 COMMAND = [sys.executable, "-c", "from swiftsure.cli import main; main()", "monitor"]
 EPSILON = ("--epsilon", "0.05")
@@ -355,23 +356,42 @@ def folded(state):
     return ss.Monitor.load(state).n if state.exists() else 0
 
 
-def following(folder, *options):
-    return subprocess.Popen(
-        [*COMMAND, "stream.jsonl", *EPSILON, "--follow", "--state", "state.json", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+@pytest.fixture
+def interruptible():
+    """Tests that run in the background ignore interrupts, and so does what they start."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
 
-def test_following_until_the_alarm_through_a_kill(folder):
+@pytest.fixture
+def following(folder, interruptible):
+    """Start to follow; whatever still runs at the end of the test is killed."""
+    started = []
+
+    def start(*options):
+        command = [*COMMAND, "stream.jsonl", *EPSILON, "--follow", "--state", "state.json"]
+        started.append(
+            subprocess.Popen(
+                [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_following_until_the_alarm_through_a_kill(folder, following):
     path, state = folder / "stream.jsonl", folder / "state.json"
     path.write_text('{"loss": 0}\n' * 20 + '{"lo')
-    first = following(folder)
+    first = following()
     waited_for(lambda: folded(state) == 20)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
-    second = following(folder)
+    second = following()
     with path.open("a") as file:
         file.write('ss": 0}\n')
     waited_for(lambda: folded(state) == 21)
@@ -382,10 +402,10 @@ def test_following_until_the_alarm_through_a_kill(folder):
     assert out.startswith(b"Alarm at loss 2")
 
 
-def test_following_ends_with_an_interrupt(folder):
+def test_following_ends_with_an_interrupt(folder, following):
     path = folder / "stream.jsonl"
     path.write_text('{"loss": 0}\n' * 20)
-    process = following(folder)
+    process = following()
     waited_for(lambda: folded(folder / "state.json") == 20)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -393,10 +413,28 @@ def test_following_ends_with_an_interrupt(folder):
     assert b"No alarm" in out
 
 
-def test_a_followed_file_that_shrinks(folder):
+def test_an_interrupt_waits_until_what_was_read_is_kept(
+    run, folder, monkeypatch, interruptible
+):
+    (folder / "stream.jsonl").write_text('{"loss": 0}\n' * 20)
+    save, left = Watch.save, ["an interrupt"]
+
+    def interrupted(watch, path):
+        if left:
+            left.pop()
+            signal.raise_signal(signal.SIGINT)
+        save(watch, path)
+
+    monkeypatch.setattr(Watch, "save", interrupted)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--follow", "--state", "state.json")
+    assert (done.status, "No alarm" in done.out, left) == (0, True, [])
+    assert folded(folder / "state.json") == 20
+
+
+def test_a_followed_file_that_shrinks(folder, following):
     path = folder / "stream.jsonl"
     path.write_text('{"loss": 0}\n' * 20)
-    process = following(folder)
+    process = following()
     waited_for(lambda: folded(folder / "state.json") == 20)
     path.write_text("")
     _, err = process.communicate(timeout=30)

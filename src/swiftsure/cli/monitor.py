@@ -1,6 +1,7 @@
 """`swiftsure monitor`: an alarm when the risk in production exceeds what was promised."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -234,22 +235,35 @@ def _read(file: BinaryIO, watch: "Watch", state: Path | None, follow: bool) -> b
     The state is written after every piece, so that a run may be killed at any time.
     """
     read = getattr(file, "read1", file.read)  # what is there, without waiting for more
-    while not watch.monitor.alarm:
-        try:
+    try:
+        while not watch.monitor.alarm:
             data = read(CHUNK)
             if not data and follow:
                 _refuse_shrunk(file)
                 time.sleep(PAUSE)
                 continue
-        except KeyboardInterrupt:  # how one stops following, but not in the middle of a line
-            if follow:
-                return False
+            if not data:
+                return watch.finish()
+            with _undisturbed():
+                watch.feed(data)
+                _keep(watch, state)
+    except KeyboardInterrupt:  # how one stops following
+        if not follow:
             raise
-        if not data:
-            return watch.finish()
-        watch.feed(data)
-        _keep(watch, state)
     return False
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put an interrupt off to the end: what was read is folded and kept whole, or not at all."""
+    asked: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if asked:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _keep(watch: "Watch", state: Path | None) -> None:
