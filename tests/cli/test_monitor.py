@@ -413,9 +413,7 @@ def test_following_ends_with_an_interrupt(folder, following):
     assert b"No alarm" in out
 
 
-def test_an_interrupt_waits_until_what_was_read_is_kept(
-    run, folder, monkeypatch, interruptible
-):
+def test_an_interrupt_waits_until_what_was_read_is_kept(run, folder, monkeypatch, interruptible):
     (folder / "stream.jsonl").write_text('{"loss": 0}\n' * 20)
     save, left = Watch.save, ["an interrupt"]
 
