@@ -22,7 +22,7 @@ RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
 def load(monkeypatch):
     """Import a module of the experiment, as its scripts do."""
     monkeypatch.syspath_prepend(str(FOLDER.parents[1]))
-    shared = ("augment", "training")
+    shared = ("augment", "commands", "training")
     return lambda name: importlib.import_module(
         f"experiments.{name}" if name in shared else f"experiments.image_classification.{name}"
     )
@@ -101,6 +101,49 @@ def test_mixed_targets_say_what_share_of_an_image_is_whose(load, plan):
         torch.testing.assert_close(images.mean(dim=(2, 3)), targets)
 
 
+def small_network(load, folder, name="known", n_classes=3):
+    """A network of 48 x 48 pixels, as a training leaves it."""
+    shape = {"kind": "deit", "image_size": 48, "grids": [2, 3], "width": 8, "depth": 1}
+    recipe = {
+        "name": name,
+        "data": {"size": 48},
+        "model": {"name": "DViT", "n_classes": n_classes, "n_heads": 2, **shape},
+    }
+    torch.manual_seed(0)
+    network = load("networks").build(recipe).eval()
+    load("commands").save(network, {"recipe": recipe}, folder, half=False)
+    return network
+
+
+def test_a_teacher_answers_at_its_own_size_and_does_not_learn(load, tmp_path):
+    train = load("train")
+    known = small_network(load, tmp_path)
+    learner = torch.nn.Module()
+    learner.forward = lambda images: [images.mean(dim=(2, 3)), images.amax(dim=(2, 3))]
+    taught = train.Taught(learner, train.Teacher(tmp_path, "known"))
+    images = torch.randn(4, 3, 48, 48)
+    *own, lesson = taught(images)
+    assert len(own) == 2
+    torch.testing.assert_close(lesson, known(images)[-1])
+    assert not lesson.requires_grad
+    assert taught(torch.randn(4, 3, 32, 32))[-1].shape == (4, 3)  # enlarged
+    with pytest.raises(FileNotFoundError, match="train absent first"):
+        train.Teacher(tmp_path, "absent")
+
+
+def test_what_exits_learn_from(load):
+    loss_of, random = load("train").sum_over_exits, torch.Generator().manual_seed(0)
+    first, last, lesson = torch.randn(3, 8, 5, generator=random).unbind()
+    targets = torch.eye(5)[torch.arange(8) % 5]
+    entropy = torch.nn.functional.cross_entropy
+    for distilled, taught in [(0.0, 0.0), (0.5, 0.0), (0.0, 0.25), (0.5, 0.25)]:
+        goal = (1 - taught) * targets + taught * lesson.softmax(1)
+        earlier = (1 - distilled) * goal + distilled * last.softmax(1)
+        outputs = [first, last, lesson] if taught else [first, last]
+        expected = entropy(first, earlier) + entropy(last, goal)
+        torch.testing.assert_close(loss_of(0.0, distilled, taught)(outputs, targets), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
@@ -116,8 +159,13 @@ def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
     (tmp_path / "recipes" / path.name).write_text(
         path.read_text().replace(f"batch = {recipe['training']['batch']}", "batch = 8")
     )
+    teacher = recipe["training"].get("teacher")
+    if teacher is not None:
+        small_network(load, tmp_path / "teachers", teacher, recipe["model"]["n_classes"])
     arguments = ["train", path.stem, "--data", ".", "--output", str(tmp_path), "--epochs", "1"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "--holdout", "8"])
+    monkeypatch.setattr(
+        sys, "argv", [*arguments, "--holdout", "8", "--teachers", str(tmp_path / "teachers")]
+    )
     train.main()
     report = json.loads((tmp_path / f"{path.stem}.json").read_text())
     assert len(report["held_out_accuracy"]) >= 2

@@ -12,22 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.image_classification.data import DATA_SETS, Images
-from experiments.image_classification.train import HERE, build, normaliser, resized
+from experiments.image_classification.networks import load, normaliser, resized
+from experiments.image_classification.train import HERE
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
-
-
-def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
-    """Return a trained network, in single precision whatever it is stored in."""
-    model = build(recipe)
-    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    weights = load_file(path)
-    model.load_state_dict({name: tensor.to(dtypes[name]) for name, tensor in weights.items()})
-    return model.eval()
 
 
 def batches(part: Images, recipe: dict[str, Any], device: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -44,15 +35,14 @@ def main() -> None:
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for file in sorted(arguments.results.glob("*.json")):
-        report = json.loads(file.read_text())
-        recipe = report["recipe"]
+        recipe = json.loads(file.read_text())["recipe"]
         try:
             part = DATA_SETS[recipe["data"]["name"]](arguments.data, "test")
         except FileNotFoundError:
             continue  # the other data set
-        model = load(file.with_suffix(".safetensors"), recipe).to(device)
+        model, report = load(arguments.results, file.stem)
         record: ExitRecord = collect(
-            model,
+            model.to(device),
             batches(part, recipe, device),
             scores=["top1", "top_diff", "entropy"],
             losses=["zero_one", "brier"],

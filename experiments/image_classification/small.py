@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from experiments.augment import shifted
 from experiments.image_classification.data import cifar10
-from experiments.image_classification.train import batches, normaliser
+from experiments.image_classification.networks import normaliser
+from experiments.image_classification.train import batches
 from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure import assets
 from swiftsure.torch.models.embedded import small_network

@@ -19,6 +19,7 @@ from torch.nn import functional
 from experiments import commands
 from experiments.augment import augmented, mixed
 from experiments.image_classification.data import DATA_SETS, Images
+from experiments.image_classification.networks import build, load, normaliser, resized
 from experiments.training import (
     Step,
     fit,
@@ -37,18 +38,48 @@ def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
     yield from order[: n - n % size].split(size)
 
 
+class Teacher(nn.Module):
+    """A trained network, which learns no more: its last answer to images of this data set."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__()
+        self.model, report = load(folder, name)
+        self.recipe = report["recipe"]
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        answer: Tensor = self.model(resized(images, self.recipe))[-1]
+        return answer
+
+
+class Taught(nn.Module):
+    """A network that learns, and its teacher, whose answer comes after those of all exits."""
+
+    def __init__(self, model: nn.Module, teacher: Teacher) -> None:
+        super().__init__()
+        self.model = model
+        self.teacher = teacher
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [*self.model(images), self.teacher(images)]
+
+
 def sum_over_exits(
-    smoothing: float, distilled: float = 0.0
+    smoothing: float, distilled: float = 0.0, taught: float = 0.0
 ) -> Callable[[list[Tensor], Tensor], Tensor]:
     """Return the sum of the exits' cross-entropies, the published loss.
 
-    A share `distilled` of what earlier exits learn from is the answer of the last one.
+    A share `taught` of what all exits learn from is the answer of a teacher, if there is one, and
+    a share `distilled` of what earlier exits learn from is the answer of the last one.
     """
 
     def loss_of(outputs: list[Tensor], targets: Tensor) -> Tensor:
-        last = outputs[-1].detach().softmax(dim=1)
-        taught = (1 - distilled) * targets + distilled * last
-        goals = [taught] * (len(outputs) - 1) + [targets]
+        if taught:
+            *outputs, lesson = outputs
+            targets = torch.lerp(targets, lesson.softmax(dim=1), taught)
+        earlier = torch.lerp(targets, outputs[-1].detach().softmax(dim=1), distilled)
+        goals = [earlier] * (len(outputs) - 1) + [targets]
         losses = [
             functional.cross_entropy(output, goal, label_smoothing=smoothing)
             for output, goal in zip(outputs, goals, strict=True)
@@ -106,14 +137,13 @@ def accuracies(model: nn.Module, part: Images, recipe: dict[str, Any]) -> list[f
     return [round(x / len(part.labels), 4) for x in right.tolist()]
 
 
-def build(recipe: dict[str, Any]) -> nn.Module:
-    """Return the untrained network of a recipe."""
-    arguments = dict(recipe["model"])
-    return getattr(models, arguments.pop("name"))(**arguments)
-
-
 def train(
-    recipe: dict[str, Any], part: Images, device: str, seed: int, seconds: float | None = None
+    recipe: dict[str, Any],
+    part: Images,
+    device: str,
+    seed: int,
+    seconds: float | None = None,
+    teacher: Teacher | None = None,
 ) -> nn.Module:
     """Return the trained model; with `seconds`, the recipe then says how many epochs that took."""
     torch.manual_seed(seed)
@@ -125,8 +155,11 @@ def train(
     if "l2w" in plan:
         step = l2w_step(model, optimizer, plan, plan["epochs"] * per_epoch)
     else:
-        loss_of = sum_over_exits(plan["label_smoothing"], plan.get("distilled", 0.0))
-        step = recorded_step(model, optimizer, loss_of, plan.get("clip"))
+        loss_of = sum_over_exits(
+            plan["label_smoothing"], plan.get("distilled", 0.0), plan.get("taught", 0.0)
+        )
+        learning = model if teacher is None else Taught(model, teacher.to(device))
+        step = recorded_step(learning, optimizer, loss_of, plan.get("clip"))
     normalise = normaliser(recipe, device)
 
     def images_at(index: Tensor) -> Tensor:
@@ -145,26 +178,10 @@ def train(
     return trained.eval()
 
 
-def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
-    """Return the images at the size that the network takes."""
-    size = recipe["data"].get("size", images.shape[-1])
-    if size == images.shape[-1]:
-        return images
-    return functional.interpolate(images, size=(size, size), mode="bilinear")
-
-
-def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[Tensor], Tensor]:
-    """Return the function from bytes to what the network sees."""
-    mean, std = (
-        255 * torch.tensor(recipe["data"][key], device=device).view(1, 3, 1, 1)
-        for key in ("mean", "std")
-    )
-    return lambda images: (images.float() - mean) / std
-
-
 def main() -> None:
     parser = commands.options(__doc__, HERE)
     parser.add_argument("--holdout", type=int, default=0)
+    parser.add_argument("--teachers", type=Path, help="folder of trained networks, for recipes")
     arguments = parser.parse_args()
     recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     part = DATA_SETS[recipe["data"]["name"]](arguments.data, "train")
@@ -174,7 +191,11 @@ def main() -> None:
         held = Images(*(tensor.to(device) for tensor in held))
     part = Images(*(tensor.to(device) for tensor in part))
     began = time.perf_counter()
-    model = train(recipe, part, device, arguments.seed, arguments.seconds)
+    teacher = None
+    if "teacher" in recipe["training"]:
+        folder = arguments.teachers or arguments.output
+        teacher = Teacher(folder, recipe["training"]["teacher"])
+    model = train(recipe, part, device, arguments.seed, arguments.seconds, teacher)
     report = commands.report(recipe, arguments.seed, began, model)
     if held is not None:
         report["held_out_accuracy"] = accuracies(model, held, recipe)

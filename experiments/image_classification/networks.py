@@ -1,0 +1,50 @@
+"""Networks of recipes: built, loaded from what a training wrote, and what they take as input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from swiftsure.torch import models
+
+__all__ = ["build", "load", "normaliser", "resized"]
+
+
+def build(recipe: dict[str, Any]) -> nn.Module:
+    """Return the untrained network of a recipe."""
+    arguments = dict(recipe["model"])
+    return getattr(models, arguments.pop("name"))(**arguments)
+
+
+def load(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a trained network, in single precision whatever it is stored in, and its report."""
+    if not (folder / f"{name}.json").exists():
+        raise FileNotFoundError(f"{folder} holds no {name}.json; train {name} first")
+    report = json.loads((folder / f"{name}.json").read_text())
+    model = build(report["recipe"])
+    dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+    weights = load_file(folder / f"{name}.safetensors")
+    model.load_state_dict({key: tensor.to(dtypes[key]) for key, tensor in weights.items()})
+    return model.eval(), report
+
+
+def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
+    """Return the images at the size that the network takes."""
+    size = recipe["data"].get("size", images.shape[-1])
+    if size == images.shape[-1]:
+        return images
+    return functional.interpolate(images, size=(size, size), mode="bilinear")
+
+
+def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[Tensor], Tensor]:
+    """Return the function from bytes to what the network sees."""
+    mean, std = (
+        255 * torch.tensor(recipe["data"][key], device=device).view(1, 3, 1, 1)
+        for key in ("mean", "std")
+    )
+    return lambda images: (images.float() - mean) / std
