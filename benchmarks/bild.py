@@ -3,7 +3,8 @@
 Batch 1, greedy. Pairs of random weights, a T5 and a Llama, whose later blocks change little, so
 that a model of the first blocks often says the same: `python benchmarks/bild.py [--device cuda]`.
 Saved ones: `--large FOLDER --small FOLDER --texts FILE`, or `--self-draft N` in place of a small
-one, where the file has one text a line. Ratios in one run, best times.
+one, where the file has one text a line; with the pair's `--record FILE` also under policies that
+keep its BLEU gap. Ratios in one run, best times.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from swiftsure import Policy, ThresholdRecord, calibrate
 from swiftsure.text import BigLittle, Rollback, self_draft
 
 TITLE = "bild: drafts of a small model, against the large one alone (batch 1)"
@@ -36,7 +38,8 @@ DAMPING = 0.05
 """How much of their own the blocks after the first ones add."""
 SURETY = 0.8
 """Mean probability of the most probable token; random models by themselves are sure of nothing."""
-RULES = {
+EPSILONS, DELTA = (0.05, 0.1), 0.1
+RULES: dict[str, Rollback | Policy] = {
     "lossless drafts": Rollback(0.0),
     "rollback 2": Rollback(2.0),
     "rollback 5": Rollback(5.0),
@@ -99,15 +102,32 @@ def make_sure(model: Any) -> None:
     model.get_output_embeddings().weight.mul_(scale)
 
 
+def certified(path: Path) -> dict[str, Rollback | Policy]:
+    """Return policies that keep the gap of sentence BLEU, from a sweep of the pair."""
+    record = ThresholdRecord.load(path)
+    return {
+        f"BLEU gap {epsilon:g}": calibrate(
+            record, risk="gap", loss="bleu", epsilon=epsilon, delta=DELTA
+        )
+        for epsilon in EPSILONS
+    }
+
+
 def measure(
-    name: str, large: Any, small: Any, sources: list[Tensor], tokens: int, repeats: int
+    name: str,
+    large: Any,
+    small: Any,
+    sources: list[Tensor],
+    tokens: int,
+    repeats: int,
+    rules: dict[str, Rollback | Policy] = RULES,
 ) -> list[Result]:
     device = large.device.type
     ends = large.generation_config.eos_token_id
     greedy = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": ends}
     greedy |= {"pad_token_id": large.generation_config.pad_token_id or 0}
     pairs = {"large alone": BigLittle(large, small, None)}
-    pairs |= {each: BigLittle(large, small, rule) for each, rule in RULES.items()}
+    pairs |= {each: BigLittle(large, small, rule) for each, rule in rules.items()}
 
     def over_all(write: Callable[[Tensor], object]) -> Callable[[], object]:
         def run() -> object:
@@ -151,7 +171,7 @@ def measure(
             note=f"{assisted:.2f} large passes a token",
         ),
     ]
-    for each in RULES:
+    for each in rules:
         runs = [run for output in variants[each]() for run in output.runs]
         written = sum(len(run.tokens) for run in runs)
         note = f"{sum(run.large_passes for run in runs) / written:.2f} large passes a token"
@@ -192,11 +212,11 @@ def saved_pair(large: Path, small: Path | None, layers: int | None) -> tuple[Any
     """Return two saved models and the tokenizer that they share."""
     crossed = AutoConfig.from_pretrained(large).is_encoder_decoder
     loader = AutoModelForSeq2SeqLM if crossed else AutoModelForCausalLM
-    model = loader.from_pretrained(large).eval()
+    model = loader.from_pretrained(large, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(large)
     if small is None:
         return model, self_draft(model, layers or 1), tokenizer
-    draft = loader.from_pretrained(small).eval()
+    draft = loader.from_pretrained(small, dtype=torch.float32).eval()
     BigLittle(model, draft, None, tokenizers=(tokenizer, AutoTokenizer.from_pretrained(small)))
     return model, draft, tokenizer
 
@@ -222,6 +242,7 @@ def main() -> None:
     parser.add_argument("--small", type=Path, help="folder of a saved model")
     parser.add_argument("--self-draft", type=int, help="blocks of the large model, to draft with")
     parser.add_argument("--texts", type=Path, help="file with one text a line")
+    parser.add_argument("--record", type=Path, help="sweep of the pair")
     parser.add_argument("--n", type=int, default=TEXTS, help="how many texts")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--repeats", type=int, default=3)
@@ -240,7 +261,9 @@ def main() -> None:
     sources = [
         tokenizer(line, return_tensors="pt")["input_ids"].to(arguments.device) for line in lines
     ]
-    show(TITLE, measure(arguments.large.name, large, small, sources, *numbers), Console())
+    rules = RULES | (certified(arguments.record) if arguments.record is not None else {})
+    results = measure(arguments.large.name, large, small, sources, *numbers, rules)
+    show(TITLE, results, Console())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Images a second of a diffusion model under a threshold, against the same sampler in full.
+"""Images a second of a diffusion model that leaves early, against the same sampler in full.
 
 A small U-ViT of random weights, at thresholds that save about a third and two thirds of its layers.
-For a trained one, with the thresholds of its record (see `experiments/diffusion`), on a GPU:
-`python benchmarks/diffusion.py --device cuda --batch 1 64 256 --results FOLDER --name NAME`.
+A trained one under policies from its record (UCB; see `experiments/diffusion`), whose sampler and
+dtype they insist on: `python benchmarks/diffusion.py --device cuda --results FOLDER --name NAME`.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,16 @@ from measure import Result, best_times, show
 from rich.console import Console
 from safetensors.torch import load_file
 
-from swiftsure.diffusion import DDIM, DeeDiff, Schedule, pilot_thresholds
+from swiftsure import ThresholdRecord, calibrate
+from swiftsure.diffusion import DDIM, DeeDiff, Generated, pilot_thresholds
 from swiftsure.torch.models import UViT
 
-TITLE = "diffusion: DDIM under a threshold against the full sampler, the same noise"
+TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
 
 SAVINGS = (0.33, 0.67)
 """Shares of the layers that the thresholds shown save, as near as there are."""
+
+EPSILONS, DELTA = (0.05, 0.1), 0.1
 
 FEWEST = 8
 """Images that are generated at least, one after the other where the batch is smaller."""
@@ -38,57 +41,71 @@ def random_network() -> UViT:
     return model.eval()
 
 
-def trained(results: Path, name: str) -> tuple[UViT, Schedule]:
+def trained(results: Path, name: str) -> UViT:
     """Return a network from its report and weights."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     model = UViT(**recipe["model"])
     weights = load_file(results / f"{name}.safetensors")
     model.load_state_dict({key: value.float() for key, value in weights.items()})
-    return model.eval(), Schedule(**recipe["schedule"])
+    return model.eval()
+
+
+def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, DeeDiff]:
+    """Return a model at thresholds that save some of its layers, the full one first."""
+    options = {"sampler": sampler, "dtype": dtype}
+    levels = pilot_thresholds(model, 30, n=FEWEST, **options)
+    found = [DeeDiff(model, level, **options) for level in levels]
+    layers = np.asarray([fast.generate(FEWEST).layers.mean() for fast in found])
+    shares = 1 - layers / layers[0]
+    nearest = {
+        f"aim {100 * share:.0f} % of layers": found[int(np.argmin(abs(shares - share)))]
+        for share in SAVINGS
+    }
+    return {"full": found[0], **nearest}
+
+
+def certified(model: UViT, record: ThresholdRecord) -> dict[str, DeeDiff]:
+    """Return a model under policies of its record, the full one first."""
+    names = list(record.inconsistencies)
+    loss = "lpips" if "lpips" in names else names[0]
+    found = {
+        f"{loss} {epsilon:g}": DeeDiff(
+            model,
+            calibrate(record, risk="consistency", loss=loss, epsilon=epsilon, delta=DELTA),
+        )
+        for epsilon in EPSILONS
+    }
+    any_of_them = next(iter(found.values()))
+    full = DeeDiff(model, sampler=any_of_them.sampler, dtype=any_of_them.dtype)
+    return {"full": full, **found}
 
 
 def measure(
-    name: str,
-    model: UViT,
-    sampler: DDIM,
-    batches: Sequence[int],
-    repeats: int,
-    dtype: str | None = None,
+    name: str, variants: Mapping[str, DeeDiff], batches: Sequence[int], repeats: int
 ) -> list[Result]:
-    device = next(model.parameters()).device.type
-    fast = DeeDiff(model, sampler=sampler, dtype=dtype)
-    most = max(*batches, FEWEST)
-    labels = None if fast.n_classes is None else np.arange(most) % fast.n_classes
-    few = None if labels is None else labels[:FEWEST]
-    levels = pilot_thresholds(model, 30, n=FEWEST, labels=few, sampler=sampler, dtype=dtype)
-    layers = [
-        fast.generate(FEWEST, labels=few, thresholds=[level] * FEWEST).layers.mean()
-        for level in levels
-    ]
-    shares = 1 - np.asarray(layers) / layers[0]
+    full = variants["full"]
+    device = next(full.model.parameters()).device.type
     results = []
     for batch in batches:
         n = max(batch, FEWEST)
+        labels = None if full.n_classes is None else np.arange(n) % full.n_classes
 
-        def run(level: float | None, n: int = n, batch: int = batch):
-            own = None if labels is None else labels[:n]
-            made = fast.generate(n, labels=own, thresholds=[level] * n, batch_size=batch)
+        def run(fast: DeeDiff, n=n, batch=batch, labels=labels) -> Generated:
+            made = fast.generate(n, labels=labels, batch_size=batch)
             made.images.cpu()  # waits for the device
             return made
 
-        chosen = {f"{100 * s:.0f} %": levels[int(np.argmin(abs(shares - s)))] for s in SAVINGS}
-        timed = {key: (lambda level=level: run(level)) for key, level in chosen.items()}
-        seconds = best_times({"full": lambda: run(None), **timed}, repeats)
-        full = run(None)
-        for key, level in chosen.items():
-            made = run(level)
+        timed = {key: (lambda fast=fast: run(fast)) for key, fast in variants.items()}
+        seconds = best_times(timed, repeats)
+        made = {key: run(fast) for key, fast in variants.items()}
+        for key in [each for each in variants if each != "full"]:
+            layers = 1 - made[key].layers.mean() / made["full"].layers.mean()
+            flops = 1 - made[key].flops.mean() / made["full"].flops.mean()
             note = (
-                f"{n / seconds['full']:.3g} images a second in full,"
-                f" {n / seconds[key]:.3g} so; layers saved"
-                f" {100 * (1 - made.layers.mean() / full.layers.mean()):.0f} %, FLOPs"
-                f" {100 * (1 - made.flops.mean() / full.flops.mean()):.0f} %"
+                f"{n / seconds['full']:.3g} images a second in full, {n / seconds[key]:.3g} so;"
+                f" layers saved {100 * layers:.0f} %, FLOPs {100 * flops:.0f} %"
             )
-            what = f"{name}, {device}, batch {batch}, aim {key} of layers"
+            what = f"{name}, {device}, batch {batch}, {key}"
             results.append(Result(what, seconds["full"] / seconds[key], note=note))
     return results
 
@@ -96,33 +113,29 @@ def measure(
 def run(
     device: str = "cpu", batches: Sequence[int] = (1, 16), steps: int = 5, repeats: int = 3
 ) -> list[Result]:
-    model = random_network().to(device)
-    return measure("random U-ViT", model, DDIM(steps), batches, repeats)
+    variants = saving(random_network().to(device), DDIM(steps))
+    return measure("random U-ViT", variants, batches, repeats)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--steps", type=int, default=50, help="of DDIM")
+    parser.add_argument("--steps", type=int, default=50, help="of DDIM; a record has its own")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", help="bfloat16, float16; float32 by default")
-    parser.add_argument("--results", type=Path, help="folder of a trained network")
+    parser.add_argument("--dtype", help="bfloat16, float16; float32 by default; a record's is its")
+    parser.add_argument("--results", type=Path, help="folder of a trained network and its record")
     parser.add_argument("--name", help="of its recipe")
     arguments = parser.parse_args()
-    name, model, schedule = "random U-ViT", random_network(), Schedule()
-    if arguments.results is not None:
+    if arguments.results is None:
+        name, model = "random U-ViT", random_network().to(arguments.device)
+        variants = saving(model, DDIM(arguments.steps), arguments.dtype)
+    else:
         name = arguments.name
-        model, schedule = trained(arguments.results, name)
-    found = measure(
-        name,
-        model.to(arguments.device),
-        DDIM(arguments.steps, schedule),
-        arguments.batch,
-        arguments.repeats,
-        arguments.dtype,
-    )
-    show(TITLE, found, Console())
+        model = trained(arguments.results, name).to(arguments.device)
+        record = ThresholdRecord.load(arguments.results / f"{name}.parquet")
+        variants = certified(model, record)
+    show(TITLE, measure(name, variants, arguments.batch, arguments.repeats), Console())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The diffusion experiment: its data in their published layouts, its scripts at tiny settings."""
 
 import importlib
+import importlib.util
 import json
 import sys
 import tomllib
@@ -179,11 +180,70 @@ def test_pairs_are_recorded_and_shown(script, tiny):
     label = script("records").classes(12, 10, 0)[:1]
     made = fast.generate(1, labels=label).pixels()[0]
     assert np.abs(made.astype(int) - shown).max() <= 1
-    levels = json.loads((tiny / "out" / "tiny_shards" / "thresholds.json").read_text())
+    (shards,) = (tiny / "out" / "tiny_shards").iterdir()
+    levels = json.loads((shards / "thresholds.json").read_text())
     assert levels[1:] == record.thresholds[1:].tolist()
     script("records", "tiny", *options)  # goes on from its shards, and has nothing to do
+    assert list((tiny / "out" / "tiny_shards").iterdir()) == [shards]
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.5)
     DeeDiff(model, policy).generate(1, labels=label)
+
+
+def test_a_network_that_was_trained_anew_is_recorded_anew(script, tiny):
+    options = ("--results", tiny / "out", "--n", 4, "--steps", 2, "--thresholds", 3, "--batch", 4)
+    found = []
+    for seed in (0, 1):
+        train(script, tiny, "--seed", seed, "--steps", 2)
+        script("records", "tiny", *options)
+        record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
+        found.append((record.fingerprint, tuple(record.thresholds)))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]  # a pilot of its own
+    script("records", "tiny", *options, "--seed", 7)  # and other options go with other shards
+
+
+def test_samples_are_shown_at_levels_of_risk(script, tiny):
+    train(script, tiny)
+    options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8, "--seed", 3)
+    script("records", "tiny", *options)
+    records = script("records")
+    record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
+    report = json.loads((tiny / "out" / "tiny.json").read_text())
+    assert list(report["levels"]) == ["0.0", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"]
+    levels = list(report["levels"].values())
+    assert levels[0] is None
+    policy = ss.calibrate(record, "consistency", "ssim", bound="wsr", epsilon=0.3)
+    assert levels[-1] == policy.threshold is not None
+    model = records.network(tiny / "out" / "tiny.safetensors", report["recipe"])
+    labels = records.classes(10, 10, 4)[:1]
+    made = DeeDiff(model, policy).generate([40], labels=labels, seed=3).pixels()[0]
+    with Image.open(tiny / "out" / "tiny_levels.webp") as sheet:
+        assert sheet.size == (320, 7 * 32)
+        shown = np.asarray(sheet)[-32:, :32]
+    assert np.abs(made.astype(int) - shown).max() <= 1
+
+
+def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatch):
+    train(script, tiny)
+    options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8)
+    script("records", "tiny", *options)
+    monkeypatch.syspath_prepend(str(FOLDER.parents[1] / "benchmarks"))
+    spec = importlib.util.spec_from_file_location(
+        "diffusion_benchmark", FOLDER.parents[1] / "benchmarks" / "diffusion.py"
+    )
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
+    variants = benchmark.certified(benchmark.trained(tiny / "out", "tiny"), record)
+    assert list(variants) == ["full", "ssim 0.05", "ssim 0.1"]
+    for epsilon in (0.05, 0.1):
+        policy = ss.calibrate(record, "consistency", "ssim", epsilon=epsilon)
+        assert variants[f"ssim {epsilon}"].rule.threshold == policy.threshold
+    found = benchmark.measure("tiny", variants, [2], 1)
+    assert [result.what for result in found] == [
+        "tiny, cpu, batch 2, ssim 0.05",
+        "tiny, cpu, batch 2, ssim 0.1",
+    ]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -13,8 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
+from safetensors.torch import save_file  # noqa: E402
 
 from swiftsure import ExitRecord  # noqa: E402
+from swiftsure.torch.models import ADPC  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 VOID = 255
@@ -108,7 +110,72 @@ def test_the_recipe_for_fine_tuning_names_a_published_network(load):
     with pytest.raises(SystemExit, match="--weights"):
         load("train").build(recipe)
     with torch.device("meta"):
-        from swiftsure.torch.models import ADPC
-
         model = ADPC.from_hyperparameters(recipe["start"])
     assert sum(p.numel() for p in model.parameters()) > 60e6
+
+
+FINE_TUNING = """
+[data]
+name = "gta5"
+n_classes = 19
+size = [32, 64]
+
+[start]
+exit_type = "flex"
+exit_inter_channel = 4
+mask_use = true
+mask_conf_threshold = 1.01
+num_classes = 19
+stages = [
+  { modules = 1, block = "BOTTLENECK", blocks = [1], channels = [4] },
+  { modules = 1, block = "BASIC", blocks = [1, 1], channels = [4, 4] },
+  { modules = 1, block = "BASIC", blocks = [1, 1, 1], channels = [4, 4, 4] },
+  { modules = 1, block = "BASIC", blocks = [1, 1, 1, 1], channels = [4, 4, 4, 4] },
+]
+
+[training]
+epochs = 1
+batch = 9
+lr = 0.01
+weight_decay = 5e-4
+smallest_zoom = 0.75
+largest_zoom = 2.0
+shading = 0.2
+averaged_epochs = 1
+"""
+
+
+def test_a_network_is_fine_tuned_and_recorded_on_images_it_did_not_see(load, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for kind, shape, high in (("images", (32, 64, 3), 256), ("labels", (32, 64), 34)):
+        (tmp_path / kind).mkdir()
+        for i in range(20):
+            array = rng.integers(0, high, shape, np.uint8)
+            Image.fromarray(array).save(tmp_path / kind / f"{i:05d}.png")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tiny.toml").write_text(FINE_TUNING)
+    start = ADPC.from_hyperparameters(tomllib.loads(FINE_TUNING)["start"])
+    save_file(start.state_dict(), tmp_path / "start.safetensors")
+    train, results = load("train"), tmp_path / "results"
+    monkeypatch.setattr(train, "HERE", tmp_path)
+    seen, plain = [], train.train
+    monkeypatch.setattr(train, "train", lambda *given: seen.append(given[1]) or plain(*given))
+    arguments = ["train", "tiny", "--data", str(tmp_path), "--output", str(results)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--weights", str(tmp_path / "start.safetensors")])
+    train.main()
+    data = load("data")
+    tested = data.in_memory(
+        data.scenes(tomllib.loads(FINE_TUNING), tmp_path, data.TEST_PART["gta5"]), "cpu"
+    )
+    (learnt,) = seen
+    assert (len(learnt.labels), len(tested.labels)) == (18, 2)
+    assert learnt.images.dtype == torch.half
+    assert learnt.labels.dtype == torch.uint8
+    for labels in tested.labels:
+        assert not (learnt.labels == labels).flatten(1).all(dim=1).any()
+    (results / "another.json").write_text("{}")  # of other data, to be left alone
+    monkeypatch.setattr(
+        sys, "argv", ["records", "tiny", "--data", str(tmp_path), "--results", str(results)]
+    )
+    load("records").main()
+    assert ExitRecord.load(results / "tiny.parquet").ids.tolist() == ["00000", "00010"]

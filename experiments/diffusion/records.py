@@ -4,13 +4,15 @@
 From NAME.json and NAME.safetensors of `train.py`: generates pairs with DDIM, in full and at every
 threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, SSIM and mean
 squared error against the full model, layers and FLOPs), NAME_thresholds.webp (some samples in
-columns, a threshold a row, the full model first), and adds what it found to NAME.json.
+columns, a threshold a row, the full model first), NAME_levels.webp (new samples in columns, an ε a
+row, 0 first: the images of the paper's figure), and adds what it found to NAME.json.
 
 Thresholds come from a pilot of another seed, so that what is calibrated on the record keeps its
-guarantee. A run that is cut off goes on from NAME_shards, which holds them too.
+guarantee. A run that is cut off goes on from its folder in NAME_shards, which holds them too.
 """
 
 import argparse
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -22,9 +24,18 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.diffusion.train import HERE, sheet
-from swiftsure import ThresholdRecord
+from swiftsure import ThresholdRecord, calibrate
 from swiftsure.diffusion import DDIM, DeeDiff, Lpips, Schedule, pilot_thresholds, sweep
 from swiftsure.torch.models import UViT
+
+EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+"""Levels whose images are shown; at 0 that is the full model."""
+
+N_CALIBRATION = 500
+"""Pairs that the policies of the images shown are calibrated on, as in the paper's figure."""
+
+SHOWN = 10
+"""Samples that are shown."""
 
 
 def network(file: Path, recipe: dict[str, Any]) -> UViT:
@@ -51,21 +62,37 @@ def kept_thresholds(folder: Path, make: Callable[[], list[float | None]]) -> lis
     return json.loads(file.read_text())
 
 
+def shards_of(fast: DeeDiff, folder: Path, **options: Any) -> Path:
+    """Return where the shards of a run are: those of other weights or options lie elsewhere."""
+    identity = json.dumps([fast.fingerprint, fast.settings, options], sort_keys=True)
+    return folder / hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
 def examples(
-    fast: DeeDiff, levels: list[float | None], labels: np.ndarray | None, batch: int
+    fast: DeeDiff,
+    levels: list[float | None],
+    samples: np.ndarray,
+    labels: np.ndarray | None,
+    seed: int,
 ) -> np.ndarray:
-    """Return the first samples at each of these thresholds, a row each."""
-    n = 10 if labels is None else min(10, len(labels))
+    """Return samples at each of these thresholds, a row each."""
     rows = [
-        fast.generate(
-            n,
-            labels=None if labels is None else labels[:n],
-            thresholds=[level] * n,
-            batch_size=batch,
-        ).pixels()
+        fast.generate(samples, labels=labels, seed=seed, thresholds=[level] * len(samples)).pixels()
         for level in levels
     ]
     return np.concatenate(rows)
+
+
+def certified(record: ThresholdRecord) -> list[float | None]:
+    """Return the threshold of each of `EPSILONS`, under UCB for the record's first loss."""
+    loss, *_ = record.inconsistencies
+    pairs = record.take(np.arange(min(N_CALIBRATION, record.n)))
+    policies = [
+        calibrate(pairs, risk="consistency", loss=loss, bound="wsr", epsilon=epsilon)
+        for epsilon in EPSILONS
+        if epsilon > 0
+    ]
+    return [None, *(policy.threshold for policy in policies)]
 
 
 def summary(record: ThresholdRecord, seconds: float) -> dict[str, Any]:
@@ -107,7 +134,9 @@ def main() -> None:
     n_classes = recipe["model"].get("n_classes")
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
-    shards = arguments.results / f"{arguments.name}_shards"
+    fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
+    asked = {name: getattr(arguments, name) for name in ("n", "thresholds", "batch", "seed")}
+    shards = shards_of(fast, arguments.results / f"{arguments.name}_shards", **asked)
 
     def pilot() -> list[float | None]:
         labels = classes(64, n_classes, pilot_seed)
@@ -130,13 +159,20 @@ def main() -> None:
     )
     record.save(arguments.results / f"{arguments.name}.parquet")
     report["record"] = summary(record, time.perf_counter() - began)
+    report["levels"] = dict(zip(map(str, EPSILONS), certified(record), strict=True))
     report_file.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["record"]), flush=True)
-    fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
-    shown = [levels[k] for k in np.unique(np.linspace(0, len(levels) - 1, 6).round().astype(int))]
-    tiles = examples(fast, shown, labels, arguments.batch)
-    picture = sheet(tiles, len(tiles) // len(shown))
-    picture.save(arguments.results / f"{arguments.name}_thresholds.webp", lossless=True)
+    rows = np.unique(np.linspace(0, len(levels) - 1, 6).round().astype(int))
+    few = np.arange(min(SHOWN, arguments.n))
+    new = arguments.n + np.arange(SHOWN)  # which nothing was calibrated on
+    sheets = {
+        "thresholds": ([levels[k] for k in rows], few, None if labels is None else labels[few]),
+        "levels": (certified(record), new, classes(SHOWN, n_classes, pilot_seed)),
+    }
+    for kind, (asked_for, samples, labelled) in sheets.items():
+        tiles = examples(fast, asked_for, samples, labelled, arguments.seed)
+        picture = sheet(tiles, len(samples))
+        picture.save(arguments.results / f"{arguments.name}_{kind}.webp", lossless=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from torch.utils.data import DataLoader
 
 from swiftsure.torch.road_scenes import GTA5, CamVid, Cityscapes, RoadScenes
 
-__all__ = ["Scenes", "in_memory", "scenes"]
+__all__ = ["TEST_PART", "Scenes", "in_memory", "scenes"]
+
+TEST_PART = {"camvid": "test", "cityscapes": "val", "gta5": "val"}
+"""The part that records are made of, and that no network may learn from."""
 
 VALIDATION_SHARE = 10
 """GTA5 is published without a split: every tenth image is for validation."""
@@ -39,10 +42,15 @@ def scenes(recipe: dict[str, Any], root: Path, split: str) -> RoadScenes:
 def in_memory(data: RoadScenes, device: str) -> Scenes:
     """Return all scenes, labels at the size of the images."""
     loader = DataLoader(data, batch_size=1, num_workers=min(8, os.cpu_count() or 1))
-    images, labels = [], []
-    for image, label, _ in loader:
+    held: Scenes | None = None
+    for i, (image, label, _) in enumerate(loader):
         size = image.shape[2:]
-        images.append(image.half().to(device))
-        smaller = interpolate(label[:, None].float(), size=size, mode="nearest")[:, 0]
-        labels.append(smaller.to(torch.uint8).to(device))
-    return Scenes(torch.cat(images), torch.cat(labels))
+        if held is None:  # all at once: together, the scenes and a copy of them may not fit
+            held = Scenes(
+                torch.empty((len(data), 3, *size), dtype=torch.half, device=device),
+                torch.empty((len(data), *size), dtype=torch.uint8, device=device),
+            )
+        held.images[i] = image[0]
+        held.labels[i] = interpolate(label[:, None].float(), size=size, mode="nearest")[0, 0]
+    assert held is not None  # no data set is empty
+    return held

@@ -1,7 +1,8 @@
 """Exit records of trained networks on the test part, from the root of the repository:
 `python -m experiments.segmentation.records --data FOLDER`.
 
-Reads each NAME.safetensors and NAME.json of the folder of results, and writes beside them
+Reads NAME.safetensors and NAME.json of the folder of results, of each NAME that is given or else of
+all, and writes beside them
 NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence maps of the
 scene that is surest at the first exit and of the least sure one, for the figure), and the test
 scores into NAME.json.
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from experiments.segmentation.data import in_memory, scenes
+from experiments.segmentation.data import TEST_PART, in_memory, scenes
 from experiments.segmentation.train import HERE, mean_ious
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
@@ -27,13 +28,15 @@ from swiftsure.torch.models import ADPC
 from swiftsure.torch.road_scenes import RoadScenes
 from swiftsure.torch.scoring import IMAGE_SCORES, top1
 
-TEST_PART = {"camvid": "test", "cityscapes": "val", "gta5": "val"}
 SHOWN_SIZE = (180, 240)
 
 
 def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
     """Return a trained network, in single precision whatever it is stored in."""
-    model = ADPC(**recipe["model"])
+    if "start" in recipe:  # fine-tuned
+        model = ADPC.from_hyperparameters(recipe["start"])
+    else:
+        model = ADPC(**recipe["model"])
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
     return model.eval()
 
@@ -54,11 +57,13 @@ def shown(model: nn.Module, data: RoadScenes, index: int, device: str) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of recipes; all in the folder by default")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for file in sorted(arguments.results.glob("*.json")):
+    files = [arguments.results / f"{name}.json" for name in arguments.names]
+    for file in files or sorted(arguments.results.glob("*.json")):
         report = json.loads(file.read_text())
         recipe = report["recipe"]
         data = scenes(recipe, arguments.data, TEST_PART[recipe["data"]["name"]])

@@ -3,8 +3,9 @@
 
 Writes NAME.safetensors and NAME.json (recipe, seed, device, time, scores). With `--holdout` it
 trains on the part "train" and scores the part "val", which is how to try a recipe; without, it
-trains on both, and `records` scores it. A recipe with a table [start] begins with published weights
-(`--weights`) and is how to fine-tune a network to a second domain.
+trains on both where there is a third to test on, and `records` scores it. A recipe with a table
+[start] begins with published weights (`--weights`) and is how to fine-tune a network to a second
+domain.
 """
 
 import math
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 from experiments import commands
 from experiments.augment import shaded, uniform
-from experiments.segmentation.data import Scenes, in_memory, scenes
+from experiments.segmentation.data import TEST_PART, Scenes, in_memory, scenes
 from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure.losses import VOID
 from swiftsure.torch.models import ADPC
@@ -147,12 +148,14 @@ def main() -> None:
     parser.add_argument("--holdout", action="store_true", help="score the part val, do not use it")
     arguments = parser.parse_args()
     recipe, device = commands.recipe_of(arguments, HERE), commands.device()
+    tested = TEST_PART[recipe["data"]["name"]] == "val"
     parts = {
         split: in_memory(scenes(recipe, arguments.data, split), device)
         for split in ("train", "val")
+        if split == "train" or arguments.holdout or not tested
     }
     part = parts["train"]
-    if not arguments.holdout:
+    if not (arguments.holdout or tested):
         part = Scenes(*(torch.cat(pair) for pair in zip(*parts.values(), strict=True)))
     began = time.perf_counter()
     model = train(recipe, part, device, arguments.seed, arguments.seconds, arguments.weights)

@@ -189,9 +189,15 @@ def test_files_of_something_else_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", images=np.zeros(3))
     with pytest.raises(ValueError, match=r"features\.0\.weight is missing"):
         Lpips.load(tmp_path / "other.npz")
-    (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(ValueError, match=r"text\.pth is not a state dict"):
-        Lpips.load(tmp_path / "text.pth")
+    np.savez(tmp_path / "words.npz", names=np.asarray(["a", "b"]))
+    with pytest.raises(ValueError, match=r"features\.0\.weight is missing"):
+        Lpips.load(tmp_path / "words.npz")
+    np.savez(tmp_path / "objects.npz", things=np.asarray([{}, None], dtype=object))
+    for name in ("text.pth", "text.npz", "text.safetensors"):
+        (tmp_path / name).write_text("no weights")
+    for name in ("text.pth", "text.npz", "text.safetensors", "objects.npz"):
+        with pytest.raises(ValueError, match=rf"{name} is not a state dict"):
+            Lpips.load(tmp_path / name)
     with pytest.raises(ValueError, match=r"absent\.npz is not one"):
         Lpips.load(tmp_path / "absent.npz")
 

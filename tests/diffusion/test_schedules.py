@@ -39,6 +39,18 @@ def test_noised_images_are_a_mixture():
         torch.testing.assert_close(mixed[row], torch.full((3, 2, 2), expected))
 
 
+def test_a_schedule_goes_to_a_device_once(monkeypatch):
+    """In training it is asked for at every step, and bringing it to a GPU waits for the GPU."""
+    brought, plain = [], torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda array: brought.append(array) or plain(array))
+    images, times = torch.zeros(2, 3, 2, 2), torch.tensor([0, 9])
+    with torch.inference_mode():
+        Schedule(10, last_beta=0.017).noised(images, images, times)
+    clean = torch.ones_like(images, requires_grad=True)
+    Schedule(10, last_beta=0.017).noised(clean, clean, times).sum().backward()
+    assert len(brought) == 1
+
+
 def test_times_are_seen_on_the_networks_scale():
     times = torch.tensor([0, 500, 999])
     torch.testing.assert_close(Schedule().times(times), torch.tensor([0, 0.5, 0.999]))

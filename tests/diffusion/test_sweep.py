@@ -196,6 +196,19 @@ def test_pilot_thresholds_spread_over_the_layers():
     assert len(np.unique(means.round(1))) >= 4
 
 
+def test_pilot_thresholds_save_more_than_looking_costs():
+    model = network(uncertainty_ratio=16.0)  # a look costs about as much as a block
+    fast = DeeDiff(model, sampler=SAMPLER)
+    full = fast.generate(8, seed=1).flops
+    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER)
+    assert len(levels) > 2
+    for level in levels[1:]:
+        made = fast.generate(8, seed=1, thresholds=[level] * 8)
+        assert made.flops.mean() < 1.05 * full.mean()  # a pilot sees images of the full model
+    none_saves = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, min_exit=4)
+    assert len(none_saves) == 2  # and the fastest is left
+
+
 # ----------------------------------------------------------------------------------------- errors
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import mse_loss
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import swiftsure as ss
 from pytorch.builders import every_output, policy_of, refused, rows
@@ -239,6 +240,22 @@ def test_the_state_keeps_only_the_skips_that_are_still_to_come():
     assert states[-1]["tokens"].shape == (3, 16, 16)
     plain = random_network(skips=False)
     assert not any(state["skips"] for state in every_state(plain, batch_for(plain))[:-1])
+
+
+def test_times_are_embedded_once_for_all_exits():
+    """In small batches a look at an exit costs what its many small kernels cost."""
+
+    class Cosines(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.cos.default
+            return func(*args, **(kwargs or {}))
+
+    model = random_network()
+    with torch.no_grad(), Cosines() as seen:
+        every_output(model, batch_for(model))
+    assert seen.count == 2  # of tokens, and of doubts
 
 
 def test_a_stage_leaves_the_state_it_was_given_alone():

@@ -1,6 +1,7 @@
 """Section 5.2 of the paper from a record: tables in its layout, figures, and what videos change."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,6 +77,18 @@ def test_a_threshold_from_one_video_may_fail_on_another(result, record):
     assert set(rows["easy"]) == {"video", "frames", *RISKS}
     # What was certified in easy scenes does not hold in hard ones.
     assert rows["hard"]["gap, mIoU"] > 0.1 > rows["easy"]["gap, mIoU"]
+
+
+def test_a_single_video_has_no_others_to_certify_on(result, record, tmp_path):
+    frames = replace(record, groups=np.asarray(["only"] * N))
+    alone = replace(result, record=frames)
+    assert alone.by_group() == []
+    assert tmp_path / "by_video.csv" not in alone.write(tmp_path)
+
+
+def test_the_table_tells_of_no_level_that_was_not_studied(record):
+    few = segmentation(record, splits=2, draws=2, epsilons=[0.05, 0.2], progress=False)
+    assert list(few.table()[0]) == ["score", *(f"{risk}, ε=0.05" for risk in RISKS)]
 
 
 def test_images_that_stay_are_those_the_last_exit_changes_most(result):

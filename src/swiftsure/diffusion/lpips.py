@@ -190,16 +190,20 @@ def _read(file: Path) -> dict[str, Any]:
     """Return the tensors of a file, by name."""
     if not file.is_file():
         raise ValueError(f"`files` must be existing files, but {file} is not one.")
-    if file.suffix == ".npz":
-        with npz(file) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays}
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return dict(load_file(file))
     try:
+        if file.suffix == ".npz":
+            with npz(file) as arrays:
+                held = {name: arrays[name] for name in arrays}
+            numeric = {name: array for name, array in held.items() if array.dtype.kind in "fiu"}
+            return {name: torch.from_numpy(array) for name, array in numeric.items()}
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(file))
         loaded = torch.load(file, map_location="cpu", weights_only=True)
         return dict(plain_state_dict(loaded))
+    except ImportError:
+        raise
     except Exception as error:  # whatever is wrong with a file, the user needs its name
         raise ValueError(
             f"{file} is not a state dict of plain tensors ({type(error).__name__})."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import sqrt
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -66,8 +66,15 @@ class Schedule:
 
     def noised(self, images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
         """Return images as they are at some times, (n,), with this noise in them."""
-        share = torch.from_numpy(self.signal).to(images.device)[times].float()[:, None, None, None]
+        share = _signal_on(self, images.device)[times].float()[:, None, None, None]
         return share.sqrt() * images + (1 - share).sqrt() * noise
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _signal_on(schedule: Schedule, device: torch.device) -> Tensor:
+    """Return a schedule's signal on a device; to bring it there each time would wait for it."""
+    return torch.from_numpy(schedule.signal).to(device)
 
 
 @runtime_checkable

@@ -144,7 +144,8 @@ def pilot_thresholds(
 
     Confidences of diffusion models crowd where nobody expects them. The pilot shows where they
     are; since its images are other ones, of another seed than the sweep's, whatever is calibrated
-    on these thresholds keeps its guarantee.
+    on these thresholds keeps its guarantee. Thresholds whose looks at exits cost more FLOPs than
+    leaving saves are left out.
 
     Parameters
     ----------
@@ -158,12 +159,16 @@ def pilot_thresholds(
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
     candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]
-    layers = np.asarray(
-        [
-            fast.costs.layers[exit_indices(table, level, strict=strict, min_exit=min_exit)].mean()
-            for level in candidates
-        ]
-    )
+    leave = partial(exit_indices, table, strict=strict, min_exit=min_exit)
+    means = [
+        (fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean())
+        for taken in map(leave, candidates)
+    ]
+    layers, flops = np.asarray(means).T
+    # The full model does not look at exits: who looks and hardly leaves is slower than that.
+    saving = np.flatnonzero(flops < fast.costs.full_flops)
+    kept = saving if len(saving) else [-1]
+    candidates, layers = candidates[kept], layers[kept]
     wanted = np.linspace(layers[0], layers[-1], n_thresholds)
     chosen = np.unique([int(np.argmin(np.abs(layers - each))) for each in wanted])
     return [None, *candidates[chosen].tolist()]

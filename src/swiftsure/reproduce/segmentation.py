@@ -74,6 +74,8 @@ class SegmentationResult:
     def table(self, gain: str = "exit") -> list[dict[str, Any]]:
         """Return the table of gains (%), a row a score; "–" where no split certified anything.
 
+        Of the table's three levels it has those that were studied.
+
         Parameters
         ----------
         gain : {"exit", "flops"}
@@ -84,17 +86,23 @@ class SegmentationResult:
             row: dict[str, Any] = {"score": title}
             for risk, study in self.studies[score].items():
                 for level in TABLE_LEVELS:
-                    row[_column(risk, level)] = _cell(study, level, gain)
+                    if np.isclose(study.epsilons, level).any():
+                        row[_column(risk, level)] = _cell(study, level, gain)
             rows.append(row)
         return rows
 
     def by_group(self, epsilon: float = 0.1) -> list[dict[str, Any]]:
-        """Return the risk in each video of thresholds that were certified on all the others."""
-        if self.record.groups is None:
+        """Return the risk in each video of thresholds that were certified on all the others.
+
+        There is none without groups, nor of a single video.
+        """
+        groups = np.asarray([] if self.record.groups is None else self.record.groups)
+        videos = list(dict.fromkeys(groups.tolist()))
+        if len(videos) < 2:
             return []
-        frames, groups = replace(self.record, groups=None), np.asarray(self.record.groups)
+        frames = replace(self.record, groups=None)
         rows = []
-        for group in dict.fromkeys(groups.tolist()):
+        for group in videos:
             inside = groups == group
             row: dict[str, Any] = {"video": group, "frames": int(inside.sum())}
             for title, (risk, loss) in RISKS.items():

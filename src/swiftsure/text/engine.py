@@ -17,7 +17,7 @@ logits.
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
 from swiftsure.text.results import Trace
 from swiftsure.text.rules import ExitRule
-from swiftsure.text.steps import Step
+from swiftsure.text.steps import Parting, Step, rows_of
 
 __all__ = ["Engine"]
 
@@ -68,13 +68,13 @@ class Engine:
         self.thresholds = thresholds
         self.blocks = list(family.blocks)
         self.trace: Trace | None = None
-        self._signatures = [inspect.signature(type(block).forward) for block in self.blocks]
+        self._names = [_argument_names(type(block).forward) for block in self.blocks]
         self._projects = [partial(family.project, block) for block in self.blocks]
         self._first = max(rule.min_exit, confidence.first_exit)
         self._thread = threading.get_ident()
-        self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
+        self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
-        self._finished: Tensor | None = None
+        self._finished: NDArray[np.bool_] | None = None
         self._step: Step | None = None
 
     # ------------------------------------------------------------------ the decoder, once a token
@@ -111,12 +111,11 @@ class Engine:
         prepare_cache(cache, self._projects)
         self._cache = cache
         self._finished = None
-        self._eos = self._eos.to(fed.device)
         self.trace = Trace(n, len(self.blocks), past + fed.shape[1], attended)
 
     def _note_finished(self, tokens: Tensor) -> None:
-        if len(self._eos):
-            ended = torch.isin(tokens, self._eos)
+        if self._eos:
+            ended = np.asarray([token in self._eos for token in tokens.tolist()])
             self._finished = ended if self._finished is None else self._finished | ended
 
     def _begin_step(self, number: int, fed: Tensor) -> Step:
@@ -126,11 +125,9 @@ class Engine:
         may_exit = (
             alone and bool(reachable.any()) and (number > 0 or self.family.first_token_may_exit)
         )
-        step = Step(len(fed), len(self.blocks), fed.device, _on(levels, fed.device), may_exit)
-        if alone and self._finished is not None:
-            ended = self._finished.nonzero().squeeze(1)
-            if len(ended):
-                step.leave(0, ended)
+        step = Step(len(fed), len(self.blocks), fed.device, levels, may_exit)
+        if alone and self._finished is not None and self._finished.any():
+            step.leave(0, ~self._finished)
         return step
 
     # -------------------------------------------------------------------- a block, before it runs
@@ -162,56 +159,48 @@ class Engine:
         if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
             self._let_leave(step, index, states)
         step.previous = states
-        if step.n_active == step.n:
-            return forward(*args, **kwargs)
-        arguments = self._named(index, args, kwargs)
+        parting = step.parting
         if step.n_active == 0:
+            arguments = self._named(index, args, kwargs)
             layer = _own_layers(arguments["past_key_values"])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
+        if parting is None:
+            return forward(*args, **kwargs)
         if step.compacts:
-            return self._run_compacted(step, index, forward, states, arguments)
+            arguments = self._named(index, args, kwargs)
+            return self._run_compacted(parting, index, forward, states, arguments)
         output = forward(*args, **kwargs)
-        return _with_states(output, torch.where(step.gone[:, None, None], states, _states(output)))
+        return _with_states(output, torch.where(parting.gone, states, _states(output)))
 
     def _let_leave(self, step: Step, index: int, states: Tensor) -> None:
         """Look at those under way after block `index - 1`, and let the confident ones leave."""
-        rows = step.rows
-        now, before = states[:, 0], step.previous[:, 0]  # type: ignore[index]
-        look = Look(
-            index - 1,
-            now if rows is None else now[rows],
-            before if rows is None else before[rows],
-            rows,
-            step.n,
-            step.levels if rows is None or isinstance(step.levels, float) else step.levels[rows],
+        rows = None if step.parting is None else step.parting.active
+        previous: Tensor = step.previous  # type: ignore[assignment]
+        scores = self.confidence.measure(
+            Look(index - 1, states[:, 0], previous[:, 0], rows, step.levels)
         )
-        scores = self.confidence.measure(look)
-        step.note(index - 1, scores, self.confidence.seen)
-        staying = scores <= look.levels if self.rule.strict else scores < look.levels
-        # The one synchronisation of a check: who is left decides what runs.
-        n_leaving = len(scores) - int(staying.sum())
-        if n_leaving == 0:
-            return
-        everybody = n_leaving == len(scores)
-        leaving = None if everybody else (~staying).nonzero().squeeze(1)
-        step.leave(index, leaving, self.confidence.seen)
+        seen = self.confidence.seen
+        step.note(index - 1, scores, seen)
+        staying = scores <= step.levels if self.rule.strict else scores < step.levels
+        if not staying.all():
+            step.leave(index, staying, seen)
 
     def _run_compacted(
         self,
-        step: Step,
+        parting: Parting,
         index: int,
         forward: Callable[..., Any],
         states: Tensor,
         arguments: dict[str, Any],
     ) -> Any:
-        block, cache, n = self.blocks[index], arguments["past_key_values"], step.n
-        rows, left = step.active_rows, step.left_rows
+        block, cache = self.blocks[index], arguments["past_key_values"]
+        rows, left = parting.active, parting.left
         self.family.fill_cross_attention(block, index, arguments)
-        turned = _rows_of(arguments.get("position_embeddings"), left, n)
-        propagated = self.family.project(block, states[left], turned)
+        turned = rows_of(arguments.get("position_embeddings"), left, parting.n)
+        propagated = self.family.project(block, states.index_select(0, left), turned)
         chosen = {
-            name: value if name == SHARED else _rows_of(value, rows, n)
+            name: value if name == SHARED else parting.of(value)
             for name, value in arguments.items()
         }
         chosen["past_key_values"] = rows_of_cache(cache, index, rows, left, propagated)
@@ -222,11 +211,7 @@ class Engine:
         self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a block's arguments by name."""
-        bound = self._signatures[index].bind(self.blocks[index], *args, **kwargs).arguments
-        named: dict[str, Any] = dict(bound)
-        del named["self"]
-        named.update(named.pop("kwargs", {}))
-        return named
+        return dict(zip(self._names[index], args, strict=False), **kwargs)
 
     # ------------------------------------------------------------------------- the head, at the end
 
@@ -261,16 +246,15 @@ def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
     """Return the states that the model's norm and head are to see, of those who left."""
     mapped = states.clone()
     for depth in step.exits_taken:
-        rows = (step.depths == depth).nonzero().squeeze(1)
-        mapped[rows] = heads(depth - 1, states[rows])
+        rows = torch.from_numpy(np.flatnonzero(step.depths == depth)).to(states.device)
+        mapped.index_copy_(0, rows, heads(depth - 1, states.index_select(0, rows)))
     return mapped
 
 
-def _on(levels: NDArray[np.float32], device: torch.device) -> float | Tensor:
-    """Return levels for the comparison: float32 either way."""
-    if levels.ndim == 0:
-        return float(levels)
-    return torch.from_numpy(np.ascontiguousarray(levels)).to(device)
+@cache
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a block's arguments in order, without `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:
@@ -299,12 +283,3 @@ def _states(output: Any) -> Tensor:
 
 def _with_states(output: Any, states: Tensor) -> Any:
     return (states, *output[1:]) if isinstance(output, tuple) else states
-
-
-def _rows_of(value: Any, rows: Tensor, n: int) -> Any:
-    """Return some rows of every tensor that has one a sequence; the rest is shared."""
-    if isinstance(value, Tensor):
-        return value.index_select(0, rows) if value.ndim and len(value) == n else value
-    if isinstance(value, tuple):
-        return tuple(_rows_of(each, rows, n) for each in value)
-    return value

@@ -185,7 +185,9 @@ class UViT(Staged):
         if self.label_emb is not None:
             extras.insert(0, self.label_emb(labels[0]))
         tokens = torch.cat([torch.stack(extras, dim=1), tokens], dim=1) + self.pos_embed
-        return {"tokens": tokens, "timesteps": timesteps, "skips": []}
+        # Once for all exits: small kernels are most of what a look costs in small batches.
+        times = waves(timesteps, self.width // TIME_SHARE)
+        return {"tokens": tokens, "times": times, "skips": []}
 
     def advance(self, exit_index: int, state: State) -> State:
         """Run one block; for the last exit normalise, after all blocks if there were no exits."""
@@ -221,8 +223,7 @@ class UViT(Staged):
         DeeDiff trains it towards tanh |estimate - noise|.
         """
         tokens = self._patches(state)
-        times = waves(state["timesteps"], self.width // TIME_SHARE).to(tokens.dtype)
-        times = times[:, None].expand(-1, self.n_patches, -1)
+        times = state["times"].to(tokens.dtype)[:, None].expand(-1, self.n_patches, -1)
         return self._image(self.UEM(torch.cat([tokens, times], dim=-1)))
 
     @classmethod
