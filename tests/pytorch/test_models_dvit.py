@@ -277,6 +277,15 @@ def test_a_small_network_learns(options):
     assert losses[-1] < losses[0]
 
 
+def test_new_tokens_are_not_drowned_by_their_positions():
+    torch.manual_seed(0)
+    model = DViT(5, **{**TINY, "width": 32})
+    for part in (model.less_less_token, model.normal_token):
+        assert part.tokens_to_token(images(8)).std() > part.pos_embed.std()
+    smaller = DViT(5, **{**TINY, "width": 32}, position_scale=0.1)
+    torch.testing.assert_close(smaller.normal_token.pos_embed, 0.1 * model.normal_token.pos_embed)
+
+
 def test_dropped_paths_keep_the_mean():
     torch.manual_seed(0)
     path, branch = DropPath(0.25), torch.ones(4000, 1, 1)
@@ -319,6 +328,7 @@ def test_images_with_the_same_grids_are_taken():
         ({"mlp_ratio": 0}, "mlp_ratio"),
         ({"mlp_ratio": 0.01}, "mlp_ratio"),
         ({"token_width": 1}, "token_width"),
+        ({"position_scale": 0}, "position_scale"),
         ({"norm_eps": -1}, "norm_eps"),
         ({"feature_width": 0}, "feature_width"),
         ({"feature_hidden": 0}, "feature_hidden"),

@@ -5,7 +5,7 @@ load as they are.
 """
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil, sqrt
 from typing import NamedTuple, Self
 
@@ -229,12 +229,19 @@ class DropPath(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Start the linear layers of a transformer the way its authors do: small, and unbiased."""
+    """Start the linear layers of a transformer the way its authors do: small, and unbiased.
+
+    But for those that make tokens of soft splits: as small, tokens would start far smaller than the
+    embeddings of their positions.
+    """
+    for layer in _linear_layers(module):
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     for part in module.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.trunc_normal_(part.weight, std=0.02)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+        if isinstance(part, SoftSplitTokens):
+            for layer in _linear_layers(part):
+                nn.init.xavier_normal_(layer.weight)
 
 
 def sinusoids(n_tokens: int, width: int) -> Tensor:
@@ -286,6 +293,10 @@ def windows_for(kind: str, image_size: int, grids: object) -> list[Window]:
             )
         windows.append(window)
     return windows
+
+
+def _linear_layers(module: nn.Module) -> Iterator[nn.Linear]:
+    return (part for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def _halved(tokens: Tensor, side: int) -> Tensor:
