@@ -17,6 +17,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from swiftsure import ExitRecord  # noqa: E402
 from swiftsure.torch.models import ADPC  # noqa: E402
+from swiftsure.torch.road_scenes import CamVid  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 VOID = 255
@@ -75,6 +76,16 @@ def archive(path, n, seed):
                 held = io.BytesIO()
                 Image.fromarray(array).save(held, {"jpg": "JPEG", "png": "PNG"}[form])
                 file.writestr(f"{kind}/0001TP_{i:06d}.{form}", held.getvalue())
+
+
+def test_scenes_are_held_in_their_order_however_many_are_read_ahead(load, tmp_path, monkeypatch):
+    archive(tmp_path / "val.zip", 5, 0)
+    scenes = CamVid(tmp_path, "val", size=(32, 64))
+    monkeypatch.setattr(load("data"), "AHEAD", 2)
+    held = load("data").in_memory(scenes, "cpu")
+    assert held.labels.shape == (5, 32, 64)
+    for i, image in enumerate(held.images):
+        assert torch.equal(image, scenes[i][0].half())
 
 
 @pytest.mark.slow

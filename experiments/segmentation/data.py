@@ -1,13 +1,14 @@
 """Road scenes in memory, for training: normalised images at one size, and labels."""
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader
 
 from swiftsure.torch.road_scenes import GTA5, CamVid, Cityscapes, RoadScenes
 
@@ -18,6 +19,9 @@ TEST_PART = {"camvid": "test", "cityscapes": "val", "gta5": "val"}
 
 VALIDATION_SHARE = 10
 """GTA5 is published without a split: every tenth image is for validation."""
+
+AHEAD = 32
+"""Scenes that are read at a time."""
 
 
 class Scenes(NamedTuple):
@@ -41,16 +45,22 @@ def scenes(recipe: dict[str, Any], root: Path, split: str) -> RoadScenes:
 
 def in_memory(data: RoadScenes, device: str) -> Scenes:
     """Return all scenes, labels at the size of the images."""
-    loader = DataLoader(data, batch_size=1, num_workers=min(8, os.cpu_count() or 1))
     held: Scenes | None = None
-    for i, (image, label, _) in enumerate(loader):
-        size = image.shape[2:]
+    for i, (image, label, _) in enumerate(read(data)):
+        size = image.shape[1:]
         if held is None:  # all at once: together, the scenes and a copy of them may not fit
             held = Scenes(
                 torch.empty((len(data), 3, *size), dtype=torch.half, device=device),
                 torch.empty((len(data), *size), dtype=torch.uint8, device=device),
             )
-        held.images[i] = image[0]
-        held.labels[i] = interpolate(label[:, None].float(), size=size, mode="nearest")[0, 0]
+        held.images[i] = image
+        held.labels[i] = interpolate(label[None, None].float(), size=size, mode="nearest")[0, 0]
     assert held is not None  # no data set is empty
     return held
+
+
+def read(data: RoadScenes) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """Yield all scenes, some ahead; by threads, since processes need much shared memory."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(data), AHEAD):
+            yield from pool.map(data.__getitem__, range(start, min(start + AHEAD, len(data))))

@@ -190,6 +190,15 @@ def test_nan_is_noticed_and_named():
         DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate([5, 6])
 
 
+def test_a_confidence_of_nan_is_noticed_though_images_are_finite():
+    model = network()
+    with torch.no_grad():
+        model.UEM[2].bias.fill_(torch.nan)
+    with pytest.raises(ValueError, match="confidence of sample 5 is not finite"):
+        DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate([5, 6])
+    DeeDiff(model, sampler=SAMPLERS[0]).generate([5, 6])  # the full model asks for none
+
+
 # ------------------------------------------------------------------------------------------ costs
 
 

@@ -117,8 +117,11 @@ def test_the_figure_needs_no_scenes():
     assert len(scenes_figure([np.ones(3), np.zeros(0)]).axes) == 1
 
 
-def test_a_record_without_the_scores_is_refused(record):
-    from dataclasses import replace
+def test_the_figure_shows_exits_that_none_took():
+    (axis,) = scenes_figure([np.zeros(0), np.zeros(0), np.ones(3)]).axes
+    assert axis.get_xlim() == (0.5, 3.5)
 
+
+def test_a_record_without_the_scores_is_refused(record):
     with pytest.raises(ValueError, match="lacks mean_top_diff"):
         segmentation(replace(record, confidences={"mean_top1": record.confidences["mean_top1"]}))

@@ -157,7 +157,7 @@ class DeeDiff:
         Raises
         ------
         ValueError
-            If labels are missing or no classes, or an image is not finite.
+            If labels are missing or no classes, or an image or a confidence is not finite.
         """
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
@@ -225,7 +225,7 @@ class DeeDiff:
             return found.noise
 
         images = self._walk(numbers, labels, seed, answer)
-        _refuse_broken(images, numbers)
+        _refuse_broken(images, left, numbers)
         taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
@@ -275,13 +275,15 @@ class DeeDiff:
             )
 
 
-def _refuse_broken(images: Tensor, numbers: NDArray[np.int64]) -> None:
-    broken = images.isfinite().flatten(1).all(dim=1).logical_not()
+def _refuse_broken(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
+    """Raise if an image is not finite, or one left by a confidence that is NaN."""
+    broken = images.isfinite().flatten(1).all(dim=1).logical_not() | left.isnan()
     if broken.any():
-        sample = numbers[int(broken.nonzero()[0, 0])]
+        row = int(broken.nonzero()[0, 0])
+        what = "confidence" if left[row].isnan() and images[row].isfinite().all() else "image"
         raise ValueError(
-            f"The image of sample {sample} is not finite: look for NaN in the network's weights, or"
-            " run it in a wider dtype."
+            f"The {what} of sample {numbers[row]} is not finite: look for NaN in the network's"
+            " weights, or run it in a wider dtype."
         )
 
 

@@ -65,7 +65,7 @@ def denoise(
             continue
         output = model.head(k, state)
         scores = confidence(MODEL_SCORE, output)
-        # NaN counts as leaving: it must not run on unseen, and images with it are refused.
+        # NaN counts as leaving: it must not run on unseen, and who leaves by it is refused.
         staying = scores <= levels if rule.strict else scores < levels
         # The one synchronisation of an exit: how many leave decides what shapes follow.
         n_stay = int(staying.sum())

@@ -59,6 +59,7 @@ def _draw_differences(axis: Any, differences: Sequence[NDArray[np.float64]]) -> 
         if len(values):
             axis.scatter([k], [values.mean()], s=42, color=COLORS[1], zorder=3)
     axis.set_xticks(range(1, len(differences) + 1))
+    axis.set_xlim(0.5, len(differences) + 0.5)  # with the exits that none took
     axis.set_xlabel("exit taken")
     axis.set_ylabel("|Brier loss at first exit - at last|")
     axis.set_title("what staying changes (dots: mean)", fontsize=10, loc="left")
