@@ -68,6 +68,7 @@ def files(tmp_path_factory, sample, record, thresholds):
             ("miscoverage", "pixel_brier"), record.inconsistencies["zero_one"]
         ),
         costs={"flops": record.costs["flops"]},
+        groups=np.arange(record.n) % 3,
     ).save(folder / "scenes.parquet")
     (folder / "losses.jsonl").write_text('{"loss": 0, "exit": 0}\n' * 300 + '{"loss": 1}\n')
     rng = np.random.default_rng(1)

@@ -63,6 +63,7 @@ def test_segmentation_writes_the_papers_tables(run, tmp_path):
     shown = run("reproduce", "segmentation", "--record", "scenes.parquet", "--splits", "2",
                 "--draws", "2", "-o", str(tmp_path))  # fmt: skip
     assert "Mean, Top-1" in shown.out
+    assert "independent" in shown.out
     assert run("reproduce", "segmentation", "--record", "record.parquet").status == 2
 
 

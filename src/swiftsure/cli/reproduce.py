@@ -311,6 +311,11 @@ def segmentation(
             ["score", *result.risks],
             [[row["score"], *_triples(list(row.values())[1:])] for row in tables[gain]],
         )
+    if any(file.name == "by_video.csv" for file in files):
+        print_text(
+            "Frames were taken for independent, as in the paper, though these come from videos;"
+            " by_video.csv shows each video under thresholds that the others certified."
+        )
     _print_files(files)
 
 
