@@ -1,8 +1,8 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
-Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation, calm.
-Each number stands beside its target. Misses are listed at the end, and are no error: a benchmark
-informs.
+Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation, calm,
+bild, diffusion. Each number stands beside its target. Misses are listed at the end, and are no
+error: a benchmark informs.
 """
 
 import argparse
@@ -24,6 +24,8 @@ TOPICS = {
     "models": "models",
     "segmentation": "segmentation",
     "calm": "calm",
+    "bild": "bild",
+    "diffusion": "diffusion",
 }
 """Topics, and the modules that measure them."""
 
