@@ -285,3 +285,26 @@ def test_a_cache_of_ones_own_goes_on():
         again, attention_mask=mask, max_new_tokens=3, past_key_values=plain, eos_token_id=None
     )
     assert torch.equal(second, wanted)
+
+
+def test_rows_are_parted_once_for_all_blocks():
+    parting = steps.Parting([0, 3], 4, torch.device("cpu"))
+    mask, shared = torch.arange(8).reshape(4, 2), torch.zeros(1, 2)
+    assert parting.of(mask).tolist() == [[0, 1], [6, 7]]
+    assert parting.of(mask) is parting.of(mask)
+    assert parting.of(shared) is shared
+    assert parting.left.tolist() == [1, 2]
+    assert parting.gone.flatten().tolist() == [False, True, True, False]
+
+
+def test_a_step_knows_who_left_and_what_they_must_reach():
+    step = steps.Step(4, 6, torch.device("cpu"), [0.1, 0.2, 0.3, 0.4], may_exit=True)
+    assert step.notes() == (None, None, None)
+    step.note(0, [0.0, 0.5, 0.0, 0.0], None)
+    step.leave(1, [1])
+    step.note(1, [0.5, 0.0, 0.5], None)
+    step.leave(2, [0, 2])
+    depths, looks, _ = step.notes()
+    assert depths.tolist() == [2, 1, 6, 2]
+    assert (list(step.under_way), step.levels) == ([2], [0.3])
+    assert looks[:, 1].isnan().tolist() == [False, True, False, False]

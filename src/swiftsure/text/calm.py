@@ -112,12 +112,10 @@ def early_exits(
     levels = checked_thresholds(
         "thresholds", chosen.threshold if thresholds is None else thresholds
     )
-    engine = Engine(family, chosen, confidence, levels, _end_tokens(model, eos_token_id))
-    with _alone(model), _wrapped(family, engine):
-        try:
-            yield EarlyExits(engine)
-        finally:
-            engine.release()
+    with _led_by(
+        Engine(family, chosen, confidence, levels, _end_tokens(model, eos_token_id))
+    ) as run:
+        yield run
 
 
 class CalmModel:
@@ -161,7 +159,7 @@ class CalmModel:
         self.classifier = classifier
         self.heads = heads
         self.policy = rule if isinstance(rule, Policy) else None
-        confidence_of(self.rule, self.family, classifier)  # refuses what does not fit
+        self._confidence = confidence_of(self.rule, self.family, classifier)
         if self.policy is not None:
             refuse_other_model(self.policy, model, classifier, heads)
 
@@ -196,14 +194,17 @@ class CalmModel:
         told = options.get("generation_config") or self.model.generation_config
         if options.pop("do_sample", told.do_sample):
             options |= sampling_processors(options, told, seed, sequence_ids)
-        with early_exits(
-            self.model,
+        if self.model.training:
+            refuse_training(self.model)
+        levels = self.rule.threshold if thresholds is None else thresholds
+        engine = Engine(
+            self.family,
             self.rule,
-            classifier=self.classifier,
-            heads=self.heads,
-            thresholds=thresholds,
-            eos_token_id=options.get("eos_token_id", told.eos_token_id),
-        ) as run:
+            self._confidence,
+            checked_thresholds("thresholds", levels),
+            _end_tokens(self.model, options.get("eos_token_id", told.eos_token_id)),
+        )
+        with _led_by(engine) as run:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
         return CalmOutput(sequences, run.depths)
@@ -277,14 +278,16 @@ def _alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _wrapped(family: Family, engine: Engine) -> Iterator[None]:
+def _led_by(engine: Engine) -> Iterator[EarlyExits]:
     """Lead the decoder, its blocks and the head through the engine, and back afterwards."""
-    with ExitStack() as undo:
-        for index, block in enumerate(family.blocks):
+    family = engine.family
+    with _alone(family.model), ExitStack() as undo:
+        for index, block in enumerate(engine.blocks):
             undo.enter_context(_led(block, partial(engine.run_block, index)))
         undo.enter_context(_led(family.stack, engine.run_stack))
         undo.enter_context(_led(family.head, engine.run_head))
-        yield
+        undo.callback(engine.release)
+        yield EarlyExits(engine)
 
 
 @contextmanager

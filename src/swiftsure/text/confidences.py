@@ -1,17 +1,11 @@
-"""Confidence of a token after a block: softmax, hidden-state saturation, meta-classifier (CALM).
-
-Confidences are computed on the device and handed over on the host, which decides who leaves: that
-is where a look waits for the device.
-"""
+"""Confidence of a token after a block: softmax, hidden-state saturation, meta-classifier (CALM)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from swiftsure.text.families import Family
 from swiftsure.text.meta import MetaClassifier
@@ -21,49 +15,38 @@ from swiftsure.torch.scoring import top_diff
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Look:
-    """What a confidence sees: the m tokens of a batch of n that are still under way."""
+    """What a confidence sees: the m tokens of a batch that are still under way, after a block."""
 
     exit_index: int
-    """Of the block that they went through, from 0."""
-    after: Tensor
-    """States of the whole batch after the block, (n, width)."""
-    before: Tensor
-    """Those before it, (n, width)."""
+    """Of the block, from 0."""
+    states: Tensor
+    """(m, width), after the block."""
+    previous: Tensor
+    """(m, width), before it."""
     rows: Tensor | None
-    """Rows under way; None: all of them."""
-    levels: NDArray[np.float32]
-    """What they must reach: one for all, of shape (), or (m,)."""
-
-    @cached_property
-    def states(self) -> Tensor:
-        """(m, width), after the block."""
-        return self.after if self.rows is None else self.after.index_select(0, self.rows)
-
-    @cached_property
-    def previous(self) -> Tensor:
-        """(m, width), before it."""
-        return self.before if self.rows is None else self.before.index_select(0, self.rows)
+    """Their rows in the batch of n; None: all of them."""
+    n: int
+    levels: float | Tensor
+    """What they must reach; one for all, or (m,)."""
 
 
 @dataclass(frozen=True)
 class Logits:
     """Logits over the whole vocabulary that a confidence came across."""
 
-    index: NDArray[np.intp] | None
+    index: Tensor | None
     """Positions among the m tokens; None: all of them."""
     values: Tensor
 
-    def of(self, index: NDArray[np.intp], m: int) -> Tensor:
-        """Return the logits of some of the m tokens, all of which were seen."""
-        if len(index) == len(self.values):
-            return self.values
+    def of(self, index: Tensor | None, m: int) -> Tensor:
+        """Return the logits of some of the m tokens, all of which were seen; None: all m."""
         if self.index is not None:
-            place = np.zeros(m, dtype=np.intp)
-            place[self.index] = np.arange(len(self.index))
-            index = place[index]
-        return self.values.index_select(0, _sent(index, self.values))
+            place = torch.zeros(m, dtype=torch.long, device=self.values.device)
+            place[self.index] = torch.arange(len(self.index), device=place.device)
+            index = place if index is None else place[index]
+        return self.values if index is None else self.values[index]
 
 
 class Confidence(ABC):
@@ -81,8 +64,8 @@ class Confidence(ABC):
         self.seen = None
 
     @abstractmethod
-    def measure(self, look: Look) -> NDArray[np.float32]:
-        """Return confidences, (m,), on the host."""
+    def measure(self, look: Look) -> Tensor:
+        """Return confidences, (m,) in float32."""
 
     @abstractmethod
     def flops(self) -> int:
@@ -117,7 +100,7 @@ class Softmax(Confidence):
         super().begin()
         self.listed = None
 
-    def measure(self, look: Look) -> NDArray[np.float32]:
+    def measure(self, look: Look) -> Tensor:
         """Return p₁ − p₂ of each token."""
         inputs = self.family.exit_input(look.exit_index, look.states)
         if self.listed is not None:
@@ -126,32 +109,28 @@ class Softmax(Confidence):
         self.seen = Logits(None, logits)
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
-            n = len(look.after)
-            self.listed = likely if look.rows is None else _spread(likely, look.rows, n)
-        return _on_host(top_diff(logits.float()))
+            self.listed = likely if look.rows is None else _spread(likely, look.rows, look.n)
+        return top_diff(logits.float())
 
-    def _screened(self, look: Look, inputs: Tensor) -> NDArray[np.float32]:
+    def _screened(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
         head = self.family.head
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
         if head.bias is not None:
             short = short + head.bias[listed]
-        scores = _on_host(top_diff(short.float()))
-        hopeful = np.flatnonzero(scores >= look.levels)
+        scores = top_diff(short.float())
+        hopeful = (scores >= look.levels).nonzero().squeeze(1)
         self.seen = None
         if len(hopeful):
-            logits = head(inputs.index_select(0, _sent(hopeful, inputs)))
+            logits = head(inputs[hopeful])
             self.seen = Logits(hopeful, logits)
-            scores[hopeful] = np.minimum(scores[hopeful], _on_host(top_diff(logits.float())))
+            sure = torch.minimum(scores[hopeful], top_diff(logits.float()))
+            scores = scores.index_copy(0, hopeful, sure)
         return scores
 
     def flops(self) -> int:
         """Return the FLOPs of the shortlist."""
         return 2 * (self.size or 0) * int(self.family.head.weight.shape[1])
-
-
-TINY = 1e-8
-"""Least length of states whose cosine is taken, as in `torch.cosine_similarity`."""
 
 
 class Saturation(Confidence):
@@ -162,13 +141,9 @@ class Saturation(Confidence):
     def __init__(self, family: Family) -> None:
         self.family = family
 
-    def measure(self, look: Look) -> NDArray[np.float32]:
+    def measure(self, look: Look) -> Tensor:
         """Return the cosine of each token."""
-        two = torch.stack((look.states, look.previous), dim=1).float()
-        products = _on_host(torch.bmm(two, two.mT))  # all three at once
-        lengths = np.sqrt(products[:, (0, 1), (0, 1)]).clip(TINY)
-        cosines: NDArray[np.float32] = products[:, 0, 1] / lengths[:, 0] / lengths[:, 1]
-        return cosines.clip(-1.0, 1.0)
+        return cosine_similarity(look.states.float(), look.previous.float(), dim=1)
 
     def flops(self) -> int:
         """Return the FLOPs of three inner products."""
@@ -188,10 +163,10 @@ class Meta(Confidence):
         self.family = family
         self.classifier = classifier
 
-    def measure(self, look: Look) -> NDArray[np.float32]:
+    def measure(self, look: Look) -> Tensor:
         """Return the probability of each token."""
         logits: Tensor = self.classifier(self.family.norm(look.states))
-        return _on_host(logits.float().softmax(dim=1)[:, 1])
+        return logits.float().softmax(dim=1)[:, 1]
 
     def flops(self) -> int:
         """Return the FLOPs of the classifier."""
@@ -220,14 +195,3 @@ def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
     """Return values of some rows as a table of all n; the others are never read."""
     whole = values.new_zeros((n, *values.shape[1:]))
     return whole.index_copy_(0, rows, values)
-
-
-def _on_host(values: Tensor) -> NDArray[np.float32]:
-    """Wait for the device, and return what it found."""
-    found: NDArray[np.float32] = values.detach().cpu().numpy()
-    return found
-
-
-def _sent(index: NDArray[np.intp], to: Tensor) -> Tensor:
-    """Return an index where the tensor is."""
-    return torch.from_numpy(index).to(to.device)

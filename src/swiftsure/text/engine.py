@@ -15,9 +15,11 @@ logits.
 """
 
 import inspect
+import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,7 @@ class Engine:
         self._thread = threading.get_ident()
         self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
-        self._finished: NDArray[np.bool_] | None = None
+        self._finished: set[int] = set()
         self._step: Step | None = None
 
     # ------------------------------------------------------------------ the decoder, once a token
@@ -110,13 +112,13 @@ class Engine:
             )
         prepare_cache(cache, self._projects)
         self._cache = cache
-        self._finished = None
+        self._finished = set()
         self.trace = Trace(n, len(self.blocks), past + fed.shape[1], attended)
 
     def _note_finished(self, tokens: Tensor) -> None:
         if self._eos:
-            ended = np.asarray([token in self._eos for token in tokens.tolist()])
-            self._finished = ended if self._finished is None else self._finished | ended
+            given = enumerate(tokens.tolist())
+            self._finished.update(row for row, token in given if token in self._eos)
 
     def _begin_step(self, number: int, fed: Tensor) -> Step:
         alone = fed.shape[1] == 1
@@ -125,9 +127,9 @@ class Engine:
         may_exit = (
             alone and bool(reachable.any()) and (number > 0 or self.family.first_token_may_exit)
         )
-        step = Step(len(fed), len(self.blocks), fed.device, levels, may_exit)
-        if alone and self._finished is not None and self._finished.any():
-            step.leave(0, ~self._finished)
+        step = Step(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
+        if alone and self._finished:
+            step.leave(0, sorted(self._finished))
         return step
 
     # -------------------------------------------------------------------- a block, before it runs
@@ -159,16 +161,15 @@ class Engine:
         if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
             self._let_leave(step, index, states)
         step.previous = states
-        parting = step.parting
+        if step.n_active == step.n:
+            return forward(*args, **kwargs)
+        arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
-            arguments = self._named(index, args, kwargs)
             layer = _own_layers(arguments["past_key_values"])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
-        if parting is None:
-            return forward(*args, **kwargs)
+        parting: Parting = step.parting  # type: ignore[assignment]
         if step.compacts:
-            arguments = self._named(index, args, kwargs)
             return self._run_compacted(parting, index, forward, states, arguments)
         output = forward(*args, **kwargs)
         return _with_states(output, torch.where(parting.gone, states, _states(output)))
@@ -176,15 +177,25 @@ class Engine:
     def _let_leave(self, step: Step, index: int, states: Tensor) -> None:
         """Look at those under way after block `index - 1`, and let the confident ones leave."""
         rows = None if step.parting is None else step.parting.active
-        previous: Tensor = step.previous  # type: ignore[assignment]
-        scores = self.confidence.measure(
-            Look(index - 1, states[:, 0], previous[:, 0], rows, step.levels)
+        now, before = states[:, 0], step.previous[:, 0]  # type: ignore[index]
+        look = Look(
+            index - 1,
+            now if rows is None else now.index_select(0, rows),
+            before if rows is None else before.index_select(0, rows),
+            rows,
+            step.n,
+            _on(step.levels, states.device),
         )
+        # The one synchronisation of a look: who is left decides what runs.
+        scores = self.confidence.measure(look).tolist()
         seen = self.confidence.seen
         step.note(index - 1, scores, seen)
-        staying = scores <= step.levels if self.rule.strict else scores < step.levels
-        if not staying.all():
-            step.leave(index, staying, seen)
+        stays = operator.le if self.rule.strict else operator.lt
+        levels = repeat(step.levels) if isinstance(step.levels, float) else step.levels
+        compared = map(stays, scores, levels)
+        leaving = [place for place, staying in enumerate(compared) if not staying]
+        if leaving:
+            step.leave(index, leaving, seen)
 
     def _run_compacted(
         self,
@@ -207,12 +218,6 @@ class Engine:
         output = forward(**chosen)
         return _with_states(output, states.index_copy(0, rows, _states(output)))
 
-    def _named(
-        self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return a block's arguments by name."""
-        return dict(zip(self._names[index], args, strict=False), **kwargs)
-
     # ------------------------------------------------------------------------- the head, at the end
 
     def run_head(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
@@ -232,7 +237,7 @@ class Engine:
 
     def release(self) -> None:
         """Let go of the cache and of the last step; what was noted stays."""
-        self._cache = self._step = self._finished = None
+        self._cache = self._step = None
 
     def _refuse_other_threads(self) -> None:
         if threading.get_ident() != self._thread:
@@ -246,7 +251,8 @@ def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
     """Return the states that the model's norm and head are to see, of those who left."""
     mapped = states.clone()
     for depth in step.exits_taken:
-        rows = torch.from_numpy(np.flatnonzero(step.depths == depth)).to(states.device)
+        left = [row for row, ran in enumerate(step.depths) if ran == depth]
+        rows = torch.tensor(left, device=states.device)
         mapped.index_copy_(0, rows, heads(depth - 1, states.index_select(0, rows)))
     return mapped
 
@@ -255,6 +261,15 @@ def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
 def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a block's arguments in order, without `self`."""
     return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
+    """Return levels for comparisons on a device: float32 either way."""
+    return (
+        levels
+        if isinstance(levels, float)
+        else torch.tensor(levels, dtype=torch.float32, device=device)
+    )
 
 
 def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:

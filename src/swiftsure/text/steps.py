@@ -1,26 +1,25 @@
 """One step of decoding: a token of every sequence, who is under way, who left where.
 
-Who leaves is decided on the host, where all is noted: a look at confidences waits for the device
-once, and each change of the rows under way sends it one list.
+Who leaves is decided on the host, where all is noted, in plain lists: a look at confidences waits
+for the device once, and small tables of arrays would cost more than they hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.text.confidences import Logits
 
-__all__ = ["Parting", "Step"]
+__all__ = ["Parting", "Step", "rows_of"]
 
-# Compacting copies the cached keys and values of the active rows. On a CPU, with width 512 and
-# sources of 64 to 400 tokens, that was paid back from these sizes on. It is not done on a GPU,
-# where a block's time goes into launching it and reading its weights, however few the rows.
-COMPACT_FROM = 8
+# Compacting copies the cached keys and values of the active rows, and runs the left ones' through
+# their matrices apart. On a CPU, at width 224, a batch of 32 won a few percent by it, and one of 8
+# lost a tenth; at width 512 one of 8 won nothing. It is not done on a GPU, where a block's time
+# goes into launching it and reading its weights, however few the rows.
+COMPACT_FROM = 16
 """Smallest batch that is worth compacting."""
 COMPACT_BELOW = 0.5
 """Largest share of the batch whose rows are run by themselves."""
@@ -32,7 +31,7 @@ class Parting:
     Tensors are made when they are asked for, and serve all blocks until more rows leave.
     """
 
-    def __init__(self, under_way: NDArray[np.intp], n: int, device: torch.device) -> None:
+    def __init__(self, under_way: Sequence[int], n: int, device: torch.device) -> None:
         self.under_way = under_way
         self.n = n
         self.device = device
@@ -41,23 +40,19 @@ class Parting:
     @cached_property
     def active(self) -> Tensor:
         """Rows under way."""
-        return torch.from_numpy(self.under_way).to(self.device)
-
-    @cached_property
-    def gone(self) -> Tensor:
-        """Which rows left, (n, 1, 1)."""
-        return torch.from_numpy(self._mask[:, None, None]).to(self.device)
+        return torch.tensor(self.under_way, device=self.device)
 
     @cached_property
     def left(self) -> Tensor:
         """Rows that left."""
-        return torch.from_numpy(np.flatnonzero(self._mask)).to(self.device)
+        left = set(range(self.n)).difference(self.under_way)
+        return torch.tensor(sorted(left), device=self.device)
 
-    @property
-    def _mask(self) -> NDArray[np.bool_]:
-        mask = np.ones(self.n, dtype=np.bool_)
-        mask[self.under_way] = False
-        return mask
+    @cached_property
+    def gone(self) -> Tensor:
+        """Which rows left, (n, 1, 1)."""
+        all_gone = torch.ones((self.n, 1, 1), dtype=torch.bool, device=self.device)
+        return all_gone.index_fill_(0, self.active, False)
 
     def of(self, value: Any) -> Any:
         """Return the rows under way of every tensor that has one a sequence; the rest is shared.
@@ -81,34 +76,36 @@ class Step:
         n: int,
         n_blocks: int,
         device: torch.device,
-        levels: NDArray[np.float32],
+        levels: float | Sequence[float],
         may_exit: bool,
     ) -> None:
         self.n = self.n_active = n
         self.n_blocks = n_blocks
         self.device = device
         self.levels = levels
-        """What those under way must reach: one for all, of shape (), or one each."""
+        """What those under way must reach: one for all, or one each."""
         self.may_exit = may_exit
+        self.under_way: Sequence[int] = range(n)
+        """Rows that have not left."""
         self.parting: Parting | None = None
-        """None as long as all are under way."""
+        """The same on the device; None as long as all are under way."""
         self.previous: Tensor | None = None
         """States before the last block that ran."""
-        self.confidences: NDArray[np.float32] | None = None
         self.rows_known = 0
         self.exits_taken: list[int] = []
         """Depths at which some row left, after a look."""
-        self._known: list[tuple[NDArray[np.intp] | None, Tensor]] = []
+        self._looks: list[tuple[int, Sequence[int], Sequence[float]]] = []
+        self._known: list[tuple[Sequence[int], Tensor]] = []
 
     @cached_property
-    def depths(self) -> NDArray[np.int64]:
+    def depths(self) -> list[int]:
         """Blocks that each row runs."""
-        return np.full(self.n, self.n_blocks, dtype=np.int64)
+        return [self.n_blocks] * self.n
 
     @cached_property
-    def heads(self) -> NDArray[np.int64]:
+    def heads(self) -> list[int]:
         """How often each row's logits of the whole vocabulary were computed."""
-        return np.zeros(self.n, dtype=np.int64)
+        return [0] * self.n
 
     @property
     def compacts(self) -> bool:
@@ -116,64 +113,70 @@ class Step:
         few = self.n_active <= COMPACT_BELOW * self.n
         return few and self.n >= COMPACT_FROM and self.device.type == "cpu"
 
-    def note(self, exit_index: int, scores: NDArray[np.float32], seen: Logits | None) -> None:
+    def note(self, exit_index: int, scores: Sequence[float], seen: Logits | None) -> None:
         """Note the confidences of a look, and how often the whole vocabulary was looked at."""
-        if self.confidences is None:
-            shape = (self.n, self.n_blocks - 1)
-            self.confidences = np.full(shape, np.nan, dtype=np.float32)
-        rows = self.under_way
-        self.confidences[rows, exit_index] = scores
+        self._looks.append((exit_index, self.under_way, scores))
         if seen is not None:
-            self.heads[rows if seen.index is None else rows[seen.index]] += 1
+            whole = range(self.n_active) if seen.index is None else seen.index.tolist()
+            self._count_heads(self.under_way[place] for place in whole)
 
-    def leave(self, depth: int, staying: NDArray[np.bool_], seen: Logits | None = None) -> None:
-        """Let all those under way leave but some."""
-        leaving = np.flatnonzero(~staying)
-        rows = self.under_way[leaving]
+    def leave(self, depth: int, leaving: Sequence[int], seen: Logits | None = None) -> None:
+        """Let some of those under way leave, by position among them."""
+        rows = [self.under_way[place] for place in leaving]
+        everybody = len(rows) == self.n_active
         if seen is not None:
-            whole = len(rows) == self.n
-            self._known.append((None if whole else rows, seen.of(leaving, self.n_active)))
+            index = None if everybody else torch.tensor(leaving, device=self.device)
+            self._known.append((rows, seen.of(index, self.n_active)))
             self.rows_known += len(rows)
-        self.depths[rows] = depth
+        for row in rows:
+            self.depths[row] = depth
         if depth > 0:
             self.exits_taken.append(depth)
         self.n_active -= len(rows)
-        if self.n_active:
-            self.parting = Parting(self.under_way[staying], self.n, self.device)
-            self.levels = self.levels[staying] if self.levels.ndim else self.levels
-
-    @property
-    def under_way(self) -> NDArray[np.intp]:
-        """Rows under way."""
-        return np.arange(self.n) if self.parting is None else self.parting.under_way
+        if not everybody:
+            gone = set(leaving)
+            staying = [place for place in range(len(self.under_way)) if place not in gone]
+            self.under_way = [self.under_way[place] for place in staying]
+            self.parting = Parting(self.under_way, self.n, self.device)
+            if not isinstance(self.levels, float):
+                self.levels = [self.levels[place] for place in staying]
 
     def all_by_head(self) -> None:
         """Note that the head ran on every row; for steps without looks it goes without saying."""
         if "heads" in self.__dict__:
-            self.heads += 1
+            self._count_heads(range(self.n))
+
+    def _count_heads(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self.heads[row] += 1
 
     def notes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return depths, confidences and heads; None: full depth, no looks, one head each."""
         made = self.__dict__
-        tables = (made.get("depths"), self.confidences, made.get("heads"))
-        depths, looks, heads = (None if each is None else torch.from_numpy(each) for each in tables)
-        return depths, looks, heads
+        depths, heads = (
+            torch.tensor(made[name]) if name in made else None for name in ("depths", "heads")
+        )
+        if not self._looks:
+            return depths, None, heads
+        confidences = torch.full((self.n, self.n_blocks - 1), torch.nan)
+        for exit_index, rows, scores in self._looks:
+            confidences[list(rows), exit_index] = torch.tensor(scores)
+        return depths, confidences, heads
 
     def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of all rows, (n, 1, vocabulary): known ones, and the head's others."""
         rows, logits = self._known[0]
-        if rows is None:
+        if len(rows) == self.n:
             return logits.unsqueeze(1)
         whole = logits.new_empty((self.n, logits.shape[1]))
-        missing = np.ones(self.n, dtype=np.bool_)
+        others = set(range(self.n))
         for rows, logits in self._known:
-            whole.index_copy_(0, torch.from_numpy(rows).to(self.device), logits)
-            missing[rows] = False
-        if self.rows_known < self.n:
-            others = np.flatnonzero(missing)
-            index = torch.from_numpy(others).to(self.device)
+            whole.index_copy_(0, torch.tensor(rows, device=self.device), logits)
+            others.difference_update(rows)
+        if others:
+            index = torch.tensor(sorted(others), device=self.device)
             whole.index_copy_(0, index, forward(inputs.index_select(0, index))[:, 0])
-            self.heads[others] += 1
+            self._count_heads(others)
         return whole.unsqueeze(1)
 
 
