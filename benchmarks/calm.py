@@ -2,7 +2,8 @@
 
 A T5 of random weights, or a saved one, on random inputs:
 `python benchmarks/calm.py [--model FOLDER] [--device cuda] [--batch 1 8 32]`. The threshold of each
-confidence is the one that saves about half of the decoder's blocks. What a decoder of half the
+confidence is the one that saves about half of the decoder's blocks. With the sweeps of a saved one,
+`--records FOLDER --texts FILE`, each is the one that keeps the BLEU gap. What a decoder of half the
 blocks takes, with nothing to decide, is the most that such a saving can turn into time: the rest of
 `generate` (encoder, head, its own loop) stays. Ratios in one run, best times.
 """
@@ -15,17 +16,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from measure import CLOCKS, Result, show
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from swiftsure import calibrate
+from swiftsure.reproduce.calm import load_sweeps
 from swiftsure.text import CalmModel, ExitRule, MetaClassifier
 
 TITLE = "calm: a T5 that generates with early exits, against its own generate"
 
 SOURCE, TOKENS, SAVING = 64, 32, 0.5
+EPSILON, DELTA = 0.05, 0.1
 RULES = {
     "saturation": ExitRule(None, score="saturation"),
     "meta": ExitRule(None, score="meta"),
@@ -73,12 +83,12 @@ def halfway(model: Any, rule: ExitRule, judge: MetaClassifier, inputs: dict[str,
     return min(found, key=lambda pair: abs(pair[0] - SAVING))[1]
 
 
-def with_half(model: Any, generate: Callable[[], object]) -> None:
+def with_half(model: Any, generate: Callable[[], list[Any]]) -> list[Any]:
     """Generate with the first half of the decoder's blocks."""
     blocks = model.decoder.block
     model.decoder.block = blocks[: len(blocks) // 2]
     try:
-        generate()
+        return generate()
     finally:
         model.decoder.block = blocks
 
@@ -104,60 +114,66 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure(model: Any, device: str, batch: int, repeats: int) -> list[Result]:
-    torch.manual_seed(batch)
-    ids = torch.randint(5, model.config.vocab_size - 100, (batch, SOURCE), device=device)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
-    judge = MetaClassifier(model.config.d_model).to(device).eval()
-    never = CalmModel(model, None)
-    fast = {name: halfway(model, rule, judge, inputs) for name, rule in RULES.items()}
-    seconds = best(
-        {
-            "generate": lambda: model.generate(**inputs, **options),
-            "generate, once more": lambda: model.generate(**inputs, **options),
-            "half the blocks": lambda: with_half(
-                model, lambda: model.generate(**inputs, **options)
-            ),
-            "never exits": lambda: never.generate(**inputs, **options),
-            **{
-                name: lambda each=each: each.generate(**inputs, **options)
-                for name, each in fast.items()
-            },
-        },
-        device,
-        repeats,
-    )
-    plain = seconds["generate"]
-    where = f"{device}, batch {batch}: "
+def measure(
+    model: Any,
+    where: str,
+    inputs: Sequence[dict[str, Tensor]],
+    options: dict[str, Any],
+    fast: dict[str, CalmModel],
+    repeats: int,
+) -> list[Result]:
+    """Compare rules with the model's own `generate`, over batches of one size, by the token."""
+
+    def over_all(generate: Callable[..., Any]) -> Callable[[], list[Any]]:
+        return lambda: [generate(**each, **options) for each in inputs]
+
+    generate = over_all(model.generate)
+    variants: dict[str, Callable[[], list[Any]]] = {"generate": generate}
+    variants |= {"generate, once more": generate}
+    variants |= {"half the blocks": lambda: with_half(model, generate)}
+    variants |= {"never exits": over_all(CalmModel(model, None).generate)}
+    variants |= {name: over_all(each.generate) for name, each in fast.items()}
+    seconds = best(variants, model.device.type, repeats)
+    said = {name: write() for name, write in variants.items()}
+    speeds = {name: counted(said[name], model) / seconds[name] for name in variants}
+    plain = speeds["generate"]
     results = [
-        Result(f"{where}generate", batch * TOKENS / plain, "tok/s"),
+        Result(f"{where}generate", plain, "tok/s"),
         Result(
             f"{where}overhead of never exiting",
-            100 * (seconds["never exits"] / plain - 1),
+            100 * (plain / speeds["never exits"] - 1),
             "%",
             at_most=10,
             note="generate against itself:"
-            f" {100 * (seconds['generate, once more'] / plain - 1):+.1f} %",
+            f" {100 * (plain / speeds['generate, once more'] - 1):+.1f} %",
+        ),
+        Result(
+            f"{where}a decoder of half the blocks saves",
+            100 * (1 - plain / speeds["half the blocks"]),
+            "%",
         ),
     ]
-    possible = 1 - seconds["half the blocks"] / plain
-    results.append(Result(f"{where}a decoder of half the blocks saves", 100 * possible, "%"))
+    alone = len(inputs[0]["input_ids"]) == 1
     for name, each in fast.items():
-        output = each.generate(**inputs, **options)
-        skipped = 1 - float(output.mean_layers.mean()) / each.n_exits
-        saved = 1 - seconds[name] / plain
-        cheapest = batch == 1 and name == "saturation"
+        layers = np.concatenate([output.mean_layers for output in said[name]])
+        skipped = 1 - float(layers.mean()) / each.n_exits
+        saved = 1 - plain / speeds[name]
         results.append(
             Result(
                 f"{where}{name}: time saved / blocks saved",
-                saved / skipped,
-                at_least=0.5 if cheapest else None,
-                note=f"saves {100 * skipped:.0f} % of blocks and {100 * saved:.0f} % of time:"
-                f" {batch * TOKENS / seconds[name]:,.0f} tok/s",
+                saved / skipped if skipped else 0.0,
+                at_least=0.5 if alone and "saturation" in name else None,
+                note=f"saves {100 * skipped:.0f} % of blocks and {100 * saved:.0f} % of time"
+                f" a token: {speeds[name]:,.0f} tok/s",
             )
         )
     return results
+
+
+def counted(outputs: Sequence[Any], model: Any) -> int:
+    """Tokens that were written, without the start and what fills short rows."""
+    told = [each if isinstance(each, Tensor) else each.sequences for each in outputs]
+    return sum(int((each[:, 1:] != model.config.pad_token_id).sum()) for each in told)
 
 
 def run(
@@ -166,8 +182,56 @@ def run(
     model: Any = None,
     repeats: int = 3,
 ) -> list[Result]:
+    """Measure on random inputs, at thresholds that save about half of the blocks."""
     chosen = (random_t5() if model is None else model).to(device)
-    return [result for batch in batches for result in measure(chosen, device, batch, repeats)]
+    judge = MetaClassifier(chosen.config.d_model).to(device).eval()
+    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    results = []
+    for batch in batches:
+        torch.manual_seed(batch)
+        ids = torch.randint(5, chosen.config.vocab_size - 100, (batch, SOURCE), device=device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        fast = {name: halfway(chosen, rule, judge, inputs) for name, rule in RULES.items()}
+        where = f"{device}, batch {batch}: "
+        results += measure(chosen, where, [inputs], options, fast, repeats)
+    return results
+
+
+def certified(model: Any, folder: Path, device: str) -> dict[str, CalmModel]:
+    """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
+    found = {}
+    for score, record in load_sweeps(folder).items():
+        policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
+        judge = None
+        if score == "meta":
+            judge = MetaClassifier.load(next(folder.glob("*_meta.safetensors"))).to(device).eval()
+        found[f"{score}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
+    return found
+
+
+def run_certified(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    fast: dict[str, CalmModel],
+    batches: Sequence[int],
+    repeats: int,
+) -> list[Result]:
+    """Measure on texts, under policies."""
+    options = next(iter(fast.values())).policy.settings["generation"]
+    results = []
+    for batch in batches:
+        inputs = [
+            tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt")
+            for i in range(0, len(texts), batch)
+        ]
+        given = [
+            {key: each[key].to(model.device) for key in ("input_ids", "attention_mask")}
+            for each in inputs
+        ]
+        where = f"{model.device.type}, batch {batch}: "
+        results += measure(model, where, given, options, fast, repeats)
+    return results
 
 
 def main() -> None:
@@ -175,17 +239,30 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--model", type=Path, help="folder of a saved T5")
+    parser.add_argument("--records", type=Path, help="folder of the model's sweeps")
+    parser.add_argument("--texts", type=Path, help="file with one text a line")
+    parser.add_argument("--n", type=int, default=32, help="how many texts")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32128)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    if (arguments.records is None) != (arguments.texts is None):
+        parser.error("--records needs --texts, and the other way round")
     if arguments.model is None:
         model = random_t5(arguments.width, arguments.layers, arguments.vocabulary)
     else:
-        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model).eval()
-    for batch in arguments.batch:
-        show(TITLE, run(arguments.device, [batch], model, arguments.repeats), Console())
+        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    model = model.to(arguments.device)
+    repeats = arguments.repeats
+    if arguments.records is None:
+        show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
+        return
+    fast = certified(model, arguments.records, arguments.device)
+    texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    results = run_certified(model, tokenizer, texts, fast, arguments.batch, repeats)
+    show(TITLE, results, Console())
 
 
 if __name__ == "__main__":
