@@ -171,9 +171,9 @@ def measure(
 
 
 def counted(outputs: Sequence[Any], model: Any) -> int:
-    """Tokens that were written, without the start and what fills short rows."""
+    """Tokens that were written, without the start and what fills short rows; at least one."""
     told = [each if isinstance(each, Tensor) else each.sequences for each in outputs]
-    return sum(int((each[:, 1:] != model.config.pad_token_id).sum()) for each in told)
+    return max(1, sum(int((each[:, 1:] != model.config.pad_token_id).sum()) for each in told))
 
 
 def run(
