@@ -11,6 +11,7 @@ from swiftsure.curves import RiskCurve
 from swiftsure.paths import PathLike
 from swiftsure.policy import Certificate, Policy, Promise
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records.checks import RISKS
 
 __all__ = ["Risk", "calibrate", "make_policy"]
 
@@ -30,10 +31,14 @@ class Risk:
     epsilon: float = 0.05
     zero_bounded: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse another risk; whether there is such a loss, and such a level, the record says."""
+        checks.known("risk", self.risk, RISKS)
+
 
 def calibrate(
     record: ExitRecord | ThresholdRecord | RiskCurve,
-    risk: str = "gap",
+    risk: str | None = None,
     loss: str | None = None,
     control: str | Control = "ucb",
     bound: str = "auto",
@@ -63,9 +68,11 @@ def calibrate(
     Parameters
     ----------
     record : ExitRecord, ThresholdRecord or RiskCurve
-        The calibration samples.
+        The calibration samples. A curve does not say of which score, exits and model it is, so a
+        policy made of one cannot be compared with a model, and the runtimes refuse it.
     risk, loss, epsilon, zero_bounded
-        The risk to control; see `Risk`. `loss` may be left out where the record has just one.
+        The risk to control; see `Risk`. It is "gap" if left out, or the curve's own; `loss` may be
+        left out where the record has just one.
     control : {"ucb", "ltt", "crc", "empirical"} or Control
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
@@ -102,13 +109,14 @@ def calibrate(
     if not isinstance(record, ExitRecord) and (strict or min_exit or missing != "raise"):
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = risks if risks is not None else [Risk(risk, loss, epsilon, zero_bounded)]
+    wanted = risks if risks is not None else [Risk(risk or "gap", loss, epsilon, zero_bounded)]
     if not wanted:
         raise ValueError("`risks` must hold at least one risk.")
     if isinstance(record, RiskCurve):
-        if risks is not None or score is not None or path is not None or loss is not None:
-            raise ValueError("A RiskCurve has its risk, loss, score and path already.")
-        curves = [record.zero_bounded() if zero_bounded else record]
+        if risks is not None or score is not None or path is not None:
+            raise ValueError("A RiskCurve has its risk, score and path already; leave them out.")
+        curve = record.confirmed(risk, loss)
+        curves = [curve.zero_bounded() if zero_bounded else curve]
     elif isinstance(record, ExitRecord):
         score = score or ("top1" if "top1" in record.confidences else None)
         curves = [
@@ -130,6 +138,7 @@ def calibrate(
             record.curve(each.risk, each.loss, score, path, zero_bounded=each.zero_bounded)
             for each in wanted
         ]
+        score = None  # among the record's settings, if it is known
     else:
         raise TypeError(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"

@@ -54,8 +54,11 @@ def known(name: str, value: str, names: Iterable[str]) -> str:
     raise ValueError(f"`{name}` must be one of: {options}; but got {value!r}.{hint}")
 
 
-def numbers(name: str, values: object, dtype: type | None = None) -> NDArray[Any]:
-    """Return `values` as an array of real numbers."""
+def numbers(name: str, values: Any, dtype: type | None = None) -> NDArray[Any]:
+    """Return `values` as an array of real numbers; tensors may be anywhere, in any precision."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
     try:
         array = np.asarray(values)
     except ValueError as error:  # ragged nested sequences

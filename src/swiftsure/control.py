@@ -17,10 +17,15 @@ from swiftsure.selection import CONTROLS, Control, ControlResult
 __all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
 
 
-def empirical(curve: RiskCurve, epsilon: float) -> ControlResult:
+def empirical(
+    curve: RiskCurve, epsilon: float, delta: float | None = None, bound: str = "auto"
+) -> ControlResult:
     """Return the fastest setting whose calibration risk is at most ε (Eq. 9 of the paper).
 
-    **Guarantee**: none. It exceeds ε about half of the time; it is here for comparison.
+    Wherever on the path it lies, as in the paper: also behind settings that fail.
+
+    **Guarantee**: none. It exceeds ε about half of the time; it is here for comparison. `delta` and
+    `bound` have no part in it, and are taken so that controls can stand in for each other.
 
     Examples
     --------
@@ -28,18 +33,19 @@ def empirical(curve: RiskCurve, epsilon: float) -> ControlResult:
     >>> empirical(RiskCurve.from_losses([1.0, 0.5], [[0, 0], [0, 0]]), epsilon=0.1).threshold
     0.5
     """
-    return Control("empirical").run(curve, epsilon, None)
+    return Control("empirical", bound).run(curve, epsilon, delta)
 
 
 def crc(
     curve: RiskCurve,
     epsilon: float,
+    delta: float | None = None,
+    bound: str = "auto",
     *,
     monotone: bool | None = None,
     method: str = "crc",
     selection: str | None = None,
     delta_prime: float | None = None,
-    bound: str = "auto",
     zero_bounded: bool = False,
     seed: int = 0,
 ) -> ControlResult:
@@ -55,6 +61,10 @@ def crc(
         Of losses relative to the full model.
     epsilon : float
         In (0, B).
+    delta : float, optional
+        Has no part in a promise of the mean; taken so that controls can stand in for each other.
+    bound : str
+        Of `method="ucb"`.
     monotone : bool, optional
         Replace each sample's loss by its running maximum from the safe end: valid, cautious.
     method : {"crc", "ucb"}
@@ -87,7 +97,7 @@ def crc(
         selection=selection,
         delta_prime=delta_prime,
     )
-    return control.run(curve, epsilon, None, seed)
+    return control.run(curve, epsilon, delta, seed)
 
 
 def ucb(

@@ -21,6 +21,9 @@ SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
 """How far past its bound, relative to it, rounding may carry a loss."""
 
+UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
+"""What a loss without a name is called, and how a risk's name begins whose losses are cut at 0."""
+
 
 @dataclass(frozen=True)
 class RiskCurve:
@@ -47,7 +50,7 @@ class RiskCurve:
     relative: bool
     costs: Mapping[str, Floats]
     risk_name: str = "gap"
-    loss_name: str = "loss"
+    loss_name: str = UNNAMED
     path_kind: str = "given settings"
     grouped: bool = False
     shuffled_with: int | None = None
@@ -66,7 +69,7 @@ class RiskCurve:
         relative: bool | None = None,
         groups: ArrayLike | None = None,
         risk: str = "gap",
-        loss: str = "loss",
+        loss: str = UNNAMED,
     ) -> "RiskCurve":
         """Make a curve from the loss of every sample at every setting.
 
@@ -151,7 +154,7 @@ class RiskCurve:
         strict: bool = False,
         min_exit: int = 0,
         risk: str = "gap",
-        loss: str = "loss",
+        loss: str = UNNAMED,
     ) -> "RiskCurve":
         """Make a curve from checked arrays: what a record does.
 
@@ -250,6 +253,14 @@ class RiskCurve:
         per_sample = replace(self, _losses=self._losses._replace(values=values))
         return per_sample.risk(rows)
 
+    def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
+        """Return the curve if it is of that risk and loss; one without a name takes the loss's."""
+        if risk not in (None, self.risk_name, self.risk_name.removeprefix(ZERO_BOUNDED)):
+            raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
+        if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
+            raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")
+        return replace(self, loss_name=loss or self.loss_name)
+
     def zero_bounded(self) -> "RiskCurve":
         """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
 
@@ -260,7 +271,7 @@ class RiskCurve:
         return replace(
             self,
             loss_range=self.loss_range.zero_bounded(),
-            risk_name=f"zero-bounded {self.risk_name}",
+            risk_name=ZERO_BOUNDED + self.risk_name,
             _losses=self._losses._replace(values=np.maximum(self._losses.values, 0.0)),
         )
 

@@ -35,7 +35,7 @@ ROUNDING = 1e-12
 
 def evaluate(
     record: ExitRecord | ThresholdRecord | RiskCurve,
-    risk: str = "gap",
+    risk: str | None = None,
     loss: str | None = None,
     controls: Controls = ("crc", "ucb", "ltt"),
     epsilons: ArrayLike = (0.01, 0.02, 0.05, 0.1, 0.2),
@@ -56,7 +56,7 @@ def evaluate(
     record : ExitRecord, ThresholdRecord or RiskCurve
         The pool; with groups, whole groups are split and drawn.
     risk, loss, score, path
-        As in `record.curve`.
+        As in `record.curve`; a curve has its own.
     controls : names, Controls, or a mapping of labels to Controls
     epsilons : (m,)
         Levels, in (0, B).
@@ -238,7 +238,7 @@ def _at(values: Floats, index: NDArray[np.int64]) -> Floats:
 
 def _pool_curve(
     record: ExitRecord | ThresholdRecord | RiskCurve,
-    risk: str,
+    risk: str | None,
     loss: str | None,
     score: str | None,
     path: PathLike,
@@ -246,7 +246,7 @@ def _pool_curve(
     if isinstance(record, ExitRecord | ThresholdRecord):
         if record.groups is not None and isinstance(path, str) and path == "breakpoints":
             raise ValueError("`path` of breakpoints does not go with groups; pass a grid.")
-        return record.curve(risk, loss, score, path)
+        return record.curve(risk or "gap", loss, score, path)
     if not isinstance(record, RiskCurve):
         raise TypeError(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
@@ -254,9 +254,9 @@ def _pool_curve(
         )
     if not record.relative:
         raise ValueError("`evaluate` needs losses relative to the full model (0 at setting 0).")
-    if loss is not None or score is not None or path is not None:
-        raise ValueError("A RiskCurve has its loss, score and path already; leave them out.")
-    return record
+    if score is not None or path is not None:
+        raise ValueError("A RiskCurve has its score and path already; leave them out.")
+    return record.confirmed(risk, loss)
 
 
 def _labelled(controls: Controls) -> dict[str, Control]:

@@ -244,6 +244,11 @@ class Control:
         pool: int | None = None,
     ) -> ControlResult:
         """Choose one setting."""
+        if not isinstance(curve, RiskCurve):
+            raise TypeError(
+                f"`curve` must be a RiskCurve, as record.curve(...) or RiskCurve.from_losses(...)"
+                f" give it, but got {type(curve).__name__}."
+            )
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
         checks.count("seed", seed, 0)
         promises_probability = self.guarantee == "probability"
@@ -266,11 +271,13 @@ class Control:
             bound=None if bound is None else bound.name,
             n=curve.n,
             seed=seed if ordered else None,
-            assumptions=self.assumptions(curve, bound),
+            assumptions=self.assumptions(curve, bound, pool),
             options=self.options(),
         )
 
-    def assumptions(self, curve: RiskCurve, bound: bounds.Bound | None) -> tuple[str, ...]:
+    def assumptions(
+        self, curve: RiskCurve, bound: bounds.Bound | None, pool: int | None = None
+    ) -> tuple[str, ...]:
         """Return what the promise rests on, in words."""
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
@@ -280,6 +287,8 @@ class Control:
             "path, losses, level and method were fixed before the calibration losses were seen",
             f"no {curve.loss_name} {curve.risk_name} exceeds {curve.loss_range.high:g}",
         ]
+        if pool is not None:
+            rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
         if bound is not None and bound.name == "binomial":
             rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
         return tuple(rests)

@@ -785,3 +785,34 @@ def test_every_stage_is_compiled_for_any_batch_size(compiled):
             for n in SIZES:
                 fast(inputs(n, seed=seed))
         assert all(1 <= counter.frame_count <= 3 for counter in compiled)
+
+
+def test_results_may_enter_computations_with_gradients():
+    model, batch = network(), inputs(8)
+    scale = nn.Parameter(torch.ones(()))
+    for threshold in (middle_threshold(model, batch), None, 0.0):
+        fast = EarlyExit(model, policy_of(threshold=threshold, n_exits=model.n_exits))
+        found = fast(batch)
+        table = torch.stack([scale * output for output in model(batch)], dim=1)
+        taken = table[torch.arange(8), found.exits]
+        (taken * found.outputs).sum().backward()
+        assert not any(t.is_inference() for t in (found.exits, found.confidences, found.decided))
+    (left, *_) = Stream(fast, 8).push(batch)
+    (scale * left.outputs).sum().backward()
+
+
+def test_a_policy_of_a_curve_or_of_a_file_is_refused_with_the_way_out():
+    model, batch = network(), inputs(64)
+    record = collect(model, [(batch, labels(64))], progress=False)
+    policy = ss.calibrate(record.curve("gap", "zero_one"), epsilon=0.5)
+    with pytest.raises(ValueError, match=r"calibrated from a curve, .* calibrate from the record"):
+        EarlyExit(model, policy)
+    with pytest.raises(TypeError, match=r"`policy` must be a Policy, but got str; Policy\.load"):
+        EarlyExit(model, "policy.json")
+
+
+@pytest.mark.parametrize("given", [{"losses": "brier"}, {"scores": "entropy"}])
+def test_one_name_will_do_for_a_list_of_them(given):
+    record = collect(network(), [(inputs(8), labels(8))], progress=False, **given)
+    assert [given.get("losses", "zero_one")] == list(record.losses)[:1]
+    assert [given.get("scores", "top1")] == list(record.confidences)

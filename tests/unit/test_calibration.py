@@ -264,10 +264,14 @@ def test_a_fixed_setting_may_not_bear_the_name_of_the_dial():
         runs([0, 2, 4], dial="rollback", settings={"rollback": 9})
 
 
-def test_a_threshold_record_has_no_score_and_no_path():
-    for option in ({"score": "top1"}, {"path": [0.5]}):
-        with refused(next(iter(option))):
-            ss.calibrate(runs([0, 2, 4]), **option)
+def test_a_threshold_record_has_its_own_score_and_path():
+    with refused("path"):
+        ss.calibrate(runs([0, 2, 4]), path=[0.5])
+    known = runs([0, 2, 4], settings={"score": "softmax"})
+    with refused("score"):
+        ss.calibrate(known, score="top1")
+    assert ss.calibrate(known, score="softmax") == ss.calibrate(known)
+    assert ss.calibrate(runs([0, 2, 4]), score="softmax").score is None
 
 
 # Curves
@@ -285,12 +289,29 @@ def test_a_curve_is_calibrated_as_it_is():
     assert bounded.certificate.promises[0].risk == "zero-bounded gap"
 
 
-@pytest.mark.parametrize(
-    "extra", [{"loss": "brier"}, {"score": "top1"}, {"path": [0.5]}, {"risks": [ss.Risk()]}]
-)
-def test_a_curve_has_its_loss_score_and_path_already(extra):
-    with pytest.raises(ValueError, match="has its risk, loss, score and path already"):
+@pytest.mark.parametrize("extra", [{"score": "top1"}, {"path": [0.5]}, {"risks": [ss.Risk()]}])
+def test_a_curve_has_its_score_and_path_already(extra):
+    with pytest.raises(ValueError, match="has its risk, score and path already"):
         ss.calibrate(table_curve([0, 1]), **extra)
+
+
+@pytest.mark.parametrize("zero_bounded", [False, True])
+def test_a_curve_may_be_called_by_its_own_names_alone(zero_bounded):
+    record = random_record(200)
+    curve = record.curve("gap", "zero_one", zero_bounded=zero_bounded)
+    plain = ss.calibrate(curve, epsilon=0.1)
+    assert ss.calibrate(curve, risk="gap", loss="zero_one", epsilon=0.1) == plain
+    for wrong in ({"risk": "consistency"}, {"loss": "brier"}):
+        with refused(next(iter(wrong))):
+            ss.calibrate(curve, **wrong, epsilon=0.1)
+    unnamed = ss.calibrate(table_curve([0, 1]), loss="brier", epsilon=0.1)
+    assert unnamed.certificate.promises[0].loss == "brier"
+
+
+def test_a_pool_is_what_the_promise_rests_on():
+    told = str(ss.calibrate(random_record(200), loss="zero_one", epsilon=0.2, pool=5000))
+    assert "drawn from that pool at random" in told
+    assert "independent draws" not in told
 
 
 @pytest.mark.parametrize("record", [None, [[0.5]], "record.parquet", np.zeros((3, 3))])

@@ -448,3 +448,16 @@ def test_rules_that_cannot_hold_several_risks_say_so(rule):
     with refused(rule.name):
         control.joint(rule, curves, results)
     assert control.joint(rule, curves[:1], results[:1]) == results[0]
+
+
+def test_controls_can_stand_in_for_each_other():
+    curve = table_curve([0, 1, 90])
+    for name in control.CONTROLS:
+        choose = getattr(control, name)
+        assert choose(curve, epsilon=0.1, delta=0.1, bound="wsr").threshold == 0.5
+        assert choose(curve, 0.1, 0.1, "wsr").threshold == 0.5
+
+
+def test_a_curve_is_needed():
+    with pytest.raises(TypeError, match=r"`curve` must be a RiskCurve, .* but got ndarray"):
+        control.ucb(np.zeros((9, 2)), 0.1)

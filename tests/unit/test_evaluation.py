@@ -476,9 +476,14 @@ def test_levels_reach_up_to_the_bound_of_the_loss():
 
 def test_a_curve_has_its_choices_already(record):
     curve = record.curve(path=GRID)
-    for arguments in ({"loss": "zero_one"}, {"score": "top1"}, {"path": GRID}):
+    for arguments in ({"score": "top1"}, {"path": GRID}):
         with pytest.raises(ValueError, match="leave them out"):
             ss.evaluate(curve, splits=1, **arguments)
+    for arguments in ({"loss": "other"}, {"risk": "consistency"}):
+        with pytest.raises(ValueError, match="must be the curve's own"):
+            ss.evaluate(curve, splits=1, **arguments)
+    named = {"risk": curve.risk_name, "loss": curve.loss_name}
+    assert ss.evaluate(curve, **named, splits=1).loss == curve.loss_name
 
 
 def test_losses_must_be_relative_to_the_full_model():

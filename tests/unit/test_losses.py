@@ -112,6 +112,15 @@ def test_what_is_void_is_never_seen(name, void):
     assert np.array_equal(against(PIXELS, labels), against(other, labels))
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "i8", "f4"])
+@pytest.mark.parametrize("name", ["miou", "miscoverage", "pixel_brier"])
+def test_masks_of_any_integers(name, dtype):
+    labels = PIXEL_LABELS.copy()
+    labels[0, 1, 1] = VOID
+    against = losses.LOSSES[name].against_labels
+    assert np.array_equal(against(PIXELS, labels.astype(dtype)), against(PIXELS, labels))
+
+
 @pytest.mark.parametrize("name", ["miou", "miscoverage", "pixel_brier"])
 def test_labels_of_pixels_that_are_none(name):
     against = losses.LOSSES[name].against_labels

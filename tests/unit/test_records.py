@@ -247,8 +247,57 @@ def test_bad_options_of_the_curve_are_refused(arguments, message):
 
 
 def test_a_record_without_losses_has_no_gap():
-    with pytest.raises(ValueError, match="`loss` must be given; this record has: none"):
-        small(losses={}).curve("gap")
+    for loss in (None, "zero_one"):
+        with pytest.raises(ValueError, match="`loss`: this record has none for that risk"):
+            small(losses={}).curve("gap", loss)
+
+
+# What users have at hand
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"])
+def test_labels_of_any_integers(dtype):
+    logits, labels = random_logits(30)
+    expected = ss.ExitRecord.from_logits(logits, labels).losses
+    found = ss.ExitRecord.from_logits(logits, labels.astype(dtype)).losses
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_tensors_that_learn_or_are_short():
+    torch = pytest.importorskip("torch")
+    logits = torch.randn(9, 2, 3, requires_grad=True)
+    labels = torch.zeros(9, dtype=torch.uint8)
+    short = ss.ExitRecord.from_logits(logits.bfloat16(), labels, losses="brier")
+    plain = ss.ExitRecord.from_logits(logits.detach().bfloat16().float().numpy(), labels)
+    np.testing.assert_array_equal(short.losses["brier"], plain.losses["brier"])
+    assert list(short.losses) == ["brier"]
+
+
+def test_rounding_may_carry_a_confidence_past_one():
+    above = np.nextafter(np.float32(1), np.float32(2))
+    given = np.full((3, 2), [above, -1e-9])
+    assert small(confidences=given).confidences["top1"].tolist() == [[1, 0]] * 3
+    with pytest.raises(ValueError, match=r"`confidences\['top1'\]` must lie in \[0, 1\]"):
+        small(confidences=given + 1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"losses": [[0, 0]]}, {"costs": [1, 2]}])
+def test_what_must_have_names(changes):
+    with pytest.raises(TypeError, match="must be a mapping of names to arrays, but got a list"):
+        small(**changes)
+
+
+def test_records_are_compared_by_identity():
+    record = small()
+    assert record == record
+    assert record != small()
+
+
+def test_a_record_is_no_npz(tmp_path):
+    with refused("path"):
+        small().save(tmp_path / "a.npz")
+    assert not list(tmp_path.iterdir())
 
 
 # Parts of a record

@@ -1,6 +1,7 @@
 """ThresholdRecord: systems that run anew at each threshold."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,8 +70,17 @@ def test_defaults():
 
 @pytest.mark.parametrize("option", [{"score": "top1"}, {"path": [0.5]}])
 def test_score_and_path_are_those_of_the_recorded_run(option):
+    known = replace(small(), settings={"score": "softmax"})
     with refused(next(iter(option))):
-        small().curve(**option)
+        known.curve(**option)
+    assert known.curve(score="softmax").n == small().curve(score="whatever").n
+
+
+def test_gaps_of_single_precision_are_taken_in_double():
+    losses = np.random.default_rng(0).random((50, 3)).astype(np.float32)
+    curve = ss.ThresholdRecord([1.0, 0.5, 0.2], {"x": losses}).curve("gap", "x")
+    exact = losses.astype(np.float64) - losses[:, :1].astype(np.float64)
+    np.testing.assert_array_equal(curve.losses(), exact)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +88,7 @@ def test_score_and_path_are_those_of_the_recorded_run(option):
     [
         ({"risk": "gapp"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
         ({"loss": "rouge"}, "`loss` must be one of: rouge_l; .* Did you mean 'rouge_l'"),
-        ({"risk": "consistency"}, "`loss` must be given; this record has: none"),
+        ({"risk": "consistency"}, "`loss`: this record has none for that risk"),
     ],
 )
 def test_unknown_names_are_refused(arguments, message):

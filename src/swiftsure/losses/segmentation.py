@@ -112,7 +112,7 @@ def _truth(probabilities: Array, labels: Array) -> Array:
     _of_images(probabilities)
     n, _, height, width, n_classes = probabilities.shape
     axes = {"n": n, "height": height, "width": width}
-    checks.of_shape("labels", checks.numbers("labels", labels), axes)
+    labels = checks.of_shape("labels", checks.numbers("labels", labels), axes)
     void = (labels < 0) | ((labels == VOID) & (n_classes <= VOID))
     strange = ~void & ((labels >= n_classes) | (labels != np.rint(labels)))
     if strange.any():
@@ -127,7 +127,7 @@ def _truth(probabilities: Array, labels: Array) -> Array:
             f"`labels` must be of some class somewhere, but sample {unlabelled[0]} is all void"
             f" ({len(unlabelled)} such): leave it out."
         )
-    return np.where(void, -1, labels).astype(np.int64)
+    return np.where(void, np.int64(-1), labels).astype(np.int64)
 
 
 def _last(probabilities: Array) -> Array:

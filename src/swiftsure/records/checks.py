@@ -28,15 +28,20 @@ Array = NDArray[Any]
 Ranges = Mapping[str, LossRange | tuple[float, float]]
 
 RISKS = ("gap", "consistency")
+ROUNDING = 1e-6
+"""How far out of [0, 1] rounding may carry a confidence."""
 
 
 def confidence_array(name: str, values: ArrayLike, shape: tuple[int, ...] | None) -> Array:
-    """Return confidences as contiguous float32 in [0, 1]."""
+    """Return confidences as contiguous float32 in [0, 1], where rounding may have left it."""
     array = checks.numbers(name, values)
     axes = dict.fromkeys(("n", "n_exits - 1"))
     if shape is not None:
         axes = dict(zip(axes, shape, strict=True))
     checks.finite(name, checks.of_shape(name, array, axes))
+    low, high = array.min(), array.max()
+    if (low < 0 or high > 1) and low >= -ROUNDING and high <= 1 + ROUNDING:
+        array = np.clip(array, 0.0, 1.0)
     return np.ascontiguousarray(checks.within(name, array, 0.0, 1.0), np.float32)
 
 
@@ -93,6 +98,10 @@ def declared_ranges(record: Any) -> tuple[dict[str, LossRange], dict[str, LossRa
 
     The range given for it, else that of the known loss of its name, else (0, 1).
     """
+    for name in ("losses", "inconsistencies", "costs", "loss_ranges", "inconsistency_ranges"):
+        if not isinstance(getattr(record, name), Mapping):
+            kind = type(getattr(record, name)).__name__
+            raise TypeError(f"`{name}` must be a mapping of names to arrays, but got a {kind}.")
     if not record.losses and not record.inconsistencies:
         raise ValueError(
             "`losses` or `inconsistencies` must be given: there is nothing to control."
@@ -169,24 +178,28 @@ def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
     """Return class numbers; negative ones and NaN are missing labels, and come back as -1."""
     array = checks.numbers("labels", labels)
     checks.of_shape("labels", array, {"n": n})
-    array = np.where(np.isnan(array), -1, array) if array.dtype.kind == "f" else array
+    array = np.where(np.isnan(array), -1.0, array) if array.dtype.kind == "f" else array
     if (array != np.rint(array)).any():
         raise ValueError("`labels` must be whole numbers.")
     if array.max() >= n_classes:
         raise ValueError(
             f"`labels` must be below the number of classes, {n_classes}, but got {array.max():g}."
         )
-    numbers: Array = np.maximum(array, -1).astype(np.int64)
+    numbers: Array = np.where(array < 0, np.int64(-1), array).astype(np.int64)
     return numbers
 
 
 def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:
     """Return `value` if known; if None the only option, or the preferred one."""
+    if not options:
+        raise ValueError(
+            f"`{name}`: this record has none for that risk; without labels there is consistency"
+            " alone, and without the last exit's answers the gap alone."
+        )
     if value is not None:
         return checks.known(name, value, options)
     if len(options) == 1:
         return next(iter(options))
     if preferred in options:
         return preferred
-    options_text = ", ".join(options) if options else "none"
-    raise ValueError(f"`{name}` must be given; this record has: {options_text}.")
+    raise ValueError(f"`{name}` must be given; this record has: {', '.join(options)}.")

@@ -34,7 +34,7 @@ CHUNK = 4096
 """Samples whose probabilities are held in float64 at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExitRecord:
     """Confidences and losses of n samples at every exit of a network, and what each exit costs.
 
@@ -140,7 +140,7 @@ class ExitRecord:
         labels: ArrayLike | None = None,
         score: str | Iterable[str] = "top1",
         *,
-        losses: Iterable[str] = ("zero_one", "brier"),
+        losses: str | Iterable[str] = ("zero_one", "brier"),
         label: Literal["expected", "sample", "argmax"] = "expected",
         temperatures: ArrayLike = 1.0,
         costs: Mapping[str, ArrayLike] | None = None,
@@ -158,7 +158,8 @@ class ExitRecord:
             can be controlled.
         score : str or several
             Names among `swiftsure.scores.SCORES`.
-        losses : names among `swiftsure.losses.LOSSES`
+        losses : str or several
+            Names among `swiftsure.losses.LOSSES`.
         label : {"expected", "sample", "argmax"}
             Consistency of distributions against the last exit's q: in closed form ‖p − q‖² (the
             mean over labels drawn from q), with one label drawn from q for each sample (the paper),
@@ -188,7 +189,8 @@ class ExitRecord:
         columns = np.asarray(scale)[:, None]
         checks.known("label", label, ["expected", "sample", "argmax"])
         score_names = [score] if isinstance(score, str) else list(score)
-        chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in losses]
+        loss_names = [losses] if isinstance(losses, str) else list(losses)
+        chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in loss_names]
         targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
         rng = np.random.default_rng(seed)
 

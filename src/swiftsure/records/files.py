@@ -30,6 +30,8 @@ Array = NDArray[Any]
 
 def save(record: Any, path: str | os.PathLike[str]) -> None:
     """Write a record: a column a table, the rest in the file's own metadata."""
+    if os.fspath(path).endswith(".npz"):
+        raise ValueError(f"`path` must not end in .npz: a record is a Parquet file; got {path}.")
     columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
     if record.groups is not None:
         columns["group"] = pa.array(record.groups)

@@ -21,7 +21,7 @@ __all__ = ["ThresholdRecord"]
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ThresholdRecord:
     """Losses and costs of n samples at K thresholds of a system that runs anew at each.
 
@@ -117,9 +117,11 @@ class ThresholdRecord:
     ) -> RiskCurve:
         """Return losses and costs along the recorded thresholds: the one thing controls see.
 
-        `score` and `path` are those of the recorded run and cannot be chosen here.
+        `score` and `path` are those of the recorded run and cannot be chosen here. A score is
+        refused where the record says that it was another.
         """
-        if score is not None or path is not None:
+        own = self.settings.get("score", score)
+        if path is not None or score not in (None, own):
             raise ValueError(
                 "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
                 " out, or record other thresholds."
@@ -128,7 +130,7 @@ class ThresholdRecord:
         tables = self.losses if risk == "gap" else self.inconsistencies
         loss = choose("loss", loss, tables)
         if risk == "gap":
-            values = tables[loss] - tables[loss][:, :1]
+            values = np.subtract(tables[loss], tables[loss][:, :1], dtype=np.float64)
             declared = LossRange.of(self.loss_ranges[loss]).gap()
         else:
             values = tables[loss]

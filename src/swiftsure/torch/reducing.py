@@ -63,6 +63,8 @@ class Reducer:
         refuse_unstaged(model, selects=False)
         refuse_training(model)
         self.model = model
+        losses = [losses] if isinstance(losses, str | TensorLoss) else losses
+        scores = [scores] if isinstance(scores, str) else scores
         self.losses = [resolve(loss) for loss in losses]
         self.of_images = [loss.name for loss in self.losses if loss.of_images]
         if not scores:

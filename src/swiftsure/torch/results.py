@@ -50,7 +50,7 @@ class ExitOutput:
         if broken is not None and broken.any():
             row = int(broken.nonzero()[0, 0])
             refuse_broken(self.raw, row, int(self.exits[row]), row)
-        return self.raw
+        return ordinary(self.raw)
 
     @property
     def predictions(self) -> Tensor:
@@ -86,7 +86,7 @@ class StreamResult:
         if broken is not None and broken.any():
             row = int(broken.nonzero()[0, 0])
             refuse_broken(self.raw, row, self.exit, int(self.ids[row]))
-        return self.raw
+        return ordinary(self.raw)
 
     def rows(self, first: int, stop: int) -> "StreamResult":
         """Return some neighbours among these samples."""
@@ -99,6 +99,7 @@ class StreamResult:
 class Gathered:
     """A batch of n samples, numbered from `start`, that is put together as they leave."""
 
+    @torch.inference_mode(False)  # what users get is theirs to compute with
     def __init__(self, n: int, device: torch.device, start: int = 0) -> None:
         self.n, self.start, self.missing = n, start, n
         self.exits = torch.zeros(n, dtype=torch.long, device=device)
@@ -139,6 +140,15 @@ class Gathered:
         return ExitOutput(raw, self.exits, confidences, self.decided)
 
 
+@torch.inference_mode(False)
+def ordinary(tree: Any) -> Any:
+    """Return a nesting whose tensors may enter computations with gradients."""
+    return pytree.tree_map_only(
+        Tensor, lambda leaf: leaf.clone() if leaf.is_inference() else leaf, tree
+    )
+
+
+@torch.inference_mode(False)
 def _room(leaf: Any, n: int) -> Any:
     """Return room for n samples of an output; what is no tensor is the same for all of them."""
     return leaf.new_empty((n, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf

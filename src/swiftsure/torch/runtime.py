@@ -80,6 +80,11 @@ class EarlyExit(nn.Module):
         monitor: Monitor | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                f"`policy` must be a Policy, but got {type(policy).__name__}; Policy.load reads a"
+                " file."
+            )
         refuse_unstaged(model)
         refuse_training(model)
         self.model = model
@@ -194,7 +199,8 @@ class EarlyExit(nn.Module):
     def _run(self, batch: Any) -> ExitOutput:
         model, n, device = self.model, size_of(batch), device_of(batch)
         last = model.n_exits - 1
-        seen = torch.full((n, last), torch.nan, device=device)
+        with torch.inference_mode(False):
+            seen = torch.full((n, last), torch.nan, device=device)
         gathered = Gathered(n, device)
         here, n_here = torch.arange(n, device=device), n
         state = model.begin(batch)
@@ -268,6 +274,11 @@ def _auditor(
 
 def _accepted_score(policy: Policy, score: str | None) -> str:
     made_for = policy.score
+    if made_for is None and policy.certificate.exit_shares is not None:
+        raise ValueError(
+            "`policy` was calibrated from a curve, which does not say of which score and model it"
+            " is: calibrate from the record."
+        )
     if made_for is None:
         raise ValueError("`policy` sets the threshold of a whole run, not of exits.")
     if score is not None and score != made_for:
