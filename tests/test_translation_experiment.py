@@ -82,8 +82,9 @@ def test_the_loss_weighs_later_layers_more(load):
     assert float(late) == pytest.approx(2 * float(early), rel=1e-3)
 
 
-@pytest.mark.slow
-def test_a_recipe_learns_a_small_language(load, folder, monkeypatch):
+@pytest.fixture
+def tiny(load, folder, monkeypatch):
+    """Give the training command a recipe of a tiny model."""
     train = load("train")
     recipe = (ROOT / "experiments/translation/recipes/t5_multi30k.toml").read_text()
     for old, new in (
@@ -102,9 +103,29 @@ def test_a_recipe_learns_a_small_language(load, folder, monkeypatch):
     (folder / "recipes").mkdir()
     (folder / "recipes" / "tiny.toml").write_text(recipe)
     monkeypatch.setattr(train, "HERE", folder)
-    arguments = ["train", "tiny", "--data", str(folder), "--output", str(folder), "--epochs", "40"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    train.main()
+    arguments = ["train", "tiny", "--data", str(folder), "--output", str(folder)]
+
+    def run(epochs):
+        monkeypatch.setattr(sys, "argv", [*arguments, "--epochs", str(epochs)])
+        train.main()
+
+    return run
+
+
+def test_what_was_trained_outlasts_a_failed_evaluation(load, folder, tiny, monkeypatch):
+    def failing(*_):
+        raise OSError("no evaluation")
+
+    monkeypatch.setattr(load("train"), "translations", failing)
+    with pytest.raises(OSError, match="no evaluation"):
+        tiny(1)
+    assert (folder / "tiny" / "model.safetensors").is_file()
+    assert (folder / "tiny" / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_recipe_learns_a_small_language(folder, tiny):
+    tiny(40)
     report = json.loads((folder / "tiny" / "report.json").read_text())
     assert report["validation_bleu"] > 90
     assert (folder / "tiny" / "model.safetensors").is_file()
@@ -142,6 +163,9 @@ def test_a_trained_model_is_swept(load, folder, monkeypatch):
     assert set(json.loads((folder / "out" / "scores.json").read_text())["bleu"]) == set(
         records.PARTS
     )
+    (folder / "out" / "t5_multi30k_meta_shards" / "shard-00000.parquet").unlink()
+    monkeypatch.setattr(records, "train_meta", None)  # goes on with the classifier that it has
+    records.main()
 
 
 @pytest.mark.slow
@@ -169,8 +193,13 @@ def test_a_pair_is_swept(load, folder, monkeypatch):
     arguments = ["records", "--data", str(folder), "--output", str(folder / "out")]
     for name in ("large", "small"):
         arguments += [f"--{name}", str(folder / name)]
-    monkeypatch.setattr(sys, "argv", [*arguments, "--sentences", "2"])
-    records.main()
-    record = ThresholdRecord.load(folder / "out" / "bild.parquet")
-    assert record.n == 6
-    assert set(record.losses) == {"bleu", "rouge_l"}
+    found = []
+    for workers in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", [*arguments, "--sentences", "2", "--workers", workers])
+        records.main()
+        found.append(ThresholdRecord.load(folder / "out" / "bild.parquet"))
+    for record in found:
+        assert record.ids.tolist() == list(range(6))
+        assert set(record.losses) == {"bleu", "rouge_l"}
+    for name, losses in found[0].losses.items():
+        assert (found[1].losses[name] == losses).all()

@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
-from swiftsure.text import sweep, train_meta
+from swiftsure.text import MetaClassifier, sweep, train_meta
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--scores", nargs="+", default=list(THRESHOLDS))
     parser.add_argument("--sentences", type=int, help="of each part; all by default")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=256)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
@@ -61,11 +61,15 @@ def main() -> None:
 
     classifier = None
     if "meta" in arguments.scores:
-        held = multi30k(folder, "val")
-        classifier = train_meta(
-            model, held.german[kept], tokenizer, **GENERATION, batch_size=arguments.batch
-        )
-        classifier.save(arguments.output / f"{NAME}_meta.safetensors")
+        trained = arguments.output / f"{NAME}_meta.safetensors"
+        if (arguments.output / f"{NAME}_meta_shards").exists():  # of a sweep to go on with
+            classifier = MetaClassifier.load(trained).to(device)
+        else:
+            held = multi30k(folder, "val")
+            classifier = train_meta(
+                model, held.german[kept], tokenizer, **GENERATION, batch_size=arguments.batch
+            )
+            classifier.save(trained)
     texts = [text for pairs in tests.values() for text in pairs.german]
     references = [text for pairs in tests.values() for text in pairs.english]
     ids = [f"{part}_{i}" for part, pairs in tests.items() for i in range(len(pairs.german))]
@@ -83,7 +87,7 @@ def main() -> None:
             ids=ids,
             batch_size=arguments.batch,
             shards=arguments.output / f"{NAME}_{score}_shards",
-            shard_size=512,
+            shard_size=1024,
         )
         record.save(arguments.output / f"{NAME}_{score}.parquet")
         layers = record.costs["layers"].mean(axis=0)

@@ -176,6 +176,17 @@ def test_the_published_exception_leaves_drafts_unchecked():
     assert found
 
 
+def test_a_token_of_which_the_large_model_knows_nothing_does_not_stand():
+    large, small = PAIRS["T5"]()
+    source = inputs(large)
+    head = torch.nn.Linear(16, 48, bias=False).eval()
+    torch.nn.init.constant_(head.weight, torch.nan)
+    large.set_output_embeddings(head)
+    run = written((large, small, Rollback(9.0, fallback=0.0)), source)
+    assert run.drafted > 0
+    assert list(run.tokens) == greedy(large, source, N, [EOS])
+
+
 def test_batches_are_sequences_one_by_one():
     for name in ("T5", "Llama"):
         large, small = PAIRS[name]()

@@ -60,6 +60,11 @@ def test_plain_text(tmp_path):
     assert second.group == "2"
 
 
+def test_only_line_feeds_end_a_sentence(tmp_path):
+    said = iwslt(*pair(tmp_path, "dev", "Eins,\u2028zwei.\nDrei.\n", "One, two.\nThree.\n"))
+    assert [sample.references for sample in said] == [("One, two.",), ("Three.",)]
+
+
 def test_files_that_do_not_match(tmp_path):
     with pytest.raises(ValueError, match=r"de has 2 and .*en has 1"):
         list(iwslt(*pair(tmp_path, "dev", "Eins.\nZwei.\n", "One.\n")))

@@ -15,8 +15,9 @@ from swiftsure.text import (
     sweep_pair,
 )
 from swiftsure.text.bild import Passage
+from swiftsure.text.bild_reading import ModelReader
 from swiftsure.text.inputs import encode
-from text.builders import t5
+from text.builders import EOS, t5
 from text.drafting import PAIRS, near
 from text.tokenizing import texts, tokenizer
 
@@ -94,6 +95,29 @@ def test_a_sweep_is_one_run_for_each_level(name, rule, grid, monkeypatch):
     assert record.fingerprint == pair_fingerprint(large, small)
 
 
+@pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_models_run_once_on_what_runs_have_in_common(name, monkeypatch):
+    pair = BigLittle(*PAIRS[name](), EAGER)
+    source = encode(texts(1), tokenizer(), pair.large.model)["input_ids"]
+    ran = []
+    run = ModelReader._run
+
+    def counting(self, new, last):
+        ran.append(len(new))
+        return run(self, new, last)
+
+    monkeypatch.setattr(ModelReader, "_run", counting)
+    found = []
+    for remember in (False, True):
+        passage = pair.passage(source, max_new_tokens=12, remember=remember)
+        runs = [passage.run(EAGER.at(level)) for level in [None, *GRID, *GRID]]
+        found.append(([(each.tokens, each.flops, each.large_passes) for each in runs], len(ran)))
+        ran.clear()
+    (apart, passes), (together, fewer) = found
+    assert together == apart
+    assert fewer < passes / 3
+
+
 def small_sweep(pair, **options):
     known = {
         "tokenizer": tokenizer(),
@@ -161,6 +185,11 @@ def test_policies_of_others(calibrated):
         BigLittle(large, small, policy).generate(
             **encode(texts(1), tokenizer(), large), max_new_tokens=7
         )
+    fast = BigLittle(large, small, policy)
+    given = encode(texts(1), tokenizer(), large)
+    with pytest.raises(ValueError, match="made for eos_token_id='model', but got None"):
+        fast.generate(**given, eos_token_id=None)
+    assert fast.generate(**given, eos_token_id=[EOS]).runs == fast.generate(**given).runs
     exits = sweep(
         large,
         texts(3),
@@ -200,6 +229,8 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     assert record.groups.tolist() == [0, 0, 1, 1, 2]
     with pytest.raises(ValueError, match="another run, with other thresholds"):
         small_sweep(pair, **options, thresholds=[0.6, 4.0])
+    with pytest.raises(ValueError, match="another run, with other data"):
+        small_sweep(pair, **options | {"groups": [0, 0, 1, 2, 2]})
     with pytest.raises(ValueError, match="another run, with other settings"):
         small_sweep(pair, **options, rule=Rollback(None, fallback=0.2))
     with pytest.raises(ValueError, match="another run, with other model"):
@@ -212,6 +243,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
         ({"texts": []}, "must not be empty"),
         ({"texts": ["w03", " "]}, "must not hold empty"),
         ({"references": ["a"]}, "`references` must be one a text, 5, but got 1"),
+        ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [2.0, 1.0]}, "must rise"),
         ({"thresholds": [-1.0, 1.0]}, "`threshold` must be at least 0"),
         ({"thresholds": []}, "list of numbers"),
@@ -220,9 +252,10 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
         ({"losses": ["rouge"]}, "Did you mean 'rouge_l'"),
     ],
 )
-def test_what_cannot_be_swept(options, message):
+def test_what_cannot_be_swept(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        small_sweep(PAIRS["T5"](), **options)
+        small_sweep(PAIRS["T5"](), shards=tmp_path, shard_size=1, **options)
+    assert not list(tmp_path.iterdir())  # nothing was run
 
 
 def test_another_tokenizer():

@@ -88,6 +88,7 @@ def test_questions_without_an_answer(tmp_path):
     [
         ("a.jsonl", '{"article": "x"}', "number 0, lacks highlights"),
         ("a.jsonl", "nothing", "line 1, is not JSON"),
+        ("a.json", '[{"article": "x", "highlights": "y"}]', "line 1, is no JSON object"),
         ("a.txt", "", "must be a .jsonl"),
     ],
 )
@@ -96,6 +97,12 @@ def test_files_that_are_none(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         list(cnn_dailymail(path))
+
+
+def test_articles_without_text(tmp_path):
+    (tmp_path / "a.story").write_text("\n\n@highlight\n\nNothing happened.\n")
+    (tmp_path / "b.story").write_text("It rained.\n\n@highlight\n\nRain.\n")
+    assert [sample.id for sample in cnn_dailymail(tmp_path)] == ["b"]
 
 
 def test_other_paths(tmp_path):

@@ -102,6 +102,21 @@ def test_the_full_model_comes_first():
     assert record.losses == {}  # without references
 
 
+def test_batches_are_of_texts_of_like_length(monkeypatch):
+    masks = []
+    generate = CalmModel.generate
+
+    def noting(self, *args, **kwargs):
+        masks.append(kwargs["attention_mask"])
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(CalmModel, "generate", noting)
+    given = [" ".join(["w05"] * (2 + k % 2 * 5)) for k in range(8)]
+    small(t5(), texts=given, batch_size=4)
+    assert {mask.shape[1] for mask in masks[:2]} == {2, 7}
+    assert all(mask.all() for mask in masks[:2])
+
+
 def test_from_a_record_to_generation(tmp_path):
     """The whole way: sweep, calibrate, save, load, generate."""
     model = t5()
@@ -157,6 +172,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             "max_source_length=3",
         ),
         ({"references": ["a"]}, "`references` must be one a text, 5, but got 1"),
+        ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [0.2, 0.5]}, "must fall"),
         ({"thresholds": [1.5, 0.5]}, "at most 1"),
         ({"thresholds": []}, "list of numbers"),
@@ -164,9 +180,10 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
         ({"score": "saturation", "rule": ExitRule(None)}, "`rule` has score"),
     ],
 )
-def test_what_cannot_be_swept(options, message):
+def test_what_cannot_be_swept(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        small(t5(), **options)
+        small(t5(), shards=tmp_path, shard_size=1, **options)
+    assert not list(tmp_path.iterdir())  # nothing was run
 
 
 def test_long_texts_are_cut_where_told():

@@ -18,7 +18,7 @@ from swiftsure.text.bild_models import (
     refuse_other_tokenizer,
     start_token,
 )
-from swiftsure.text.bild_reading import Flops, ModelReader
+from swiftsure.text.bild_reading import Flops, ModelReader, RememberingReader
 from swiftsure.text.bild_results import BildOutput, BildRun
 from swiftsure.text.bild_rules import DraftRule, as_rule
 from swiftsure.text.families import Family
@@ -139,16 +139,22 @@ class BigLittle:
         eos_token_id: EndTokens = "model",
         seed: int = 0,
         sequence: int = 0,
+        remember: bool = False,
     ) -> "Passage":
-        """Return one sequence, (1, positions), to be written under any rules; encoders run once."""
+        """Return one sequence, (1, positions), to be written under any rules; encoders run once.
+
+        With `remember`, models run on what several runs have in common once, and their logits are
+        kept.
+        """
         checks.count("max_new_tokens", max_new_tokens)
         for name, family in (("large", self.large), ("small", self.small)):
             _refuse_long(name, family, source.shape[1], max_new_tokens)
         start = start_token(self.large.model)
         source = source.to(self.large.model.device)
+        reader = RememberingReader if remember else ModelReader
         return Passage(
-            large=ModelReader(self.large, self._flops[0], source),
-            small=ModelReader(self.small, self._flops[1], source),
+            large=reader(self.large, self._flops[0], source),
+            small=reader(self.small, self._flops[1], source),
             begin=tuple(source[0].tolist()) if start is None else (start,),
             max_new_tokens=max_new_tokens,
             ends=_end_tokens(self.large.model, eos_token_id),
@@ -158,17 +164,23 @@ class BigLittle:
 
     def _accepted(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return options with those of the policy, which must not be contradicted."""
-        defaults = {"max_new_tokens": None, "eos_token_id": "model"}
         made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
+        if made_for:
+            made_for = {"eos_token_id": "model", **made_for}
         for name, value in made_for.items():
-            if options.get(name, value) not in (defaults.get(name), value):
-                raise ValueError(
-                    f"`policy` was made for {name}={value!r}, but got {options[name]!r}."
-                )
+            given = options[name]
+            if given in (None, value) if name == "max_new_tokens" else self._same_end(given, value):
+                continue
+            raise ValueError(f"`policy` was made for {name}={value!r}, but got {given!r}.")
         found = {**options, **made_for}
         if found["max_new_tokens"] is None:
             raise ValueError("`max_new_tokens` must be said: how long may an answer be?")
         return found
+
+    def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:
+        """Whether the same tokens end a sequence; the default, the model's, contradicts nothing."""
+        ends = [_end_tokens(self.large.model, each) for each in (given, expected)]
+        return given == "model" or ends[0] == ends[1]
 
     def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
         """Return what was written as `generate` does, padded to the longest."""

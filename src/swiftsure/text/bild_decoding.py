@@ -155,7 +155,7 @@ class Decoding:
         """Return which token is the first beyond the level; note which levels say the same."""
         level = self.rule.level or 0.0
         for place, distance in enumerate(distances):
-            if distance > level:
+            if not distance <= level:  # nor does a token stand of which nothing is known, NaN
                 self.high = min(self.high, distance)
                 return place
             self.low = max(self.low, distance)

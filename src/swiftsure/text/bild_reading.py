@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from swiftsure.text.families import Family
 
-__all__ = ["Flops", "ModelReader", "Reader"]
+__all__ = ["Flops", "ModelReader", "Reader", "RememberingReader"]
 
 
 class Reader(Protocol):
@@ -70,15 +70,20 @@ class ModelReader:
 
     def read(self, tokens: Sequence[int], last: int) -> Tensor:
         """Read what is new of a sequence; return logits after its last tokens."""
-        model, start = self.family.model, self.length
-        new = torch.tensor([tokens[start:]], device=model.device)
+        start = self.length
+        logits = self._run(tokens[start:], last)
+        self._count(start, len(tokens), last)
+        return logits
+
+    def _run(self, new: Sequence[int], last: int) -> Tensor:
+        """Run the model on tokens after the cached ones; return logits after the last of them."""
+        model, fed = self.family.model, torch.tensor([new], device=self.family.model.device)
         if self._crossed:
             output = model(
-                decoder_input_ids=new, encoder_outputs=self._states(), past_key_values=self._cache
+                decoder_input_ids=fed, encoder_outputs=self._states(), past_key_values=self._cache
             )
         else:
-            output = model(input_ids=new, past_key_values=self._cache, logits_to_keep=last)
-        self._count(start, len(tokens), output.logits.shape[1])
+            output = model(input_ids=fed, past_key_values=self._cache, logits_to_keep=last)
         logits: Tensor = output.logits[0, -last:].float()
         return logits
 
@@ -89,10 +94,11 @@ class ModelReader:
             self._encoded = BaseModelOutput(last_hidden_state=states)
         return self._encoded
 
-    def _count(self, start: int, end: int, heads: int) -> None:
+    def _count(self, start: int, end: int, last: int) -> None:
         if self.passes == 0:
             self.flops += self.counts.encoding(self.source_length)
         self.passes += 1
+        heads = end - start if self._crossed else last  # T5's runs on all that is fed
         self.flops += self.counts.reading(start, end, heads, self.source_length)
 
     def forget(self, length: int) -> None:
@@ -100,6 +106,51 @@ class ModelReader:
         surplus = self.length - length
         if surplus > 0:
             self._cache.crop(-surplus)
+
+
+class RememberingReader(ModelReader):
+    """A reader for many runs of one sequence, of which the model runs on no beginning twice.
+
+    What it counts is what each run would have cost by itself.
+    """
+
+    def __init__(self, family: Family, counts: "Flops", source: Tensor) -> None:
+        super().__init__(family, counts, source)
+        self._length = 0
+        self._cached: list[int] = []
+        self._known: dict[tuple[int, ...], Tensor] = {}
+        """Logits after every beginning that was asked for."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens this run has read."""
+        return self._length
+
+    def forget(self, length: int) -> None:
+        """Take back all tokens but the first ones; they may come again, so the cache stays."""
+        self._length = min(self._length, length)
+
+    def read(self, tokens: Sequence[int], last: int) -> Tensor:
+        """Read what is new of a sequence; return logits after its last tokens."""
+        ends = range(len(tokens) - last + 1, len(tokens) + 1)
+        beginnings = [tuple(tokens[:end]) for end in ends]
+        unknown = [place for place, each in enumerate(beginnings) if each not in self._known]
+        if unknown:
+            new = beginnings[unknown[0] :]
+            self._known |= zip(new, self._reread(tokens, len(new)), strict=True)
+        self._count(self._length, len(tokens), last)
+        self._length = len(tokens)
+        return torch.stack([self._known[each] for each in beginnings])
+
+    def _reread(self, tokens: Sequence[int], last: int) -> Tensor:
+        """Crop the cache to what it shares with a sequence, and run on the rest."""
+        pairs = zip(self._cached, tokens[: len(tokens) - last], strict=False)
+        shared = next((k for k, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        kept = min(len(self._cached), len(tokens) - last) if shared is None else shared
+        if kept < len(self._cached):
+            self._cache.crop(kept - len(self._cached))
+        self._cached = list(tokens)
+        return self._run(tokens[kept:], last)
 
 
 class Flops:

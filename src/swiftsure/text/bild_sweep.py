@@ -1,8 +1,8 @@
 """`sweep_pair`: from two models and texts to a record over the levels of a drafting rule.
 
 A run at one level tells for which others it would be the same: those that lie on the same side of
-every distance that was compared. Only levels that no run so far covers are run. Encoders run once
-on each text.
+every distance that was compared. Only levels that no run so far covers are run. Of those runs too,
+models run but once on what they have in common: encoders on each text, decoders on each beginning.
 """
 
 import os
@@ -22,7 +22,7 @@ from swiftsure.text.bild import BigLittle
 from swiftsure.text.bild_models import pair_fingerprint
 from swiftsure.text.bild_results import BildRun
 from swiftsure.text.bild_rules import DraftRule, Rollback
-from swiftsure.text.inputs import encode
+from swiftsure.text.inputs import encode, token_rows
 from swiftsure.text.sweeping import SweptTexts, resolved_loss
 
 __all__ = ["sweep_pair"]
@@ -116,6 +116,7 @@ def sweep_pair(
         fingerprint=pair_fingerprint(large, small),
     )
     data = SweptTexts.of(texts, references, ids, groups)
+    token_rows(data.texts, tokenizer, large, max_source_length)  # none is to be refused later
     kept = Shards(shards, run.identity(data, shard_size))
     return kept.record(len(texts), shard_size, partial(run.record, data), progress)
 
@@ -190,7 +191,11 @@ class _PairSweep:
         """Return the run of a text at each level; those that are bound to be the same are one."""
         encoded = encode([text], self.tokenizer, self.pair.large.model, self.max_source_length)
         passage = self.pair.passage(
-            encoded["input_ids"], **self.generation, seed=self.seed, sequence=sequence
+            encoded["input_ids"],
+            **self.generation,
+            seed=self.seed,
+            sequence=sequence,
+            remember=True,
         )
         rule = self.pair.rule
         # A draw of the large model by itself would be another one, and no better to compare with.

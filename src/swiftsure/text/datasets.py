@@ -40,7 +40,7 @@ class TextSample:
 def cnn_dailymail(
     path: str | os.PathLike[str], *, prefix: str = "summarize: "
 ) -> Iterator[TextSample]:
-    """Read articles and their highlights.
+    """Read articles and their highlights; empty articles, of which there are some, are left out.
 
     Parameters
     ----------
@@ -76,6 +76,8 @@ def cnn_dailymail(
             f" {source}."
         )
     for place, row in enumerate(rows):
+        if row.get("article") == "":
+            continue
         missing = [name for name in ("article", "highlights") if not row.get(name)]
         if missing:
             raise ValueError(f"{source}, number {place}, lacks {' and '.join(missing)}.")
@@ -131,6 +133,10 @@ def _json_rows(path: Path) -> Iterator[dict[str, str]]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number + 1}, is not JSON ({error}).") from None
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{path}, line {number + 1}, is no JSON object: one sample a line is expected."
+                )
             yield row
 
 
@@ -226,7 +232,8 @@ _TALK_TAGS = frozenset(
 
 def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
     """Give name, talk and text of every sentence of one language."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    with path.open(encoding="utf-8", newline="\n") as file:  # other separators are part of a text
+        lines = list(file)
     if path.suffix == ".xml":
         return _xml_sentences(lines)
     if path.name.startswith("train.tags"):

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from swiftsure import checks
 
-__all__ = ["Source", "encode", "input_hashes"]
+__all__ = ["Source", "encode", "input_hashes", "token_rows"]
 
 UNLIMITED = 10**6
 """Tokenizers that know no limit say a number far above this one."""
@@ -45,6 +45,14 @@ def encode(
     ValueError
         If a text is empty or too long.
     """
+    rows = token_rows(texts, tokenizer, model, max_source_length)
+    return _padded(rows, tokenizer.pad_token_id, left=not model.config.is_encoder_decoder)
+
+
+def token_rows(
+    texts: Sequence[str], tokenizer: Any, model: Any, max_source_length: int | None = None
+) -> list[list[int]]:
+    """Return the token numbers of each text; parameters and errors are those of `encode`."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"`texts` must hold texts, but got {text!r} at {place}.")
@@ -60,9 +68,9 @@ def encode(
     cut: dict[str, Any] = {"truncation": False}
     if max_source_length is not None:
         cut = {"truncation": True, "max_length": max_source_length}
-    rows = tokenizer(list(texts), verbose=False, **cut)["input_ids"]
+    rows: list[list[int]] = tokenizer(list(texts), verbose=False, **cut)["input_ids"]
     _refuse_long(rows, _limit(tokenizer, model))
-    return _padded(rows, tokenizer.pad_token_id, left=not model.config.is_encoder_decoder)
+    return rows
 
 
 def _limit(tokenizer: Any, model: Any) -> int | None:

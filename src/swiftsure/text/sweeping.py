@@ -20,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import ThresholdRecord
+from swiftsure.records.checks import id_array
 from swiftsure.records.shards import Shards
 from swiftsure.text.calm import CalmModel, calm_fingerprint
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.inputs import Source, encode, input_hashes
+from swiftsure.text.inputs import Source, encode, input_hashes, token_rows
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.results import Depths
 from swiftsure.text.rules import ExitRule, checked_thresholds
@@ -117,6 +118,7 @@ def sweep(
         fingerprint=calm_fingerprint(model, classifier, heads),
     )
     data = SweptTexts.of(texts, references, ids, groups)
+    token_rows(data.texts, tokenizer, model, max_source_length)  # none is to be refused later
     kept = Shards(shards, run.identity(data, shard_size))
     return kept.record(len(texts), shard_size, partial(run.record, data), progress)
 
@@ -176,11 +178,12 @@ class SweptTexts:
         for name, values in (("references", expected), ("ids", known), ("groups", grouped)):
             if values is not None and len(values) != n:
                 raise ValueError(f"`{name}` must be one a text, {n}, but got {len(values)}.")
-        return cls(list(texts), expected, known, grouped)
+        return cls(list(texts), expected, id_array(known, n), grouped)
 
     def hash(self) -> str:
         """Return a hash of all that is recorded about."""
-        said = json.dumps([self.texts, self.references, self.ids.tolist()])
+        groups = [] if self.groups is None else [self.groups.tolist()]
+        said = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
         return hashlib.sha256(said.encode()).hexdigest()
 
 
@@ -250,10 +253,12 @@ class _Sweep:
         answers = np.full(shape, None, dtype=object)
         layers, flops = np.zeros(shape), np.zeros(shape)
         due = np.ones(shape, dtype=bool)
+        # Texts of like length have answers of like length, and end together.
+        by_length = np.argsort(encoded["attention_mask"].sum(dim=1).numpy(), kind="stable")
         while due.any():
             # The full model by itself: beside others its tokens would be looked at for nothing.
-            waiting = due[:, 0] if due[:, 0].any() else due.any(axis=1)
-            rows = np.flatnonzero(waiting)[: self.batch_size]
+            waiting: Array = np.any(due[:, :1] if due[:, 0].any() else due, axis=1)
+            rows = by_length[waiting[by_length]][: self.batch_size]
             columns = due[rows].argmax(axis=1)  # the safest that is due
             said, depths = self._run(source, rows, columns, first)
             same = same_generation(self.fast.rule, self.grid[columns], depths, self.grid)
