@@ -90,6 +90,22 @@ def test_a_record_with_one_loss_needs_no_name(run):
         (["--pool", "900"], {"pool": 900}),
         (["--score", "top1"], {"score": "top1"}),
         (["--missing", "worst"], {"missing": "worst"}),
+        (["--strict"], {"strict": True}),
+        (["--min-exit", "2"], {"min_exit": 2}),
+        (["--control", "ucb:zero_bounded"], {"control": ss.Control("ucb", zero_bounded=True)}),
+        (["--control", "ucb:zero_bounded=false"], {}),
+        (["--control", "crc:method=ucb"], {"control": "crc", "method": "ucb"}),
+        (
+            ["--control", "crc:method=ucb:delta_prime=0.01", "--bound", "wsr"],
+            {"control": "crc", "method": "ucb", "delta_prime": 0.01, "bound": "wsr"},
+        ),
+        (["--control", "crc:monotone=false"], {"control": "crc", "monotone": False}),
+        (["--control", "crc:selection=paper"], {"control": "crc", "selection": "paper"}),
+        (
+            ["--control", "ltt:correction=bonferroni:bound=hoeffding", "--bound", "wsr"],
+            {"control": "ltt", "correction": "bonferroni", "bound": "hoeffding"},
+        ),
+        (["--control", "crc", "--bound", "wsr"], {"control": "crc"}),
         (
             ["--and", "consistency:zero_one:0.04", "--and", "gap:brier:0.03"],
             {
@@ -130,6 +146,25 @@ def test_nothing_certified_is_status_1_and_the_full_model(run, made):
     done = run("calibrate", "tiny.parquet", *ZERO_ONE, "--json")
     assert done.status == 1
     assert json.loads(done.out)["threshold"] is None
+
+
+def test_a_policy_of_any_option_can_be_reported(run, folder):
+    given = ("--control", "ltt:zero_bounded", "--strict", "--min-exit", "1")
+    made = ("-o", "policy.json", "--figure", "f.png")
+    assert run("calibrate", "record.parquet", *ZERO_ONE, *given, *made).status == 0
+    done = run("report", "record.parquet", "policy.json")
+    assert (done.status, done.err) == (0, "")
+
+
+def test_the_figure_draws_the_exits_that_may_be_taken(run, record, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ss.report, "policy_figure", lambda curve, *_: drawn.append(curve))
+    run(
+        "calibrate", "record.parquet", *ZERO_ONE, "--strict", "--min-exit", "2", "--figure", "f.png"
+    )
+    wanted = record.curve("gap", "zero_one", strict=True, min_exit=2)
+    assert [curve.fingerprint() for curve in drawn] == [wanted.fingerprint()]
+    assert wanted.fingerprint() != record.curve("gap", "zero_one").fingerprint()
 
 
 @pytest.mark.parametrize("name", ["f.png", "f.pdf", "f.svg"])

@@ -58,6 +58,14 @@ def refusing():
     raise ValueError("no data today")
 
 
+def failing():
+    raise RuntimeError("out of memory")
+
+
+def failing_at_once():
+    yield failing()
+
+
 def nothing():
     pass
 
@@ -221,6 +229,7 @@ def test_a_function_may_import_its_neighbours(run):
         ("mynet:SIZE", ["`--model`", "SIZE"]),
         ("mynet:training", ["evaluation mode"]),
         ("mynet:refusing", ["no data today"]),
+        ("mynet:failing", ["RuntimeError: out of memory"]),  # the model's fault, not the library's
     ],
 )
 def test_models_that_are_none(run, made, model, words):
@@ -258,6 +267,8 @@ def test_an_error_of_the_module_itself_is_not_hidden(run, made):
         ("absent:data", ["`--data`: cannot import 'absent'"]),
         ("mynet:absent", ["`--data`: 'mynet' has no function 'absent'"]),
         ("mynet:refusing", ["no data today"]),
+        ("mynet:failing", ["RuntimeError: out of memory"]),
+        ("mynet:failing_at_once", ["RuntimeError: out of memory"]),
         ("mynet:with_nan", ["exit 1 is NaN for sample 3"]),
         ("mynet:breaking", ["the disk is gone"]),
     ],

@@ -43,6 +43,24 @@ def assert_refused(done, *words):
         ((*CALIBRATE, "--delta", "1"), ["`delta` must be in (0, 1), but got 1"]),
         ((*CALIBRATE, "--control", "ubc"), ["'ubc'", "Did you mean 'ucb'?"]),
         ((*CALIBRATE, "--bound", "starr"), ["'starr'", "Did you mean 'star'?"]),
+        ((*CALIBRATE, "--control", "crc", "--bound", "starr"), ["Did you mean 'star'?"]),
+        (
+            (*CALIBRATE, "--control", "crc:methd=ucb"),
+            ["`option of crc`", "monotone, method, selection, delta_prime", "'methd'", "'method'?"],
+        ),
+        ((*CALIBRATE, "--control", "crc:correction=bonferroni"), ["`option of crc`", "method"]),
+        ((*CALIBRATE, "--control", "empirical:bound=wsr"), ["`option of empirical`"]),
+        ((*CALIBRATE, "--control", "crc:"), ["`option of crc`", "''"]),
+        ((*CALIBRATE, "--control", "crc:method"), ["`method` must be one of: crc, ucb"]),
+        ((*CALIBRATE, "--control", "crc:method=ucb:monotone"), ["`method='ucb'`", "`monotone`"]),
+        ((*CALIBRATE, "--control", "crc:bound=wsr"), ["`bound` of crc needs its method=ucb"]),
+        ((*CALIBRATE, "--control", "crc:delta_prime=x"), ["`delta_prime` must be a number", "'x'"]),
+        ((*CALIBRATE, "--control", "crc:delta_prime=2"), ["`delta_prime` must be in (0, 1)"]),
+        ((*CALIBRATE, "--control", "ucb:zero_bounded=1"), ["must be one of: true, false", "'1'"]),
+        ((*CALIBRATE, "--control", "ltt:correction=holm"), ["fixed_sequence, bonferroni"]),
+        ((*CALIBRATE, "--min-exit", "-1"), ["`min_exit` must be at least 0"]),
+        (("calibrate", "thresholds.parquet", "--strict"), ["`strict`", "ExitRecord"]),
+        (("calibrate", "thresholds.parquet", "--missing", "worst"), ["`missing`", "ExitRecord"]),
         ((*CALIBRATE, "--risk", "gaps"), ["Did you mean 'gap'?"]),
         ((*CALIBRATE, "--score", "top2"), ["Did you mean 'top1'?"]),
         ((*CALIBRATE, "--path", "logits"), ["`--path`", "'logits'"]),
@@ -62,6 +80,11 @@ def assert_refused(done, *words):
         ((*EVALUATE, "--epsilons", "0.1,1"), ["`epsilons` must be in (0, 1), but got 1"]),
         ((*EVALUATE, "--controls", "crc,ubc"), ["Did you mean 'ucb'?"]),
         ((*EVALUATE, "--controls", "crc,crc"), ["`controls` must differ"]),
+        (
+            (*EVALUATE, "--controls", "crc,ucb:bond=wsr"),
+            ["`option of ucb`", "Did you mean 'bound'?"],
+        ),
+        ((*EVALUATE, "--bound", "starr"), ["Did you mean 'star'?"]),
         ((*EVALUATE, "--controls", ""), ["`control`"]),
         ((*EVALUATE, "--draws", "0"), ["`draws` must be at least 1"]),
         ((*EVALUATE[:-1], "0"), ["`splits` must be at least 1"]),
@@ -316,6 +339,22 @@ def test_a_program_of_its_own(folder):
     assert json.loads(done.stdout)["threshold"] is None
 
 
+def test_an_error_that_nobody_foresaw_is_no_broken_promise(run, monkeypatch):
+    """It is told from the status 1, is shown whole, and asks to be reported."""
+
+    def flawed(*_, **__):
+        return {}["absent"]
+
+    monkeypatch.setattr("swiftsure.calibrate", flawed)
+    done = run(*CALIBRATE)
+    assert (done.status, done.out) == (70, "")
+    *shown, last = done.err.splitlines()
+    assert shown[0].startswith("Traceback")
+    assert shown[-1] == "KeyError: 'absent'"
+    assert last.startswith("swiftsure: this is a fault of swiftsure")
+    assert "report" in last
+
+
 def in_terminal(*arguments, columns=100):
     """Run a command in a terminal; return its status and what the terminal was sent."""
     import fcntl
@@ -365,6 +404,12 @@ def test_80_columns_cut_nothing(run):
     assert first[2] == f"{row['test_risk']:.4f}"
     assert first[-1] == f"{row['gain']:.1f}"
     assert {"control", "violations", "%"} <= set(" ".join(lines).split())
+
+
+def test_a_terminal_names_controls_that_promise_nothing(folder):
+    _, shown = in_terminal(*EVALUATE, "--controls", "crc:selection=paper,ucb", columns=200)
+    assert "No promise: crc (selection=paper)." in shown
+    assert "No promise" not in in_terminal(*EVALUATE, columns=200)[1]
 
 
 def test_a_terminal_tells_the_promise_from_its_conditions(folder):

@@ -48,6 +48,18 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
         (["--path", "breakpoints"], {"path": "breakpoints"}),
         (["--risk", "consistency"], {"risk": "consistency"}),
         (["--score", "top1"], {"score": "top1"}),
+        (["--bound", "wsr"], {"controls": ["crc", ss.Control("ucb", "wsr")]}),
+        (
+            ["--controls", "crc,crc:method=ucb, ucb:bound=wsr,ltt:zero_bounded", "--bound", "star"],
+            {
+                "controls": [
+                    "crc",
+                    ss.Control("crc", "star", method="ucb"),
+                    ss.Control("ucb", "wsr"),
+                    ss.Control("ltt", "star", zero_bounded=True),
+                ]
+            },
+        ),
     ],
 )
 def test_json_is_the_summary_and_nothing_else(run, record, options, arguments):

@@ -3,12 +3,14 @@
 import inspect
 import re
 import shlex
+from itertools import chain
 
 import pytest
 import typer
 
 import swiftsure
 from swiftsure.cli.app import app
+from swiftsure.selection import OPTIONS
 
 QUICK = {
     "simulate": ["--draws", "5"],
@@ -17,23 +19,21 @@ QUICK = {
 }
 
 
-def verbs():
-    """Every command that does something, by its words."""
-    found = {}
+def commands():
+    """Every command by its words: those that do something, and those that hold others."""
+    verbs, groups = {}, {}
 
     def walk(command, words):
         children = getattr(command, "commands", None)
-        if children is None:
-            found[words] = command
-        else:
-            for name, child in children.items():
-                walk(child, (*words, name))
+        (verbs if children is None else groups)[words] = command
+        for name, child in (children or {}).items():
+            walk(child, (*words, name))
 
     walk(typer.main.get_command(app), ())
-    return found
+    return verbs, groups
 
 
-VERBS = verbs()
+VERBS, GROUPS = commands()
 
 
 def joined(text):
@@ -46,12 +46,13 @@ def examples(command):
     return [line for line in lines if line.startswith("swiftsure ")]
 
 
-EXAMPLES = [
-    example
-    for words, command in VERBS.items()
+EXAMPLES = {  # a group may show one of its verbs'
+    example: None
+    for words, command in {**VERBS, **GROUPS}.items()
     if words not in {("collect",), ("convert",)}  # they need a model, and a pickle
     for example in examples(command)
-] + [example for example in examples(typer.main.get_command(app)) if example != "swiftsure demo"]
+    if words or example != "swiftsure demo"
+}
 
 
 def test_the_verbs_are_all_there():
@@ -73,10 +74,21 @@ def test_help_shows_a_complete_example(run, words, flag):
     assert "<bool>" not in done.out
 
 
-@pytest.mark.parametrize("words", [(), *VERBS], ids=" ".join)
+@pytest.mark.parametrize("words", GROUPS, ids=" ".join)
+def test_help_of_a_group_shows_a_complete_example(run, words):
+    done = run(*words, "--help")
+    assert (done.status, done.err) == (0, "")
+    shown = examples(GROUPS[words])
+    assert shown
+    for example in shown:
+        assert example.startswith(" ".join(["swiftsure", *words, ""]))
+        assert f"    {example}" in done.out
+
+
+@pytest.mark.parametrize("words", [*VERBS, *GROUPS], ids=" ".join)
 def test_80_columns_are_enough(words):
     """Help keeps its line breaks, so a longer line would be broken once more."""
-    command = VERBS.get(words, typer.main.get_command(app))
+    command = {**VERBS, **GROUPS}[words]
     assert max(map(len, inspect.cleandoc(command.help).splitlines())) <= 74
 
 
@@ -105,7 +117,15 @@ def test_the_first_help_names_every_verb(run):
 
 
 def test_the_first_help_explains_the_exit_status(run):
-    assert "Exit status" in run("--help").out
+    shown = run("--help").out
+    assert "Exit status" in shown
+    assert "70 a fault of swiftsure" in shown
+
+
+def test_help_names_every_option_of_the_controls(run):
+    shown = run("calibrate", "--help").out
+    for option in {"bound", *chain.from_iterable(OPTIONS.values())}:
+        assert re.search(rf"\b{option}\b", shown), option
 
 
 def test_nothing_to_do_is_bad_usage_with_help(run):

@@ -1,6 +1,7 @@
 """`swiftsure reproduce`."""
 
 import json
+from importlib import import_module
 
 import pytest
 
@@ -96,3 +97,17 @@ def test_bild_counts_passes_of_the_large_model(run, folder, made):
     assert "UCB (STaR)" in run("reproduce", "bild", "--record", "drafts.parquet", *given).out
     other = run("reproduce", "bild", "--record", "pairs.parquet", *given)
     assert (other.status, "large_passes" in other.err) == (2, True)
+
+
+def test_diffusion_promises_no_record_that_is_not_there(run, made, monkeypatch, folder):
+    """Help says when the library's own is used; without one, the error says how to make it."""
+    shown = " ".join(run("reproduce", "diffusion", "--help").out.replace("│", " ").split())
+    assert "the library's own where there is one; else the error says how to make one" in shown
+    experiment = import_module("swiftsure.reproduce.diffusion")  # beside a function of its name
+    monkeypatch.setattr(experiment, "RECORD", folder / "absent.parquet")
+    done = run("reproduce", "diffusion")
+    assert (done.status, done.out) == (2, "")
+    assert "experiments/diffusion" in done.err
+    assert not made()
+    monkeypatch.setattr(experiment, "RECORD", folder / "pairs.parquet")
+    assert run("reproduce", "diffusion", "--splits", "2", "-o", "out").status == 0

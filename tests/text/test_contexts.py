@@ -256,3 +256,34 @@ def test_a_policy_insists_on_its_generation():
     assert fast.generate(**batch(2, model)).exit_layers.shape[1] <= 3
     with pytest.raises(ValueError, match="made for max_new_tokens=3, but got 9"):
         fast.generate(**batch(2, model), max_new_tokens=9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True},
+        {"temperature": 5.0},
+        {"repetition_penalty": 3.0},
+        {"eos_token_id": None},
+        {"min_new_tokens": 3},
+        {"logits_processor": [lambda ids, scores: scores]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_policy_refuses_what_would_change_its_answers(options):
+    model = t5()
+    fast = CalmModel(model, policy(model, generation={"max_new_tokens": 3}))
+    with pytest.raises(ValueError, match=f"`policy` was made for {next(iter(options))}="):
+        fast.generate(**batch(2, model), **options)
+    usual = {"do_sample": False, "eos_token_id": [model.generation_config.eos_token_id]}
+    found = fast.generate(**batch(2, model), **usual, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, fast.generate(**batch(2, model)).sequences)
+
+
+def test_a_confidence_that_is_no_number_lets_nobody_leave():
+    model = t5()
+    with torch.no_grad():
+        model.decoder.block[1].layer[-1].DenseReluDense.wo.weight.fill_(torch.nan)
+    fast = CalmModel(model, ExitRule(0.0, score="saturation"))
+    found = fast.generate(**batch(2, model), max_new_tokens=2, eos_token_id=None)
+    assert (found.exit_layers == model.config.num_decoder_layers).all()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -23,6 +24,9 @@ __all__ = ["app", "main"]
 
 READER_GONE = 141
 """What a shell shows for a program ended by SIGPIPE: 128 + 13."""
+
+FAULT = 70
+"""EX_SOFTWARE of sysexits.h: an error that nobody foresaw."""
 
 app = typer.Typer(
     name="swiftsure",
@@ -58,12 +62,16 @@ def root(
         swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02
 
     Exit status: 0 all is well; 1 a promise cannot be kept;
-    2 bad usage or bad input.
+    2 bad usage or bad input; 70 a fault of swiftsure itself.
     """
 
 
 def main() -> None:
-    """Run the command line; what the library refuses is one line and exit status 2."""
+    """Run the command line.
+
+    What the library refuses is one line and exit status 2; any other error is a fault of its own,
+    shown whole, and status 70. Python's 1 would say that a promise cannot be kept.
+    """
     try:
         status = _status()
         sys.stdout.flush()  # or a reader that has gone would be noticed only at shutdown
@@ -85,4 +93,12 @@ def _status() -> str | int | None:
     except (ValueError, TypeError, ImportError, OSError) as error:
         typer.echo(f"swiftsure: {error}", err=True)
         return 2
+    except Exception:
+        traceback.print_exc()
+        typer.echo(
+            "swiftsure: this is a fault of swiftsure, not of yours; please report it with the"
+            " lines above.",
+            err=True,
+        )
+        return FAULT
     return 0

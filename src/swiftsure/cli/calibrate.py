@@ -17,7 +17,7 @@ def calibrate(
     loss: options.Loss = None,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
-    control: Annotated[str, typer.Option(help="ucb, ltt, crc or empirical.")] = "ucb",
+    control: Annotated[str, typer.Option(help="ucb, ltt, crc or empirical, with options.")] = "ucb",
     bound: options.Bound = "auto",
     score: options.Score = None,
     path: options.Path_ = None,
@@ -34,6 +34,12 @@ def calibrate(
     missing: Annotated[
         str, typer.Option(help="Missing labels that matter: raise, or worst (assume the worst).")
     ] = "raise",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit above the threshold, not at it.")
+    ] = False,
+    min_exit: Annotated[
+        int, typer.Option(help="First exit that may be taken, counted from 0.")
+    ] = 0,
     seed: options.Seed = 0,
     output: Annotated[
         Path | None,
@@ -49,10 +55,21 @@ def calibrate(
     Exit status 1 if nothing faster than the full model can be certified;
     the policy is written all the same, and runs the full model.
 
-    [bold]Example[/bold]
+    Options of a control follow its name, each after a colon:
+
+        all        zero_bounded
+        ucb, ltt   bound=NAME
+        ltt        correction=bonferroni
+        crc        method=ucb, with bound=NAME and delta_prime=NUMBER;
+                   monotone=false; selection=contiguous or paper
+
+    [bold]Examples[/bold]
 
         swiftsure calibrate record.parquet --loss zero_one \
             --epsilon 0.02 -o policy.json
+
+        swiftsure calibrate record.parquet --loss brier \
+            --control ltt:zero_bounded:bound=wsr --strict
     """
     import swiftsure as ss
     from swiftsure.files import writable
@@ -64,22 +81,23 @@ def calibrate(
     if figure is not None:
         figure_kind(figure)
     loaded = ss.load_record(record)
-    worst: dict[str, Any] = {"missing": missing} if isinstance(loaded, ss.ExitRecord) else {}
+    exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
     policy = ss.calibrate(
         loaded,
         risks=risks,
-        control=control,
-        bound=bound,
+        control=options.control_of(control, bound),
         delta=delta,
         path=options.path_of(path),
         seed=seed,
         score=score,
         pool=pool,
-        **worst,
+        **exits,
     )
     if figure is not None:
-        curve = loaded.curve(risk, loss, score, options.path_of(path), **worst)
+        if not isinstance(loaded, ss.ExitRecord):
+            exits = {}
+        curve = loaded.curve(risk, loss, score, options.path_of(path), **exits)
         ss.report.policy_figure(curve, policy, figure)
     if output is not None:
         policy.save(output)

@@ -82,6 +82,12 @@ def collect(
             f"Collecting broke off after {error.record.n:,} samples"
             f" ({_in_one_line(error.__cause__)}); {remedy}."
         ) from None
+    except (ValueError, TypeError, ImportError, OSError):
+        raise  # these say what is wrong
+    except Exception as error:  # of the model or the data, which are not the library's
+        raise ValueError(
+            f"Collecting broke off before anything was collected ({_in_one_line(error)})."
+        ) from error
     record.save(output)
     exits = [
         {

@@ -15,7 +15,10 @@ def evaluate(
     record: options.RecordFile,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
-    controls: Annotated[str, typer.Option(help="Controls, with commas.")] = "crc,ucb",
+    controls: Annotated[
+        str, typer.Option(help="Controls, with commas; options as in calibrate.")
+    ] = "crc,ucb",
+    bound: options.Bound = "auto",
     epsilons: Annotated[str, typer.Option(help="Levels, with commas.")] = "0.01,0.02,0.05,0.1",
     delta: options.Delta = 0.1,
     n_calibration: Annotated[
@@ -40,10 +43,13 @@ def evaluate(
     whose risk in the whole record is above ε, with a 95 % interval: δ
     bounds this rate for ucb and ltt. crc promises only the mean risk.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
         swiftsure evaluate record.parquet --loss zero_one -n 500 \
             --figure study.png
+
+        swiftsure evaluate record.parquet --loss brier \
+            --controls crc,crc:method=ucb,ucb:bound=wsr
     """
     import swiftsure as ss
     from swiftsure.policy import percent
@@ -52,7 +58,7 @@ def evaluate(
         ss.load_record(record),
         risk,
         loss,
-        controls=[name.strip() for name in controls.split(",")],
+        controls=[options.control_of(text, bound) for text in controls.split(",")],
         epsilons=[_level(text) for text in epsilons.split(",")],
         delta=delta,
         n_calibration=int(n_calibration) if n_calibration.is_integer() else n_calibration,
@@ -75,11 +81,17 @@ def evaluate(
     if is_terminal():  # a pipe gets the table alone
         print_text(
             f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
-            " and ltt; any number for crc, which promises the mean risk.",
+            " and ltt; any number for crc, which promises the mean risk." + _without_promise(study),
             "dim",
         )
     if figure is not None:
         print_text(f"Wrote {figure}")
+
+
+def _without_promise(study: Any) -> str:
+    """Name the controls that promise nothing at all."""
+    bare = [label for label, control in study.controls.items() if control.guarantee == "none"]
+    return f" No promise: {', '.join(bare)}." if bare else ""
 
 
 def _columns(study: Any) -> list[str]:

@@ -1,9 +1,12 @@
 """Options that several verbs share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from swiftsure.control import Control
 
 __all__ = [
     "Bound",
@@ -15,6 +18,7 @@ __all__ = [
     "Risk",
     "Score",
     "Seed",
+    "control_of",
     "path_of",
 ]
 
@@ -56,3 +60,45 @@ def path_of(text: str | None) -> str | list[float] | None:
         raise ValueError(
             f"`--path` must be logit, breakpoints, or numbers with commas, but got {text!r}."
         ) from None
+
+
+def control_of(text: str, bound: str) -> "Control":
+    """Return a control from what was typed: NAME, then any :OPTION=VALUE.
+
+    `bound` is for a control that uses one and names none.
+    """
+    from dataclasses import replace
+
+    from swiftsure import checks
+    from swiftsure.selection import OPTIONS, Control
+
+    name, *given = text.strip().split(":")
+    checks.known("control", name, OPTIONS)
+    known = OPTIONS[name] if name == "empirical" else ("bound", *OPTIONS[name])
+    kinds = get_type_hints(Control)
+    chosen: dict[str, Any] = {}
+    for each in given:
+        option, _, value = each.partition("=")
+        checks.known(f"option of {name}", option, known)
+        chosen[option] = _value(option, value, kinds[option])
+    control = Control(name, **{"bound": bound, **chosen})
+    if control.uses_bound:
+        return control
+    if "bound" in chosen:
+        raise ValueError(f"`bound` of {name} needs its method=ucb.")
+    return replace(control, bound="auto")
+
+
+def _value(option: str, text: str, kind: Any) -> bool | float | str:
+    """Return the value of an option; one of yes or no is yes by its name alone."""
+    from swiftsure import checks
+
+    kinds = get_args(kind) or (kind,)  # those of `float | None`
+    if bool in kinds:
+        return checks.known(option, text or "true", ["true", "false"]) == "true"
+    if float not in kinds:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"`{option}` must be a number, but got {text!r}.") from None

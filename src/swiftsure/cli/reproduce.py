@@ -22,7 +22,14 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for figures
 
 @reproduce.callback()
 def experiments() -> None:
-    """Repeat an experiment of the paper."""
+    """Repeat an experiment of the paper.
+
+    Tables are printed; they and the figures are written to a folder.
+
+    [bold]Example[/bold]
+
+        swiftsure reproduce image-classification --draws 100 -o results
+    """
 
 
 @reproduce.command("calm-cnndm", cls=Verb)
@@ -183,7 +190,10 @@ def image_classification(
 def diffusion(
     record: Annotated[
         Path | None,
-        typer.Option(help="Threshold record of pairs; the library's own by default."),
+        typer.Option(
+            help="Threshold record of pairs. Without it, the library's own where there is one;"
+            " else the error says how to make one."
+        ),
     ] = None,
     loss: Annotated[str, typer.Option(help="Loss of the record that is controlled.")] = "lpips",
     n: Annotated[int, typer.Option("--n", help="Pairs to calibrate on.")] = 500,

@@ -14,11 +14,12 @@ from swiftsure.text.bild_models import pair_fingerprint, self_draft
 from swiftsure.text.bild_results import BildOutput, BildRun
 from swiftsure.text.bild_rules import DraftRule, Rollback, Speculative
 from swiftsure.text.bild_sweep import sweep_pair
-from swiftsure.text.calm import CalmModel, EarlyExits, calm_fingerprint, early_exits
+from swiftsure.text.calm import CalmModel, EarlyExits, early_exits
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, register_family
 from swiftsure.text.meta import MetaClassifier
+from swiftsure.text.promised import calm_fingerprint
 from swiftsure.text.results import CalmOutput, Depths
 from swiftsure.text.rules import Decay, ExitRule
 from swiftsure.text.sweeping import sweep

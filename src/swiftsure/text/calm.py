@@ -15,13 +15,13 @@ from swiftsure.text.engine import Engine
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
 from swiftsure.text.meta import MetaClassifier
+from swiftsure.text.promised import end_tokens, refuse_other_model, refuse_other_options
 from swiftsure.text.results import CalmOutput, Depths
 from swiftsure.text.rules import ExitRule, as_rule, checked_thresholds
 from swiftsure.text.sampling import sampling_processors
-from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits"]
+__all__ = ["CalmModel", "EarlyExits", "early_exits"]
 
 _running: "WeakSet[nn.Module]" = WeakSet()
 _lock = threading.Lock()
@@ -113,7 +113,7 @@ def early_exits(
         "thresholds", chosen.threshold if thresholds is None else thresholds
     )
     with _led_by(
-        Engine(family, chosen, confidence, levels, _end_tokens(model, eos_token_id))
+        Engine(family, chosen, confidence, levels, end_tokens(model, eos_token_id))
     ) as run:
         yield run
 
@@ -202,7 +202,7 @@ class CalmModel:
             self.rule,
             self._confidence,
             checked_thresholds("thresholds", levels),
-            _end_tokens(self.model, options.get("eos_token_id", told.eos_token_id)),
+            end_tokens(self.model, options.get("eos_token_id", told.eos_token_id)),
         )
         with _led_by(engine) as run:
             found = self.model.generate(**options, do_sample=False)
@@ -211,12 +211,10 @@ class CalmModel:
 
     def _accepted(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return options with those of the policy, which must not be contradicted."""
-        made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
-        for name, value in made_for.items():
-            if name in options and options[name] != value:
-                raise ValueError(
-                    f"`policy` was made for {name}={value!r}, but got {options[name]!r}."
-                )
+        if self.policy is None:
+            return options
+        made_for = self.policy.settings.get("generation", {})
+        refuse_other_options(options, made_for, self.model)
         return {**made_for, **options}
 
 
@@ -231,33 +229,6 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
             )
     family.exit_heads = heads
     return family
-
-
-def calm_fingerprint(
-    model: nn.Module, classifier: MetaClassifier | None = None, heads: ExitHeads | None = None
-) -> str:
-    """Return the fingerprint of a model with its meta-classifier and exit heads, if any."""
-    parts = {"classifier": classifier, "heads": heads}
-    there = {name: part for name, part in parts.items() if part is not None}
-    return fingerprint(nn.ModuleDict({"model": model, **there}) if there else model)
-
-
-def refuse_other_model(
-    policy: Policy,
-    model: nn.Module,
-    classifier: MetaClassifier | None,
-    heads: ExitHeads | None = None,
-) -> None:
-    """Raise if a policy was made for another model."""
-    expected = policy.certificate.model
-    if expected is None:  # made from arrays alone
-        return
-    found = calm_fingerprint(model, classifier, heads)
-    if found != expected:
-        raise ValueError(
-            "`policy` was made for another model (or other weights): its fingerprint is"
-            f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
-        )
 
 
 @contextmanager
@@ -303,13 +274,6 @@ def _led(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
             del own["forward"]
         else:
             own["forward"] = before
-
-
-def _end_tokens(model: Any, given: int | Sequence[int] | str | None) -> list[int]:
-    ends: Any = model.generation_config.eos_token_id if given == "model" else given
-    if ends is None:
-        return []
-    return [ends] if isinstance(ends, int) else list(ends)
 
 
 def _refuse_inputs(family: Family, options: dict[str, Any]) -> None:

@@ -190,10 +190,10 @@ class Engine:
         scores = self.confidence.measure(look).tolist()
         seen = self.confidence.seen
         step.note(index - 1, scores, seen)
-        stays = operator.le if self.rule.strict else operator.lt
+        leaves = operator.gt if self.rule.strict else operator.ge  # a NaN does neither, and stays
         levels = repeat(step.levels) if isinstance(step.levels, float) else step.levels
-        compared = map(stays, scores, levels)
-        leaving = [place for place, staying in enumerate(compared) if not staying]
+        compared = map(leaves, scores, levels)
+        leaving = [place for place, left in enumerate(compared) if left]
         if leaving:
             step.leave(index, leaving, seen)
 

@@ -22,10 +22,11 @@ from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.checks import id_array
 from swiftsure.records.shards import Shards
-from swiftsure.text.calm import CalmModel, calm_fingerprint
+from swiftsure.text.calm import CalmModel
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.inputs import Source, encode, input_hashes, token_rows
 from swiftsure.text.meta import MetaClassifier
+from swiftsure.text.promised import calm_fingerprint
 from swiftsure.text.results import Depths
 from swiftsure.text.rules import ExitRule, checked_thresholds
 
