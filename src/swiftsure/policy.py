@@ -241,14 +241,16 @@ def _action(policy: Policy) -> str:
     if policy.n_exits is None:
         return f"Runs at {_settings(policy.settings)}"
     sign = "above" if policy.strict else "at least"
+    later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
     if isinstance(policy.threshold, tuple):
         level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
-            f"Leaves at the first exit whose {policy.score} confidence is {sign} its own of {level}"
+            f"Leaves at the first exit{later} whose {policy.score} confidence is {sign} its own of"
+            f" {level}"
         )
     return (
-        f"Leaves at the first of {policy.n_exits} exits whose {policy.score} confidence is {sign}"
-        f" {_number(policy.threshold)}"
+        f"Leaves at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
+        f" {sign} {_number(policy.threshold)}"
     )
 
 

@@ -353,3 +353,12 @@ def test_settings_with_details_are_told_in_short():
     )
     text = str(ss.calibrate(record, loss="mine", epsilon=0.1))
     assert "sampler = ddim, generation = (max_new_tokens = 8, top = 0.5), saving" in text
+
+
+@pytest.mark.parametrize("path", [None, [[1.0, 0.9, 0.9], [0.5, 0.4, 0.4]]])
+def test_the_sentence_says_which_exits_may_be_taken(path):
+    given = {"loss": "zero_one", "epsilon": 0.9, "path": path}
+    assert ", from exit 2 on, whose top1" in str(
+        ss.calibrate(random_record(400), **given, min_exit=1)
+    )
+    assert "from exit" not in str(ss.calibrate(random_record(400), **given))
