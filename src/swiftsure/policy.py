@@ -259,11 +259,17 @@ def _number(value: object) -> str:
 
 
 def _saving(certificate: Certificate) -> str:
-    texts = []
+    saved, added = [], []
     for name, (full, here) in certificate.costs.items():
         if full > 0:
-            texts.append(f"{percent(1 - here / full)} of {'exits' if name == 'exit' else name}")
-    return f", saving {_and(texts)} on the calibration samples" if texts else ""
+            unit = "exits" if name == "exit" else name
+            if here <= full:
+                saved.append(f"{percent(1 - here / full)} of {unit}")
+            else:  # where to look for exits costs more than leaving by them saves
+                added.append(f"{percent(here / full - 1)} more {unit}")
+    found = {"saving": saved, "needing": added}
+    texts = [f"{verb} {_and(parts)}" for verb, parts in found.items() if parts]
+    return f", {' but '.join(texts)} on the calibration samples" if texts else ""
 
 
 def _and(texts: list[str]) -> str:

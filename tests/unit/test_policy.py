@@ -362,3 +362,16 @@ def test_the_sentence_says_which_exits_may_be_taken(path):
         ss.calibrate(random_record(400), **given, min_exit=1)
     )
     assert "from exit" not in str(ss.calibrate(random_record(400), **given))
+
+
+def test_the_sentence_says_what_costs_more():
+    losses = np.zeros((200, 2))
+    for costs, words in [
+        (
+            {"layers": [8, 4], "flops": [10, 12]},
+            "saving 50 % of layers but needing 20 % more flops",
+        ),
+        ({"flops": [10, 12]}, ", needing 20 % more flops on"),
+    ]:
+        record = ss.ThresholdRecord([1.0, 0.5], {"x": losses}, costs=costs)
+        assert words in str(ss.calibrate(record, loss="x", epsilon=0.1))
