@@ -1,13 +1,16 @@
 """`swiftsure reproduce`: the paper's experiments, one command each."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swiftsure.cli import options
 from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.output import print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from swiftsure.reproduce.sweeps import SweepResult
 
 __all__ = ["reproduce"]
 
@@ -220,13 +223,12 @@ def diffusion(
         seed=seed,
         progress=False if json else None,
     )
-    files = result.write(output)
-    table = result.table()
-    if json:
-        _print_all(files, table=table)
-        return
-    _print_sweep(f"Means over {splits} splits: {loss} against the full model, n = {n:,}", table)
-    _print_files(files)
+    _show_sweep(
+        result,
+        output,
+        f"Means over {splits} splits: {loss} against the full model, n = {n:,}",
+        json,
+    )
 
 
 @reproduce.command("bild", cls=Verb)
@@ -262,13 +264,7 @@ def bild(
         seed=seed,
         progress=False if json else None,
     )
-    files = result.write(output)
-    table = result.table()
-    if json:
-        _print_all(files, table=table)
-        return
-    _print_sweep(f"Means over {splits} splits: {loss} {risk}, n = {n:,}", table)
-    _print_files(files)
+    _show_sweep(result, output, f"Means over {splits} splits: {loss} {risk}, n = {n:,}", json)
 
 
 @reproduce.command("segmentation", cls=Verb)
@@ -339,7 +335,13 @@ def _print_files(files: list[Path]) -> None:
         print_text(f"Wrote {file}")
 
 
-def _print_sweep(title: str, table: list[dict[str, Any]]) -> None:
+def _show_sweep(result: "SweepResult", output: Path, title: str, json: bool) -> None:
+    """Write what was found, and print its table."""
+    files = result.write(output)
+    table = result.table()
+    if json:
+        _print_all(files, table=table)
+        return
     names = [name for name in table[0] if name not in ("control", "ε")]
     print_table(
         title,
@@ -350,6 +352,7 @@ def _print_sweep(title: str, table: list[dict[str, Any]]) -> None:
             for row in table
         ],
     )
+    _print_files(files)
 
 
 def _triples(values: list[float | str]) -> list[str]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.curves import RiskCurve, cost_array
-from swiftsure.losses import LOSSES, Loss, LossRange
+from swiftsure.losses import LossRange
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -22,7 +22,7 @@ from swiftsure.records.checks import (
     gap_is_known_by_agreement,
     replace_fields,
 )
-from swiftsure.scores import SCORES, probabilities
+from swiftsure.records.logits import reduced_logits
 
 __all__ = ["ExitRecord"]
 
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 IDENTITY = ("loss_ranges", "inconsistency_ranges", "fingerprint", "temperatures", "dtype")
 TABLES = ("confidences", "losses", "inconsistencies", "costs")
 CHUNK = 4096
-"""Samples whose probabilities are held in float64 at once."""
+"""Samples whose losses at all settings are held at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,57 +175,12 @@ class ExitRecord:
         >>> float(record.losses["zero_one"].sum())
         0.0
         """
-        values = checks.numbers("logits", logits)
-        checks.of_shape("logits", values, {"n": None, "n_exits": None, "n_classes": None})
-        n, n_exits, n_classes = values.shape
-        if n_exits < 2 or n_classes < 2:
-            raise ValueError(
-                "`logits` must have 2 exits and 2 classes or more, but got shape"
-                f" {checks.shape_text(values.shape)}."
-            )
-        scale = record_checks.temperature_tuple(
-            np.full(n_exits, temperatures) if np.ndim(temperatures) == 0 else temperatures, n_exits
-        )
-        columns = np.asarray(scale)[:, None]
-        checks.known("label", label, ["expected", "sample", "argmax"])
-        score_names = [score] if isinstance(score, str) else list(score)
-        loss_names = [losses] if isinstance(losses, str) else list(losses)
-        chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in loss_names]
-        targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
-        rng = np.random.default_rng(seed)
-
-        parts: dict[str, list[Array]] = {}
-        for start in range(0, n, CHUNK):
-            p = probabilities(values[start : start + CHUNK], columns)
-            for name in score_names:
-                measure = SCORES[checks.known("score", name, SCORES)]
-                parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
-            for loss in chosen:
-                parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
-                if targets is not None:
-                    part = targets[start : start + CHUNK]
-                    against = loss.against_labels(p, np.maximum(part, 0))
-                    against = np.where(part[:, None] < 0, np.nan, against)
-                    parts.setdefault(f"loss/{loss.name}", []).append(against)
-        joined = {key: np.concatenate(blocks) for key, blocks in parts.items()}
-        if targets is not None and (targets < 0).any():  # only these can do without some labels
-            chosen_losses = [loss for loss in chosen if loss.of == "prediction"]
-        else:
-            chosen_losses = chosen if targets is not None else []
-        drawn = label != "expected"
+        fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
         return cls(
-            {name: joined[f"score/{name}"] for name in score_names},
-            losses={loss.name: joined[f"loss/{loss.name}"] for loss in chosen_losses},
-            inconsistencies={loss.name: joined[f"soft/{loss.name}"] for loss in chosen},
-            inconsistency_ranges={
-                loss.name: loss.range.gap()
-                for loss in chosen
-                if drawn and loss.of == "distribution"
-            },
+            **fields,
             costs={} if costs is None else {k: np.asarray(v) for k, v in costs.items()},
             ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
             groups=None if groups is None else np.asarray(groups),
-            temperatures=None if set(scale or ()) == {1.0} else scale,
         )
 
     def __repr__(self) -> str:
@@ -448,21 +403,6 @@ class ExitRecord:
     def _choose_loss(self, risk: str, loss: str | None) -> str:
         checks.known("risk", risk, RISKS)
         return choose("loss", loss, self.losses if risk == "gap" else self.inconsistencies)
-
-
-def _against_last(loss: Loss, p: Array, label: str, rng: np.random.Generator) -> Array:
-    """Return inconsistencies with the last exit, by the rule that `label` names."""
-    if loss.of == "prediction" or label == "expected":
-        return loss.against_last(p)
-    last = p[:, -1]
-    if label == "argmax":
-        chosen = last.argmax(axis=-1)
-    else:
-        cumulative = last.cumsum(axis=-1)
-        chosen = (rng.random((len(last), 1)) * cumulative[:, -1:] > cumulative).sum(axis=-1)
-    losses = loss.against_labels(p, chosen)
-    difference: Array = losses - losses[:, -1:]
-    return difference
 
 
 def _any_setting(curve: RiskCurve, rows: Array, test: Callable[[Array], Array]) -> Array:

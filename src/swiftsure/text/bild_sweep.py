@@ -23,7 +23,7 @@ from swiftsure.text.bild_models import pair_fingerprint
 from swiftsure.text.bild_results import BildRun
 from swiftsure.text.bild_rules import DraftRule, Rollback
 from swiftsure.text.inputs import encode, token_rows
-from swiftsure.text.sweeping import SweptTexts, resolved_loss
+from swiftsure.text.swept import SweptTexts, resolved_loss
 
 __all__ = ["sweep_pair"]
 
@@ -147,24 +147,12 @@ class _PairSweep:
             answers[place] = said
             for name, values in _costs(runs).items():
                 costs[name][place] = values
-        backwards = answers[:, ::-1]  # losses have the full model last
-        soft = {loss.name: loss.against_last(backwards)[:, ::-1] for loss in self.losses}
-        hard: dict[str, Array] = {}
-        if data.references is not None:
-            expected: Any = data.references[rows]
-            hard = {
-                loss.name: loss.against_labels(backwards, expected)[:, ::-1] for loss in self.losses
-            }
-        ranges = {loss.name: loss.range for loss in self.losses}
-        return ThresholdRecord(
+        return data.record(
+            rows,
             self.grid,
-            losses=hard,
-            inconsistencies=soft,
+            answers,
+            self.losses,
             costs=costs,
-            loss_ranges=ranges if hard else {},
-            inconsistency_ranges=ranges,
-            ids=data.ids[rows],
-            groups=None if data.groups is None else data.groups[rows],
             fingerprint=self.fingerprint,
             dial=self.pair.rule.dial,
             settings=self.settings(),

@@ -6,8 +6,6 @@ Every sequence of a batch has its own threshold, so batches stay full; an encode
 text.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss
+from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.records.checks import id_array
 from swiftsure.records.shards import Shards
 from swiftsure.text.calm import CalmModel
 from swiftsure.text.exit_heads import ExitHeads
@@ -29,8 +26,9 @@ from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.promised import calm_fingerprint
 from swiftsure.text.results import Depths
 from swiftsure.text.rules import ExitRule, checked_thresholds
+from swiftsure.text.swept import SweptTexts, resolved_loss
 
-__all__ = ["SweptTexts", "resolved_loss", "same_generation", "sweep"]
+__all__ = ["same_generation", "sweep"]
 
 Array = NDArray[Any]
 
@@ -153,42 +151,6 @@ def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Arr
 
 
 @dataclass(frozen=True)
-class SweptTexts:
-    """What is swept over: texts, what they should give, and who they are."""
-
-    texts: list[str]
-    references: list[Any] | None
-    ids: Array
-    groups: Array | None
-
-    @classmethod
-    def of(
-        cls,
-        texts: Sequence[str],
-        references: Sequence[Any] | None,
-        ids: ArrayLike | None,
-        groups: ArrayLike | None,
-    ) -> "SweptTexts":
-        """Return them, if there is one of everything for each text."""
-        n = len(texts)
-        if n == 0:
-            raise ValueError("`texts` must not be empty.")
-        known = np.arange(n) if ids is None else np.asarray(ids)
-        grouped = None if groups is None else np.asarray(groups)
-        expected = None if references is None else list(references)
-        for name, values in (("references", expected), ("ids", known), ("groups", grouped)):
-            if values is not None and len(values) != n:
-                raise ValueError(f"`{name}` must be one a text, {n}, but got {len(values)}.")
-        return cls(list(texts), expected, id_array(known, n), grouped)
-
-    def hash(self) -> str:
-        """Return a hash of all that is recorded about."""
-        groups = [] if self.groups is None else [self.groups.tolist()]
-        said = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
-        return hashlib.sha256(said.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
 class _Sweep:
     """One model, one rule, one grid."""
 
@@ -206,24 +168,12 @@ class _Sweep:
         """Return the record of some texts."""
         texts = data.texts[rows]
         answers, layers, flops = self._generate(texts, rows.start)
-        backwards = answers[:, ::-1]  # losses have the full model last
-        soft = {loss.name: loss.against_last(backwards)[:, ::-1] for loss in self.losses}
-        hard: dict[str, Array] = {}
-        if data.references is not None:
-            expected: Any = data.references[rows]
-            hard = {
-                loss.name: loss.against_labels(backwards, expected)[:, ::-1] for loss in self.losses
-            }
-        ranges = {loss.name: loss.range for loss in self.losses}
-        return ThresholdRecord(
+        return data.record(
+            rows,
             self.grid.astype(np.float64),
-            losses=hard,
-            inconsistencies=soft,
+            answers,
+            self.losses,
             costs={"layers": layers, "flops": flops},
-            loss_ranges=ranges if hard else {},
-            inconsistency_ranges=ranges,
-            ids=data.ids[rows],
-            groups=None if data.groups is None else data.groups[rows],
             fingerprint=self.fingerprint,
             settings=self.settings(),
         )
@@ -297,11 +247,6 @@ def _grid(thresholds: Sequence[float | None]) -> NDArray[np.float32]:
     if (np.diff(levels) >= 0).any():
         raise ValueError("`thresholds` must fall from the safest to the fastest, each once.")
     return levels
-
-
-def resolved_loss(loss: str | Loss) -> Loss:
-    """Return a loss of texts by name, or as it is."""
-    return loss if isinstance(loss, Loss) else LOSSES[checks.known("losses", loss, LOSSES)]
 
 
 def _refuse_seen(
