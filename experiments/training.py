@@ -50,60 +50,73 @@ def recorded_step(
     optimizer: torch.optim.Optimizer,
     loss_of: LossOf,
     clip: float | None = None,
-    recorded: bool = True,
 ) -> Step:
     """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
 
-    On a GPU, what is done for a batch is recorded once and replayed, since such a network is
-    hundreds of small kernels, unless it is not to be `recorded`: batches are then of any shape.
+    On a GPU, what is done for a batch is recorded once for each shape that inputs have, and
+    replayed, since such a network is hundreds of small kernels.
     """
-    held: list[Tensor] = []
-    graph = torch.cuda.CUDAGraph() if recorded and torch.cuda.is_available() else None
-    replayed: Tensor | None = None
 
-    def learn() -> Tensor:
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
-        with torch.autocast(held[0].device.type, torch.bfloat16, cache_enabled=False):
-            outputs = model(held[0])
-        loss = loss_of([output.float() for output in outputs], held[1])
+        with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
+            outputs = model(inputs)
+        loss = loss_of([output.float() for output in outputs], targets)
         loss.backward()
         return loss.detach()
 
-    def record(graph: torch.cuda.CUDAGraph) -> Tensor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                learn()
-        torch.cuda.current_stream().wait_stream(side)
-        for parameter in model.parameters():
-            parameter.grad = None
-        with torch.cuda.graph(graph):
-            return learn()
+    recordings: dict[torch.Size, _Recording] = {}
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal replayed
-        if not held:
-            held.extend((inputs.clone(), targets.clone()))
-            replayed = None if graph is None else record(graph)
-        if graph is None:
-            held[:] = [inputs, targets]
+        if not inputs.is_cuda:
+            loss = learn(inputs, targets)
         else:
-            held[0].copy_(inputs)
-            held[1].copy_(targets)
-        if graph is None or replayed is None:
-            loss = learn()
-        else:
-            graph.replay()
-            loss = replayed
+            if inputs.shape not in recordings:
+                # The first makes the gradients that all of them write to.
+                makes = [] if recordings else list(model.parameters())
+                recordings[inputs.shape] = _Recording(learn, inputs, targets, makes)
+            loss = recordings[inputs.shape].replay(inputs, targets)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return loss
 
     return step
+
+
+class _Recording:
+    """What a GPU does with a batch of one shape, to be done again with others.
+
+    Parameters
+    ----------
+    makes : list of parameters
+        Whose gradients are to be allocated here.
+    """
+
+    def __init__(
+        self, learn: Step, inputs: Tensor, targets: Tensor, makes: list[nn.Parameter]
+    ) -> None:
+        self._held = (inputs.clone(), targets.clone())
+        self._graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                learn(*self._held)
+        torch.cuda.current_stream().wait_stream(side)
+        for parameter in makes:
+            parameter.grad = None
+        with torch.cuda.graph(self._graph):
+            self._loss = learn(*self._held)
+
+    def replay(self, *batch: Tensor) -> Tensor:
+        """Return the loss of another batch."""
+        for held, new in zip(self._held, batch, strict=True):
+            held.copy_(new)
+        self._graph.replay()
+        return self._loss
 
 
 def one_cycle(share: float, warm_up: float = 0.15) -> float:
@@ -147,6 +160,8 @@ def fit(
             total += step(inputs, targets)
             average.update_parameters(model)
         loss, took = float(total) / per_epoch, time.perf_counter() - began
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"{name}: the loss of epoch {number} is {loss}")
         last = number == plan["epochs"] if seconds is None else took >= seconds
         if number <= 2 or number % 5 == 0 or last:
             print(f"{name} epoch {number}: loss {loss:.3f}, {took:.0f} s", flush=True)

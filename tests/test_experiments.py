@@ -175,3 +175,23 @@ def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
     assert len(report["test_accuracy"]) == len(report["flops"])
     assert (np.diff(report["flops"]) > 0).all()
     assert (tmp_path / f"{path.stem}.parquet").is_file()
+
+
+def test_a_training_that_diverges_stops_after_its_epoch(load):
+    training = load("training")
+    model = torch.nn.Linear(2, 1)
+    plan = {"epochs": 50, "lr": 0.1, "weight_decay": 0.0, "averaged_epochs": 1}
+    optimizer = training.make_optimizer(model, plan)
+    batch = (torch.zeros(4, 2), torch.zeros(4))
+    epochs = []
+
+    def epoch():
+        epochs.append(None)
+        return [batch, batch]
+
+    def step(_inputs, _targets):
+        return torch.tensor(float("nan") if len(epochs) == 2 else 1.0)
+
+    with pytest.raises(FloatingPointError, match="small: the loss of epoch 2 is nan"):
+        training.fit("small", model, optimizer, plan, step, epoch, 2)
+    assert len(epochs) == 2

@@ -8,6 +8,7 @@ FOLDER holds multi30k/ and, for recipes that ask for it, tatoeba_en_de/.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from experiments.translation.data import Pairs, multi30k, tatoeba, tokenizer_of
 HERE = Path(__file__).parent
 IGNORED = -100
 SORTED_TOGETHER = 20  # batches
+STEP = 8  # tokens, between the lengths of batches
 
 
 class EveryLayer(nn.Module):
@@ -110,13 +112,7 @@ def train(
     plan = recipe["training"]
     model = EveryLayer(build(recipe), plan["exits"]).to(device).train()
     optimizer = make_optimizer(model, plan)
-    step = recorded_step(
-        model,
-        optimizer,
-        weighted(plan["label_smoothing"]),
-        plan.get("clip"),
-        recorded=False,  # batches differ in length
-    )
+    step = recorded_step(model, optimizer, weighted(plan["label_smoothing"]), plan.get("clip"))
     sides = [encoded(tokenizer, texts, plan["length"]) for texts in (pairs.german, pairs.english)]
     ids = torch.stack(sides, dim=1)
     lengths = (ids != 0).sum(dim=2).amax(dim=1)
@@ -126,11 +122,13 @@ def train(
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(ids), generator=random)
         order = order[: len(order) - len(order) % size]
-        # Sentences of like length share a batch, which is then cut to the longest.
+        # Sentences of like length share a batch, which is then cut to about the longest: few
+        # lengths, since each is recorded.
         near = [some[lengths[some].argsort()] for some in order.split(SORTED_TOGETHER * size)]
         batches = [batch for some in near for batch in some.split(size)]
         for i in torch.randperm(len(batches), generator=random).tolist():
-            batch = ids[batches[i].to(device)][:, :, : int(lengths[batches[i]].max())]
+            longest = int(lengths[batches[i]].max())
+            batch = ids[batches[i].to(device)][:, :, : math.ceil(longest / STEP) * STEP]
             targets = batch[:, 1]
             yield batch, targets.masked_fill(targets == 0, IGNORED)
 

@@ -1,7 +1,8 @@
 """From batches to rows of a record: scores and losses of all exits, reduced on the device."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,9 +78,17 @@ class Reducer:
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
-        self.fingerprint = None
+        self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):
-            self.fingerprint = fingerprint(model, temperatures=self.temperatures, dtype=self.dtype)
+            self._fingerprint = _aside(
+                lambda: fingerprint(model, temperatures=self.temperatures, dtype=self.dtype),
+                self.device,
+            )
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The model's, if it has parameters to take one of."""
+        return None if self._fingerprint is None else self._fingerprint.result()
 
     def begin(self, batch: Batch, done: int) -> "Begun":
         """Run one batch, and start to bring what is left of it from the device."""
@@ -243,6 +252,22 @@ class _Arriving:
         if self.copied is not None:
             self.copied.synchronize()
         return {key: tensor.numpy() for key, tensor in self._tensors.items()}
+
+
+def _aside(work: Callable[[], str], device: torch.device) -> "Future[str]":
+    """Begin to do something in a thread, and on a GPU beside what that is asked to do next."""
+    beside = None if device.type != "cuda" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    if beside is not None:
+        beside.wait_stream(torch.cuda.current_stream(device))
+
+    def run() -> str:
+        with torch.cuda.stream(beside):
+            return work()
+
+    threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swiftsure-fingerprint")
+    begun = threads.submit(run)
+    threads.shutdown(wait=False)
+    return begun
 
 
 def _one_each(name: str, values: Any, n: int) -> Array:
