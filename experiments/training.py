@@ -1,7 +1,7 @@
 """What the trainings here share: optimizer, schedule, a step recorded once, averaged weights.
 
 A recipe's table [training] is called its plan: `epochs`, `batch`, `lr`, `weight_decay`,
-`averaged_epochs` and, if wanted, `optimizer` ("adamw" for SGD) and `clip`.
+`averaged_epochs` and, if wanted, `optimizer` ("adamw" for SGD), `relative` (rates) and `clip`.
 """
 
 import math
@@ -31,18 +31,36 @@ LossOf = Callable[[list[Tensor], Tensor], Tensor]
 
 
 def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms."""
-    groups = [
+    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms.
+
+    With `relative`, parameters that start about equally large are a group, and the learning rate is
+    that of weights of size 1, as in Adafactor: those of T5 start between 0.005 and 1, and one rate
+    for all of them teaches a deep one little.
+    """
+    relative = plan.get("relative", False)
+    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        size = round(math.log2(root_mean_square([parameter]))) if relative else 0
+        groups.setdefault((parameter.ndim > 1, size), []).append(parameter)
+    options = [
         {
-            "params": [p for p in model.parameters() if p.ndim > 1],
-            "weight_decay": plan["weight_decay"],
-        },
-        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+            "params": parameters,
+            "weight_decay": plan["weight_decay"] if decays else 0.0,
+            "relative": relative,
+        }
+        for (decays, _), parameters in groups.items()
     ]
     if plan.get("optimizer") == "adamw":
-        return torch.optim.AdamW(groups, lr=plan["lr"], fused=True)
+        return torch.optim.AdamW(options, lr=plan["lr"], fused=True)
     # L2W-DEN looks ahead by a step of plain SGD.
-    return torch.optim.SGD(groups, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
+    return torch.optim.SGD(options, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
+
+
+@torch.no_grad()
+def root_mean_square(parameters: list[nn.Parameter]) -> float:
+    """Return the size of weights, but at least 0.001: zeros must be able to grow."""
+    squares = torch.stack([parameter.float().square().sum() for parameter in parameters]).sum()
+    return max(1e-3, math.sqrt(float(squares) / sum(p.numel() for p in parameters)))
 
 
 def recorded_step(
@@ -151,12 +169,16 @@ def fit(
     began = time.perf_counter()
     for number in count(1):
         total = torch.zeros((), device=next(model.parameters()).device)
+        sizes = [
+            root_mean_square(group["params"]) if group["relative"] else 1.0
+            for group in optimizer.param_groups
+        ]
         for i, (inputs, targets) in enumerate(epoch()):
             share = ((number - 1) * per_epoch + i) / steps
             if seconds is not None:
                 share = min(1.0, (time.perf_counter() - began) / seconds)
-            for group in optimizer.param_groups:
-                group["lr"] = plan["lr"] * one_cycle(share)
+            for group, size in zip(optimizer.param_groups, sizes, strict=True):
+                group["lr"] = plan["lr"] * one_cycle(share) * size
             total += step(inputs, targets)
             average.update_parameters(model)
         loss, took = float(total) / per_epoch, time.perf_counter() - began

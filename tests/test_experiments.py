@@ -177,6 +177,33 @@ def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
     assert (tmp_path / f"{path.stem}.parquet").is_file()
 
 
+def test_relative_rates_follow_the_size_of_what_they_change(load):
+    training = load("training")
+    large, small = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    for layer, size in ((large, 1.0), (small, 0.01)):
+        torch.nn.init.constant_(layer.weight, size)
+        torch.nn.init.zeros_(layer.bias)
+    model = torch.nn.Sequential(large, small)
+    plan = {"epochs": 2, "lr": 0.1, "weight_decay": 0.01, "averaged_epochs": 1}
+    plan |= {"optimizer": "adamw", "relative": True}
+    optimizer = training.make_optimizer(model, plan)
+    rates = []
+
+    def step(_inputs, _targets):
+        found = {id(group["params"][0]): group["lr"] for group in optimizer.param_groups}
+        rates.append([found[id(layer.weight)] for layer in (large, small)])
+        small.weight.data.fill_(0.02)
+        return torch.tensor(1.0)
+
+    batch = (torch.zeros(1), torch.zeros(1))
+    training.fit("small", model, optimizer, plan, step, lambda: [batch], 1)
+    assert [a / b for a, b in rates] == pytest.approx([100, 50])
+    # Weights of like size share a group, and biases, which start as zeros, have one that is not 0.
+    decays = {len(g["params"]): g["weight_decay"] for g in optimizer.param_groups}
+    assert decays == {1: 0.01, 2: 0.0}
+    assert training.root_mean_square([large.bias]) == 1e-3
+
+
 def test_a_training_that_diverges_stops_after_its_epoch(load):
     training = load("training")
     model = torch.nn.Linear(2, 1)

@@ -93,7 +93,6 @@ def tiny(load, folder, monkeypatch):
         ("d_model = 224", "d_model = 64"),
         ("d_kv = 56", "d_kv = 16"),
         ("d_ff = 448", "d_ff = 128"),
-        ("lr = 2e-3", "lr = 1e-2"),
         ("batch = 256", "batch = 4"),
         ("length = 40", "length = 32"),
         ("dropout_rate = 0.2", "dropout_rate = 0.0"),

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from swiftsure.text import BigLittle, Rollback, Speculative, self_draft
+from swiftsure.text import (
+    BigLittle,
+    CalmModel,
+    ExitHeads,
+    ExitRule,
+    Rollback,
+    Speculative,
+    self_draft,
+)
 from text.builders import EOS, batch, llama, new_tokens, t5
 from text.drafting import PAIRS, greedy, inputs, near, slow_bild
 from text.tokenizing import tokenizer
@@ -256,6 +264,42 @@ def test_a_head_of_its_own():
     assert model.model.norm.weight.abs().min() > 0
 
 
+def test_a_draft_through_a_fitted_head_says_what_leaving_through_it_says():
+    model = llama(layers=4)
+    heads = ExitHeads(model.config.hidden_size, exits=[1]).eval()
+    torch.nn.init.orthogonal_(heads.maps["1"].weight)
+    draft = self_draft(model, 2, heads=heads)
+    source = inputs(model)
+    leaving = CalmModel(model, ExitRule(-1.0, score="saturation"), heads=heads)
+    out = leaving.generate(source, max_new_tokens=6, eos_token_id=None)
+    assert (out.exit_layers[:, 1:] == 2).all()  # the first token reads the whole prompt
+    first = out.sequences[:, : source.shape[1] + 1]
+    assert draft(first).logits[0, -1].argmax() == out.sequences[0, source.shape[1] + 1]
+    assert greedy(self_draft(model, 2), source, 6) != greedy(draft, source, 6)
+    # The model's own norm and head are used, and the model is as it was.
+    assert draft.model.norm.norm is model.model.norm
+    assert draft.lm_head is model.lm_head
+    run = written((model, draft, Rollback(0.0, **EAGER)), source)
+    assert list(run.tokens) == greedy(model, source, N, [EOS])
+
+
+def test_the_map_before_the_norm_is_counted():
+    model = llama(layers=4)
+    model.set_attn_implementation("eager")
+    heads = ExitHeads(model.config.hidden_size, exits=[1]).eval()
+    draft = self_draft(model, 2, heads=heads)
+    source = inputs(model)[:, :1]
+    plain = BigLittle(self_draft(model, 2), draft, Rollback(None))
+    mapped = BigLittle(draft, self_draft(model, 2), Rollback(None))
+    found = []
+    for pair in (plain, mapped):
+        with FlopCounterMode(display=False) as counter:
+            run = pair.generate(source, max_new_tokens=6, eos_token_id=None).runs[0]
+        assert run.flops == pytest.approx(counter.get_total_flops(), rel=2e-3)
+        found.append(run.flops)
+    assert found[1] - found[0] == 6 * heads.flops
+
+
 def test_what_has_no_first_blocks():
     with pytest.raises(ValueError, match="has an encoder"):
         self_draft(t5(), 1)
@@ -263,6 +307,9 @@ def test_what_has_no_first_blocks():
         self_draft(llama(), 4)
     with pytest.raises(ValueError, match="at least 1"):
         self_draft(llama(), 0)
+    heads = ExitHeads(llama().config.hidden_size, exits=[0, 2])
+    with pytest.raises(ValueError, match=r"first 2 blocks, but has those for 1, 3: .*exits=\[1\]"):
+        self_draft(llama(), 2, heads=heads)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ from swiftsure.text import (
     ExitRule,
     Rollback,
     Speculative,
+    fit_exit_heads,
     pair_fingerprint,
+    self_draft,
     sweep,
     sweep_pair,
 )
 from swiftsure.text.bild import Passage
 from swiftsure.text.bild_reading import ModelReader
 from swiftsure.text.inputs import encode
-from text.builders import EOS, t5
+from text.builders import EOS, llama, t5
 from text.drafting import PAIRS, near
 from text.tokenizing import texts, tokenizer
 
@@ -256,6 +258,18 @@ def test_what_cannot_be_swept(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         small_sweep(PAIRS["T5"](), shards=tmp_path, shard_size=1, **options)
     assert not list(tmp_path.iterdir())  # nothing was run
+
+
+def test_texts_that_the_draft_was_fitted_on():
+    model, words, given = llama(layers=4), tokenizer(), texts(N)
+    heads = fit_exit_heads(model, given[:2], words, exits=[1], max_new_tokens=4)
+    draft = self_draft(model, 2, heads=heads)
+    options = {"tokenizer": words, "thresholds": [1.0], "max_new_tokens": 4}
+    with pytest.raises(
+        ValueError, match=r"new to the draft's head, which saw 1 of them .*number 1"
+    ):
+        sweep_pair(model, draft, [given[3], given[1]], **options)
+    assert sweep_pair(model, draft, given[2:], **options).n == N - 2
 
 
 def test_another_tokenizer():

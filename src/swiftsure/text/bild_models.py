@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from swiftsure import checks
+from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
 from swiftsure.text.families import Family, family_of
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.modes import refuse_training
@@ -122,7 +123,9 @@ def _shown(token: str | None) -> str:
     return "missing" if token is None else repr(token)
 
 
-def self_draft(model: Any, n_layers: int, *, own_head: bool = False) -> Any:
+def self_draft(
+    model: Any, n_layers: int, *, heads: ExitHeads | None = None, own_head: bool = False
+) -> Any:
     """Return a draft model out of a causal model's first blocks, with which it shares its weights.
 
     The model's own norm and head read the states of the last block that is kept.
@@ -133,6 +136,9 @@ def self_draft(model: Any, n_layers: int, *, own_head: bool = False) -> Any:
         Causal, of a known family.
     n_layers : int
         How many of its blocks to keep: less than all.
+    heads : ExitHeads, optional
+        From `fit_exit_heads`, with one for the last block that is kept: what that block says is
+        then mapped first, since the norm and the head know only what the model's last one says.
     own_head : bool
         Copy norm and head, so that they can be trained for the earlier block and the model stays
         as it is.
@@ -140,7 +146,8 @@ def self_draft(model: Any, n_layers: int, *, own_head: bool = False) -> Any:
     Raises
     ------
     ValueError
-        If the model has an encoder, or not more than `n_layers` blocks.
+        If the model has an encoder, or not more than `n_layers` blocks, or no head is for the last
+        block that is kept.
 
     Examples
     --------
@@ -161,6 +168,12 @@ def self_draft(model: Any, n_layers: int, *, own_head: bool = False) -> Any:
         raise ValueError(
             f"`n_layers` must be less than the model's {n_blocks} blocks, but got {n_layers}."
         )
+    if heads is not None and n_layers - 1 not in heads.exits:
+        fitted = ", ".join(str(k + 1) for k in heads.exits)
+        raise ValueError(
+            f"`heads` must have one for the model's first {n_layers} blocks, but has those for"
+            f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
+        )
     # Shallow copies: modules of their own, with the very parts of the model.
     stack, draft = _shallow(family.stack), _shallow(model)
     config = copy.deepcopy(model.config)
@@ -170,9 +183,11 @@ def self_draft(model: Any, n_layers: int, *, own_head: bool = False) -> Any:
     blocks = nn.ModuleList(list(family.blocks)[:n_layers])
     blocks.training = family.blocks.training  # by itself: the blocks are the model's
     _exchange(stack, family.blocks, blocks)
+    norm = family.norm
     if own_head:
-        _exchange(stack, family.norm, copy.deepcopy(family.norm))
+        norm = copy.deepcopy(norm)
         _exchange(draft, family.head, copy.deepcopy(family.head))
+    _exchange(stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm))
     _exchange(draft, family.stack, stack)
     return draft
 

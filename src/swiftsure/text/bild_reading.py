@@ -163,12 +163,12 @@ class Flops:
 
     def __init__(self, family: Family) -> None:
         blocks = [family.block_flops(block) for block in family.blocks]
-        self._token = float(sum(blocks))
+        self._token = float(sum(blocks) + _matrix_flops(family.norm))  # which may have a map
         self._attended = 4.0 * family.attention_width * len(blocks)
         self._head = 2.0 * family.head.weight.numel()
         self._source = self._source_attended = 0.0
         if family.model.config.is_encoder_decoder:
-            crossing = sum(map(_matrix_flops, family.blocks)) - self._token
+            crossing = sum(map(_matrix_flops, family.blocks)) - sum(blocks)
             self._source = _matrix_flops(family.model.get_encoder()) + crossing
             self._source_attended = 4.0 * family.attention_width * family.model.config.num_layers
 

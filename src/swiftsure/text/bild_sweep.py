@@ -22,7 +22,8 @@ from swiftsure.text.bild import BigLittle
 from swiftsure.text.bild_models import pair_fingerprint
 from swiftsure.text.bild_results import BildRun
 from swiftsure.text.bild_rules import DraftRule, Rollback
-from swiftsure.text.inputs import encode, token_rows
+from swiftsure.text.exit_heads import HeadedNorm
+from swiftsure.text.inputs import encode, refuse_seen, token_rows
 from swiftsure.text.swept import SweptTexts, resolved_loss
 
 __all__ = ["sweep_pair"]
@@ -97,8 +98,8 @@ def sweep_pair(
     Raises
     ------
     ValueError
-        If the models do not fit together, a text is empty or too long, a level is out of range, or
-        the shards come from another run.
+        If the models do not fit together, a text is empty, too long or one that the draft's head
+        was fitted on, a level is out of range, or the shards come from another run.
     """
     chosen = rule if rule is not None else Rollback(None)
     tokenizers = None if small_tokenizer is None else (tokenizer, small_tokenizer)
@@ -115,6 +116,9 @@ def sweep_pair(
         seed=seed,
         fingerprint=pair_fingerprint(large, small),
     )
+    for part in small.modules():
+        if isinstance(part, HeadedNorm):
+            refuse_seen(texts, "draft's head", part.trained_on)
     data = SweptTexts.of(texts, references, ids, groups)
     token_rows(data.texts, tokenizer, large, max_source_length)  # none is to be refused later
     kept = Shards(shards, run.identity(data, shard_size))

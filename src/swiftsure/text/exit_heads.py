@@ -78,6 +78,31 @@ class ExitHeads(nn.Module):
         return heads.to(first.dtype).eval()
 
 
+class HeadedNorm(nn.Module):
+    """The norm before the head of a model that ends early: an exit head's map comes first.
+
+    Parameters
+    ----------
+    heads : ExitHeads
+    exit_index : int
+        The last block that the model has.
+    norm : nn.Module
+        The full model's.
+    """
+
+    def __init__(self, heads: ExitHeads, exit_index: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.map = heads.maps[str(exit_index)]
+        self.norm = norm
+        self.trained_on = heads.trained_on
+        self.training = norm.training  # by itself: the parts are of others
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return normed states after the last block of the full model, as they are guessed."""
+        normed: Tensor = self.norm(self.map(scaled(states)))
+        return normed
+
+
 def scaled(states: Tensor) -> Tensor:
     """Return states of mean square 1."""
     wide = states.float()

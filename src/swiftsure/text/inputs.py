@@ -1,7 +1,7 @@
 """From texts to what a model takes, and back."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from swiftsure import checks
 
-__all__ = ["Source", "encode", "input_hashes", "token_rows"]
+__all__ = ["Source", "encode", "input_hashes", "refuse_seen", "token_rows"]
 
 UNLIMITED = 10**6
 """Tokenizers that know no limit say a number far above this one."""
@@ -25,6 +25,16 @@ def input_hashes(texts: Iterable[str]) -> list[str]:
     True
     """
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+
+
+def refuse_seen(texts: Iterable[str], name: str, trained_on: Collection[str]) -> None:
+    """Raise if something was trained on one of these texts, of which it knows the hashes."""
+    seen = [k for k, each in enumerate(input_hashes(texts)) if each in trained_on]
+    if seen:
+        raise ValueError(
+            f"`texts` must be new to the {name}, which saw {len(seen)} of them in training, number"
+            f" {seen[0]} first: a policy from these would promise too much."
+        )
 
 
 def encode(

@@ -21,7 +21,7 @@ from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
 from swiftsure.text.calm import CalmModel
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.inputs import Source, encode, input_hashes, token_rows
+from swiftsure.text.inputs import Source, encode, refuse_seen, token_rows
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.promised import calm_fingerprint
 from swiftsure.text.results import Depths
@@ -102,8 +102,9 @@ def sweep(
     chosen = rule if rule is not None else ExitRule(None, score=score or "softmax")
     if score is not None and score != chosen.score:
         raise ValueError(f"`rule` has score {chosen.score!r}, but got {score!r}.")
-    _refuse_seen(texts, "classifier", classifier)
-    _refuse_seen(texts, "heads", heads)
+    for name, trained in (("classifier", classifier), ("heads", heads)):
+        if trained is not None:
+            refuse_seen(texts, name, trained.trained_on)
     fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads)
     run = _Sweep(
         fast=fast,
@@ -247,16 +248,3 @@ def _grid(thresholds: Sequence[float | None]) -> NDArray[np.float32]:
     if (np.diff(levels) >= 0).any():
         raise ValueError("`thresholds` must fall from the safest to the fastest, each once.")
     return levels
-
-
-def _refuse_seen(
-    texts: Sequence[str], name: str, trained: MetaClassifier | ExitHeads | None
-) -> None:
-    if trained is None or not trained.trained_on:
-        return
-    seen = [k for k, each in enumerate(input_hashes(texts)) if each in trained.trained_on]
-    if seen:
-        raise ValueError(
-            f"`texts` must be new to the {name}, which saw {len(seen)} of them in training, number"
-            f" {seen[0]} first: a policy from these would promise too much."
-        )
