@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
@@ -251,6 +252,39 @@ def test_what_the_policy_is_bound_to(tmp_path, dtype, temperatures):
     policy = ss.calibrate(loaded, loss="zero_one")
     assert (policy.dtype, policy.temperatures) == (dtype, temperatures)
     assert policy.certificate.model == record.fingerprint
+
+
+def test_the_fingerprint_is_of_the_model_before_it_ran(monkeypatch):
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.register_buffer("batches", torch.zeros(1))
+
+        def forward(self, x):
+            self.batches += 1
+            self.register_buffer(f"seen_{int(self.batches)}", torch.zeros(1))
+            return super().forward(x)
+
+    model = Staged.from_sequential(
+        [nn.Linear(4, 4), Counting()], [nn.Linear(4, 3), nn.Linear(4, 3)]
+    ).eval()
+    before = fingerprint(model)
+    ran = threading.Event()
+    module = sys.modules["swiftsure.torch.fingerprint"]
+    taken = module._hash
+
+    def late(*given):
+        ran.wait(30)
+        return taken(*given)
+
+    monkeypatch.setattr(module, "_hash", late)
+
+    def some():
+        yield from inputs(6, 4).split(3)
+        ran.set()
+
+    assert collect(model, some(), progress=False).fingerprint == before
+    assert fingerprint(model) != before
 
 
 def test_a_model_that_is_no_module_has_no_fingerprint():

@@ -1,8 +1,8 @@
 """From batches to rows of a record: scores and losses of all exits, reduced on the device."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprint import begin_fingerprint
 from swiftsure.torch.losses import TensorLoss, resolve
 from swiftsure.torch.modes import home, inference, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_nan
@@ -80,9 +80,8 @@ class Reducer:
         self.costs: dict[str, Array] = {}
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):
-            self._fingerprint = _aside(
-                lambda: fingerprint(model, temperatures=self.temperatures, dtype=self.dtype),
-                self.device,
+            self._fingerprint = begin_fingerprint(
+                model, self.device, temperatures=self.temperatures, dtype=self.dtype
             )
 
     @property
@@ -252,22 +251,6 @@ class _Arriving:
         if self.copied is not None:
             self.copied.synchronize()
         return {key: tensor.numpy() for key, tensor in self._tensors.items()}
-
-
-def _aside(work: Callable[[], str], device: torch.device) -> "Future[str]":
-    """Begin to do something in a thread, and on a GPU beside what that is asked to do next."""
-    beside = None if device.type != "cuda" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    if beside is not None:
-        beside.wait_stream(torch.cuda.current_stream(device))
-
-    def run() -> str:
-        with torch.cuda.stream(beside):
-            return work()
-
-    threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swiftsure-fingerprint")
-    begun = threads.submit(run)
-    threads.shutdown(wait=False)
-    return begun
 
 
 def _one_each(name: str, values: Any, n: int) -> Array:
