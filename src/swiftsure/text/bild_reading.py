@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from swiftsure.text.families import Family
+from swiftsure.text.families import Family, matrix_flops
 
 __all__ = ["Flops", "ModelReader", "Reader", "RememberingReader"]
 
@@ -163,13 +163,13 @@ class Flops:
 
     def __init__(self, family: Family) -> None:
         blocks = [family.block_flops(block) for block in family.blocks]
-        self._token = float(sum(blocks) + _matrix_flops(family.norm))  # which may have a map
+        self._token = float(sum(blocks) + matrix_flops(family.norm))  # which may have a map
         self._attended = 4.0 * family.attention_width * len(blocks)
         self._head = 2.0 * family.head.weight.numel()
         self._source = self._source_attended = 0.0
         if family.model.config.is_encoder_decoder:
-            crossing = sum(map(_matrix_flops, family.blocks)) - sum(blocks)
-            self._source = _matrix_flops(family.model.get_encoder()) + crossing
+            crossing = sum(map(matrix_flops, family.blocks)) - sum(blocks)
+            self._source = matrix_flops(family.model.get_encoder()) + crossing
             self._source_attended = 4.0 * family.attention_width * family.model.config.num_layers
 
     def encoding(self, source: int) -> float:
@@ -185,9 +185,3 @@ class Flops:
     def alone(self, begin: int, end: int, source: int) -> float:
         """Return the FLOPs of a model that writes the tokens from one place to another alone."""
         return self.encoding(source) + self.reading(0, end - 1, end - begin, source)
-
-
-def _matrix_flops(module: nn.Module) -> int:
-    """Return the FLOPs of one token in all linear layers of a module."""
-    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    return sum(2 * layer.weight.numel() for layer in layers)

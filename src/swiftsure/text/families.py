@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from swiftsure.text.exit_heads import ExitHeads
 
-__all__ = ["FAMILIES", "T5", "Family", "Llama", "family_of", "register_family"]
+__all__ = [
+    "FAMILIES",
+    "T5",
+    "Family",
+    "Llama",
+    "family_of",
+    "matrix_flops",
+    "register_family",
+]
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (n or 1, positions, head width) each."""
@@ -172,7 +180,7 @@ class T5(Family):
     def block_flops(self, block: Any) -> int:
         """Return the FLOPs of all matrices but those of the source's keys and values."""
         source = block.layer[1].EncDecAttention
-        return _matrix_flops(block) - 2 * int(source.k.weight.numel() + source.v.weight.numel())
+        return matrix_flops(block) - 2 * int(source.k.weight.numel() + source.v.weight.numel())
 
 
 class Llama(Family):
@@ -224,7 +232,7 @@ class Llama(Family):
 
     def block_flops(self, block: nn.Module) -> int:
         """Return the FLOPs of all matrices."""
-        return _matrix_flops(block)
+        return matrix_flops(block)
 
     @property
     def context_length(self) -> int | None:
@@ -283,7 +291,7 @@ def _heads_of(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _matrix_flops(module: nn.Module) -> int:
+def matrix_flops(module: nn.Module) -> int:
     """Return the FLOPs of one token in all linear layers of a module."""
     layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
     return sum(2 * layer.weight.numel() for layer in layers)
