@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta
+from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta, training
 from swiftsure.text.inputs import encode
 from swiftsure.text.training import agreement_examples
 from text.builders import MODELS, new_tokens, t5
@@ -49,6 +49,34 @@ def test_training_fits():
     assert right > max(labels.float().mean(), 1 - labels.float().mean())
     again = train_meta(model, data, tokenizer(), max_new_tokens=6, epochs=40, progress=False)
     assert torch.equal(judge.layers[0].weight, again.layers[0].weight)
+
+
+def test_training_stops_before_it_learns_by_heart(monkeypatch):
+    """Labels are coins: every step past the first few makes the classifier surer, and no better."""
+    drawn = torch.Generator().manual_seed(0)
+    asked = []
+
+    def coins(_model, chosen, *_args, **_kwargs):
+        asked.append(chosen)
+        n = 4 * len(chosen)
+        states = torch.randn(n, 16, generator=drawn)
+        return states, torch.randint(2, (n,), generator=drawn)
+
+    monkeypatch.setattr(training, "agreement_examples", coins)
+    data = texts(40)
+    options = {"epochs": 200, "progress": False}
+    kept = train_meta(t5(), data, tokenizer(), held_out=0.25, **options)
+    learnt = train_meta(t5(), data, tokenizer(), held_out=0.0, **options)
+    assert [len(part) for part in asked] == [30, 10, 40]
+    assert sorted(asked[0] + asked[1]) == sorted(data)
+    assert len(kept.trained_on) == len(set(data))  # those held out too: they chose the epoch
+    new = torch.randn(500, 16, generator=drawn)
+    with torch.no_grad():
+        sure, surer = (judge(new).softmax(dim=1).amax(dim=1).mean() for judge in (kept, learnt))
+    assert sure < 0.65
+    assert surer > 0.8
+    with pytest.raises(ValueError, match=r"`held_out` must be in \(0, 1\)"):
+        train_meta(t5(), data, tokenizer(), held_out=1.0)
 
 
 def test_published_weights_without_biases():

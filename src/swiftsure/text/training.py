@@ -1,5 +1,7 @@
 """Training on the full model's own answers: exit heads, and the meta-classifier."""
 
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -31,6 +33,7 @@ def train_meta(
     batch_size: int = 8,
     epochs: int = 20,
     learning_rate: float = 3e-3,
+    held_out: float = 0.1,
     seed: int = 0,
     progress: bool | None = None,
 ) -> MetaClassifier:
@@ -48,6 +51,11 @@ def train_meta(
     tokenizer : of the model
     heads : ExitHeads, optional
         Through which tokens will leave.
+    epochs : int
+        The most; the classifier of the epoch that was best on texts held out is kept.
+    held_out : float
+        Share of the texts that is held out, in [0, 1): none of fewer than 1 / held_out. Without
+        any, the last epoch's is kept, which may be surer than it should be.
 
     Returns
     -------
@@ -57,21 +65,30 @@ def train_meta(
     checks.count("epochs", epochs)
     refuse_training(model)
     family = family_of(model)
-    inputs, labels = agreement_examples(
-        model,
-        texts,
-        tokenizer,
-        heads=heads,
-        max_new_tokens=max_new_tokens,
-        max_source_length=max_source_length,
-        batch_size=batch_size,
-    )
+    share = checks.between("held_out", held_out, 0.0, 1.0) if held_out else 0.0
+    n_held = int(share * len(texts))
     generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(texts), generator=generator).tolist()
+
+    def examples(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return agreement_examples(
+            model,
+            [texts[k] for k in chosen],
+            tokenizer,
+            heads=heads,
+            max_new_tokens=max_new_tokens,
+            max_source_length=max_source_length,
+            batch_size=batch_size,
+        )
+
+    inputs, labels = examples(order[n_held:])
+    held = examples(order[:n_held]) if n_held else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
     classifier = classifier.to(family.head.weight.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
+    best, kept = math.inf, classifier.state_dict()
     with steps("training", epochs, progress) as advance, torch.enable_grad():
         for _ in range(epochs):
             for index in torch.split(torch.randperm(len(inputs), generator=generator), 256):
@@ -80,7 +97,13 @@ def train_meta(
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+            if held is not None:
+                with torch.no_grad():
+                    missed = float(cross_entropy(classifier(held[0]), held[1]))
+                if missed < best:
+                    best, kept = missed, copy.deepcopy(classifier.state_dict())
             advance()
+    classifier.load_state_dict(kept)
     return classifier.to(family.head.weight.dtype).eval()
 
 
