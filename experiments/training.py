@@ -6,7 +6,7 @@ A recipe's table [training] is called its plan: `epochs`, `batch`, `lr`, `weight
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 __all__ = [
+    "Recording",
     "Step",
     "fit",
     "make_optimizer",
@@ -85,7 +86,7 @@ def recorded_step(
         loss.backward()
         return loss.detach()
 
-    recordings: dict[torch.Size, _Recording] = {}
+    recordings: dict[torch.Size, Recording] = {}
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         if not inputs.is_cuda:
@@ -94,8 +95,8 @@ def recorded_step(
             if inputs.shape not in recordings:
                 # The first makes the gradients that all of them write to.
                 makes = [] if recordings else list(model.parameters())
-                recordings[inputs.shape] = _Recording(learn, inputs, targets, makes)
-            loss = recordings[inputs.shape].replay(inputs, targets)
+                recordings[inputs.shape] = Recording(learn, (inputs, targets), makes)
+            loss = recordings[inputs.shape].replay((inputs, targets))
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -104,19 +105,26 @@ def recorded_step(
     return step
 
 
-class _Recording:
+class Recording:
     """What a GPU does with a batch of one shape, to be done again with others.
 
     Parameters
     ----------
+    learn : callable
+        From the parts of a batch to its loss, or losses; leaves gradients behind.
+    batch : tensors
+        None for parts that there are not.
     makes : list of parameters
         Whose gradients are to be allocated here.
     """
 
     def __init__(
-        self, learn: Step, inputs: Tensor, targets: Tensor, makes: list[nn.Parameter]
+        self,
+        learn: Callable[..., Tensor],
+        batch: Sequence[Tensor | None],
+        makes: list[nn.Parameter],
     ) -> None:
-        self._held = (inputs.clone(), targets.clone())
+        self._held = [None if part is None else part.clone() for part in batch]
         self._graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -127,14 +135,15 @@ class _Recording:
         for parameter in makes:
             parameter.grad = None
         with torch.cuda.graph(self._graph):
-            self._loss = learn(*self._held)
+            self._result = learn(*self._held)
 
-    def replay(self, *batch: Tensor) -> Tensor:
-        """Return the loss of another batch."""
+    def replay(self, batch: Sequence[Tensor | None]) -> Tensor:
+        """Return what `learn` returns of another batch."""
         for held, new in zip(self._held, batch, strict=True):
-            held.copy_(new)
+            if held is not None:
+                held.copy_(new)
         self._graph.replay()
-        return self._loss
+        return self._result
 
 
 def one_cycle(share: float, warm_up: float = 0.15) -> float:

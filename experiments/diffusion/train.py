@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from experiments.diffusion.images import Images, load
+from experiments.training import Recording
 from swiftsure.diffusion import DDIM, DeeDiff, Schedule, deediff_losses
 from swiftsure.torch.models import UViT
 
@@ -89,31 +90,14 @@ def recorded(
     """
     if not graphs:
         return learn
-    held: list[Batch] = []
-    graph = torch.cuda.CUDAGraph()
-    result: list[Tensor] = []
-
-    def record(batch: Batch) -> None:
-        held.append(Batch(*(None if each is None else each.clone() for each in batch)))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                learn(held[0])
-        torch.cuda.current_stream().wait_stream(side)
-        for parameter in model.parameters():
-            parameter.grad = None
-        with torch.cuda.graph(graph):
-            result.append(learn(held[0]))
+    recordings: list[Recording] = []
 
     def replay(batch: Batch) -> Tensor:
-        if not held:
-            record(batch)
-        for kept, new in zip(held[0], batch, strict=True):
-            if kept is not None:
-                kept.copy_(new)
-        graph.replay()
-        return result[0]
+        if not recordings:
+            recordings.append(
+                Recording(lambda *parts: learn(Batch(*parts)), batch, list(model.parameters()))
+            )
+        return recordings[0].replay(batch)
 
     return replay
 
