@@ -167,6 +167,25 @@ def test_a_trained_model_is_swept(load, folder, monkeypatch):
     records.main()
 
 
+def test_what_is_said_of_smollm2_is_in_its_records():
+    from swiftsure import ThresholdRecord, calibrate
+
+    rows = {}
+    for name, cost in (("calm", "layers"), ("bild", "large_passes")):
+        file = "smollm2_meta.parquet" if name == "calm" else "smollm2.parquet"
+        record = ThresholdRecord.load(ROOT / "experiments" / name / "results" / file)
+        for epsilon in (0.05, 0.1, 0.2, 0.3):
+            policy = calibrate(record, risk="consistency", loss="rouge_l", epsilon=epsilon)
+            place = int(abs(record.thresholds - policy.threshold).argmin())
+            for key in (cost, "flops"):
+                means = record.costs[key].mean(axis=0)
+                saved = 100 * (1 - means[place] / means[0])
+                rows.setdefault(f"{epsilon:g}", []).append(f"{saved:.1f} %")
+    said = (ROOT / "experiments" / "translation" / "README.md").read_text(encoding="utf-8")
+    for epsilon, cells in rows.items():
+        assert f"| {' | '.join([epsilon, *cells])} |" in said
+
+
 @pytest.mark.slow
 def test_a_pair_is_swept(load, folder, monkeypatch):
     from transformers import T5Config, T5ForConditionalGeneration
