@@ -266,7 +266,7 @@ def run(
     for batch in batches:
         n = 4 * batch if batch > 1 else 48
         results += measure(device, batch, width, repeats, n if device == "cpu" else 32 * batch)
-    results.append(collecting(device, max(batches), width, 8))
+    results.append(collecting(device, max(batches), width, 15))
     return results
 
 
