@@ -22,6 +22,7 @@ __all__ = [
     "one_cycle",
     "recorded_step",
     "refresh_statistics",
+    "root_mean_square",
 ]
 
 Step = Callable[[Tensor, Tensor], Tensor]

@@ -30,6 +30,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4, help="of 30, to draft with")
     parser.add_argument("--fit", type=int, default=1000, help="prompts to fit the head on")
     parser.add_argument("--test", type=int, default=1000, help="prompts to sweep over")
+    parser.add_argument(
+        "--first", type=int, default=0, help="of those: what was looked at before stays out"
+    )
     arguments = parser.parse_args()
     model, tokenizer = loaded(arguments.model)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -40,7 +43,7 @@ def main() -> None:
     record = sweep_pair(
         model,
         self_draft(model, arguments.blocks, heads=heads),
-        tests(arguments.data, arguments.test, set(seen)),
+        tests(arguments.data, arguments.first, arguments.test, set(seen)),
         tokenizer=tokenizer,
         thresholds=THRESHOLDS,
         rule=Rollback(None, fallback=0.5),

@@ -39,8 +39,8 @@ RULES = {
 N_HELD = 64
 
 
-def prompts(folder: Path, part: str, n: int) -> list[str]:
-    """Return the first words of n captions, no two alike."""
+def prompts(folder: Path, part: str, n: int | None) -> list[str]:
+    """Return the first words of n captions (None: of all), no two alike."""
     captions = multi30k(folder / "multi30k", part).english
     starts = dict.fromkeys(" ".join(caption.split()[:N_WORDS]) for caption in captions)
     return list(starts)[:n]
@@ -55,10 +55,10 @@ def loaded(file: Path) -> tuple[Any, Any]:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
-def tests(folder: Path, n: int, seen: Collection[str]) -> list[str]:
-    """Return n prompts of the test parts that are none of those seen."""
-    found = [text for part in PARTS for text in prompts(folder, part, n)]
-    return [text for text in dict.fromkeys(found) if text not in seen][:n]
+def tests(folder: Path, first: int, n: int, seen: Collection[str]) -> list[str]:
+    """Return n prompts of the test parts, from the first one on, that are none of those seen."""
+    found = [text for part in PARTS for text in prompts(folder, part, None)]
+    return [text for text in dict.fromkeys(found) if text not in seen][first : first + n]
 
 
 def main() -> None:
@@ -70,6 +70,9 @@ def main() -> None:
     parser.add_argument("--meta", type=int, default=500, help="others, to train the classifier on")
     parser.add_argument("--scores", nargs="+", choices=RULES, default=["meta"])
     parser.add_argument("--test", type=int, default=2000, help="prompts to sweep over")
+    parser.add_argument(
+        "--first", type=int, default=0, help="of those: what was looked at before stays out"
+    )
     parser.add_argument("--batch", type=int, default=32)
     arguments = parser.parse_args()
     model, tokenizer = loaded(arguments.model)
@@ -92,7 +95,7 @@ def main() -> None:
     print(json.dumps(report), flush=True)
     (arguments.output / "smollm2.json").write_text(json.dumps(report, indent=2) + "\n")
 
-    fresh = tests(arguments.data, arguments.test, set(training))
+    fresh = tests(arguments.data, arguments.first, arguments.test, set(training))
     classifier = None
     if "meta" in arguments.scores:
         options["batch_size"] = arguments.batch

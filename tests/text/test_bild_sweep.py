@@ -262,14 +262,22 @@ def test_what_cannot_be_swept(options, message, tmp_path):
 
 def test_texts_that_the_draft_was_fitted_on():
     model, words, given = llama(layers=4), tokenizer(), texts(N)
-    heads = fit_exit_heads(model, given[:2], words, exits=[1], max_new_tokens=4)
+    heads, others = (
+        fit_exit_heads(model, given[:n], words, exits=[1], max_new_tokens=4) for n in (2, 1)
+    )
     draft = self_draft(model, 2, heads=heads)
     options = {"tokenizer": words, "thresholds": [1.0], "max_new_tokens": 4}
     with pytest.raises(
         ValueError, match=r"new to the draft's head, which saw 1 of them .*number 1"
     ):
         sweep_pair(model, draft, [given[3], given[1]], **options)
-    assert sweep_pair(model, draft, given[2:], **options).n == N - 2
+    record = sweep_pair(model, draft, given[2:], **options)
+    assert record.n == N - 2
+    # What is certified with this head is not certified with another, or with none.
+    drafts = [draft, self_draft(model, 2, heads=others), self_draft(model, 2)]
+    found = [pair_fingerprint(model, small) for small in drafts]
+    assert record.fingerprint == found[0]
+    assert len(set(found)) == 3
 
 
 def test_another_tokenizer():

@@ -88,7 +88,7 @@ def train_meta(
         classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
     classifier = classifier.to(family.head.weight.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
-    best, kept = math.inf, classifier.state_dict()
+    best, kept = math.inf, classifier.state_dict()  # which follows the training, until it is copied
     with steps("training", epochs, progress) as advance, torch.enable_grad():
         for _ in range(epochs):
             for index in torch.split(torch.randperm(len(inputs), generator=generator), 256):

@@ -86,7 +86,7 @@ class Reducer:
 
     @property
     def fingerprint(self) -> str | None:
-        """The model's, if it has parameters to take one of."""
+        """The model's, as it was before it ran; None of what is no module."""
         return None if self._fingerprint is None else self._fingerprint.result()
 
     def begin(self, batch: Batch, done: int) -> "Begun":
