@@ -2,16 +2,17 @@
 
 A T5 of random weights, or a saved one, on random inputs:
 `python benchmarks/calm.py [--model FOLDER] [--device cuda] [--batch 1 8 32]`. The threshold of each
-confidence is the one that saves about half of the decoder's blocks. With the sweeps of a saved one,
-`--records FOLDER --texts FILE`, each is the one that keeps the BLEU gap. What a decoder of half the
-blocks takes, with nothing to decide, is the most that such a saving can turn into time: the rest of
-`generate` (encoder, head, its own loop) stays. Ratios in one run, best times.
+confidence is the one that saves about half of the decoder's blocks. On texts, `--texts FILE`, it is
+the one that keeps the BLEU gap, and the model is the library's translator, or one of yours with its
+sweeps (`--model FOLDER --records FOLDER`). What a decoder of half the blocks takes, with nothing to
+decide, is the most that such a saving can turn into time: the rest of `generate` (encoder, head,
+its own loop) stays. Ratios in one run, best times.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from swiftsure import calibrate
+from swiftsure import assets, calibrate
 from swiftsure.reproduce.calm import load_sweeps
 from swiftsure.text import CalmModel, ExitRule, MetaClassifier
 
@@ -197,14 +198,14 @@ def run(
     return results
 
 
-def certified(model: Any, folder: Path, device: str) -> dict[str, CalmModel]:
+def certified(model: Any, folder: Path, classifier: Path) -> dict[str, CalmModel]:
     """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
     found = {}
     for score, record in load_sweeps(folder).items():
         policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
         judge = None
         if score == "meta":
-            judge = MetaClassifier.load(next(folder.glob("*_meta.safetensors"))).to(device).eval()
+            judge = MetaClassifier.load(classifier).to(model.device).eval()
         found[f"{score}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
     return found
 
@@ -216,10 +217,9 @@ def run_certified(
     fast: dict[str, CalmModel],
     batches: Sequence[int],
     repeats: int,
-) -> list[Result]:
-    """Measure on texts, under policies."""
+) -> Iterator[list[Result]]:
+    """Measure on texts, under policies, in batches of one size after the other."""
     options = next(iter(fast.values())).policy.settings["generation"]
-    results = []
     for batch in batches:
         inputs = [
             tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt")
@@ -230,8 +230,7 @@ def run_certified(
             for each in inputs
         ]
         where = f"{model.device.type}, batch {batch}: "
-        results += measure(model, where, given, options, fast, repeats)
-    return results
+        yield measure(model, where, given, options, fast, repeats)
 
 
 def main() -> None:
@@ -239,7 +238,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--model", type=Path, help="folder of a saved T5")
-    parser.add_argument("--records", type=Path, help="folder of the model's sweeps")
+    parser.add_argument("--records", type=Path, default=assets.CALM, help="the model's sweeps")
+    parser.add_argument("--classifier", type=Path, help="meta.safetensors beside the model, if not")
     parser.add_argument("--texts", type=Path, help="file with one text a line")
     parser.add_argument("--n", type=int, default=32, help="how many texts")
     parser.add_argument("--width", type=int, default=512)
@@ -247,22 +247,22 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32128)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    if (arguments.records is None) != (arguments.texts is None):
-        parser.error("--records needs --texts, and the other way round")
-    if arguments.model is None:
+    folder = arguments.model or (arguments.texts and assets.TRANSLATOR)
+    if folder is None:
         model = random_t5(arguments.width, arguments.layers, arguments.vocabulary)
     else:
-        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     model = model.to(arguments.device)
     repeats = arguments.repeats
-    if arguments.records is None:
+    if arguments.texts is None:
         show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
         return
-    fast = certified(model, arguments.records, arguments.device)
+    classifier = arguments.classifier or folder / "meta.safetensors"
+    fast = certified(model, arguments.records, classifier)
     texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    results = run_certified(model, tokenizer, texts, fast, arguments.batch, repeats)
-    show(TITLE, results, Console())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for results in run_certified(model, tokenizer, texts, fast, arguments.batch, repeats):
+        show(TITLE, results, Console())  # as they come: each size takes minutes
 
 
 if __name__ == "__main__":

@@ -26,16 +26,19 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", GALLERY, ids=lambda script: script.stem)
 def test_a_program_of_the_gallery_runs(script, tmp_path, monkeypatch, capsys):
-    if "torch" in script.read_text(encoding="utf-8"):
-        pytest.importorskip("torch")
+    for package in ("torch", "transformers"):
+        if package in script.read_text(encoding="utf-8"):
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
-    assert "Leaves at the first of" in capsys.readouterr().out  # something was certified
+    certified = re.search("Leaves at the first of|Runs at threshold", capsys.readouterr().out)
+    assert certified
 
 
 def test_the_gallery_shows_every_program():
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
-    assert [f'--8<-- "{script.name}"' in page for script in GALLERY] == [True] * 3
+    assert GALLERY
+    assert all(f'--8<-- "{script.name}"' in page for script in GALLERY)
 
 
 def test_some_page_has_examples():

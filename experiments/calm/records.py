@@ -19,19 +19,21 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
-from swiftsure.text import MetaClassifier, sweep, train_meta
+from swiftsure.text import ExitRule, MetaClassifier, sweep, train_meta
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
 PARTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 GENERATION = {"max_new_tokens": 64}
 
-THRESHOLDS = {
-    "softmax": np.linspace(0.98, 0.0, 25).round(3),
-    "saturation": (1 - np.geomspace(0.002, 0.6, 25)).round(4),
-    "meta": np.linspace(0.98, 0.02, 25).round(3),
+PROBABILITIES = np.linspace(0.98, 0.0, 25).round(3)
+MEASURES = {
+    "softmax": (ExitRule(None), PROBABILITIES),
+    "shortlist": (ExitRule(None, shortlist=64), PROBABILITIES),
+    "saturation": (ExitRule(None, score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
+    "meta": (ExitRule(None, score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
 }
-"""Safest first; the full model comes before them."""
+"""Rules and their thresholds, safest first; the full model comes before them."""
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=TRANSLATION / "results" / NAME)
     parser.add_argument("--output", type=Path, default=HERE / "results")
-    parser.add_argument("--scores", nargs="+", default=list(THRESHOLDS))
+    parser.add_argument("--scores", nargs="+", default=list(MEASURES))
     parser.add_argument("--sentences", type=int, help="of each part; all by default")
     parser.add_argument("--batch", type=int, default=256)
     arguments = parser.parse_args()
@@ -74,14 +76,15 @@ def main() -> None:
     references = [text for pairs in tests.values() for text in pairs.english]
     ids = [f"{part}_{i}" for part, pairs in tests.items() for i in range(len(pairs.german))]
     for score in arguments.scores:
+        rule, thresholds = MEASURES[score]
         record = sweep(
             model,
             texts,
             references,
             tokenizer=tokenizer,
-            thresholds=THRESHOLDS[score],
+            thresholds=thresholds,
             losses=["bleu", "rouge_l"],
-            score=score,
+            rule=rule,
             classifier=classifier if score == "meta" else None,
             generation=GENERATION,
             ids=ids,

@@ -68,6 +68,24 @@ def test_segmentation_writes_the_papers_tables(run, tmp_path):
     assert run("reproduce", "segmentation", "--record", "record.parquet").status == 2
 
 
+def test_segmentation_and_calm_have_records_of_their_own(run, tmp_path):
+    done = run("reproduce", "segmentation", "--splits", "2", "--draws", "2", "-o", str(tmp_path))
+    assert done.status == 0, done.err
+    # Every cell has the table's three levels, of which 186 images cannot certify the first.
+    row = next(line for line in done.out.splitlines() if line.startswith("Mean, Top-1"))
+    assert all(cell.startswith("– / ") and cell.count("/") == 2 for cell in row.split("\t")[1:])
+    assert (tmp_path / "by_video.csv").is_file()
+    done = run("reproduce", "calm", "--splits", "2", "-o", str(tmp_path), "--json")
+    assert done.status == 0, done.err
+    layers = {
+        row["score"]: row["ε=0.05"]
+        for row in json.loads(done.out)["table"]
+        if (row["control"], row["n"]) == ("UCB (STaR)", 1000)
+    }
+    assert list(layers) == ["softmax", "saturation", "meta"]
+    assert all(1 <= found < 4 for found in layers.values())
+
+
 def test_calm_compares_confidence_measures(run, folder, made):
     done = run("reproduce", "calm", "--records", "sweeps", "--loss", "rouge_l", "--splits", "3",
                "-o", "out", "--json")  # fmt: skip

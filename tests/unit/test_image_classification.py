@@ -30,21 +30,22 @@ def result(folder):
 def test_own_records_come_with_the_library():
     records = load_records()
     assert list(records)[:2] == ["MSDNet, CIFAR-10", "L2W-DEN, CIFAR-10"]
-    assert "MSDNet, Tiny-ImageNet-100" in records
+    assert {f"{name}, Tiny-ImageNet-100" for name in ("MSDNet", "DViT", "Dyn-Perc")} < set(records)
     for record in records.values():
         assert set(record.losses) == set(record.inconsistencies) == {"zero_one", "brier"}
         assert {"exit", "flops"} <= set(record.costs)
         assert set(record.confidences) == {"top1", "top_diff", "entropy"}
         assert record.fingerprint is not None
         # Exits improve on the whole: the paper's Eq. 2, which Fig. 1 shows.
-        assert (np.diff(record.losses["zero_one"].mean(axis=0)) < 0).all()
-        brier = record.losses["brier"].mean(axis=0)
-        assert (np.diff(brier) < 0.001).all()  # the last two of one network are level
-        assert brier[-1] < brier[0]
+        for loss in record.losses.values():
+            mean = loss.mean(axis=0)
+            assert (np.diff(mean) < 0.001).all()  # two exits of a network may be level
+            assert mean[-1] < mean[0]
     accuracy = {name: 1 - each.losses["zero_one"][:, -1].mean() for name, each in records.items()}
     assert accuracy["MSDNet, CIFAR-10"] > 0.94
     assert accuracy["L2W-DEN, CIFAR-10"] > 0.94
     assert accuracy["MSDNet, Tiny-ImageNet-100"] > 0.65
+    assert accuracy["Dyn-Perc, Tiny-ImageNet-100"] > 0.6
 
 
 def test_every_size_risk_and_model_is_studied(result):

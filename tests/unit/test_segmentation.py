@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure import assets
 from swiftsure.report import scenes_figure
 from swiftsure.reproduce import segmentation
-from swiftsure.reproduce.segmentation import RISKS, SCORES, published
+from swiftsure.reproduce.segmentation import EPSILONS, RISKS, SCORES, TABLE_LEVELS, published
 
 N, EXITS = 300, 4
 
@@ -47,6 +48,19 @@ def test_the_table_has_the_papers_layout(result):
         assert list(ours[0]) == list(theirs[0])
         assert len(ours) == 9
         assert len(ours[0]) == 13
+
+
+def test_every_level_of_the_tables_is_studied_by_default():
+    assert set(TABLE_LEVELS) <= set(EPSILONS.tolist())
+
+
+def test_own_record_comes_with_the_library():
+    record = ss.ExitRecord.load(assets.SEGMENTATION)
+    assert (record.n, record.n_exits) == (233, 4)
+    assert set(record.confidences) == set(SCORES)
+    assert set(record.groups) == {"0001TP", "Seq05VD"}
+    assert (np.diff(record.losses["miou"].mean(axis=0)) < 0).all()
+    assert record.fingerprint is not None
 
 
 def test_cells_are_the_mean_gain_or_say_that_nothing_is_certified(result):

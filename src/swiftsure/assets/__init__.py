@@ -1,7 +1,7 @@
-"""What comes with the library: exit records of trained networks, one of them, and some images.
+"""What comes with the library: records of trained networks, two of these, and some images.
 
-The network and its record make the first run real without any download; see
-`experiments/image_classification` for how they were made.
+MSDNet on CIFAR-10 with its record, and a T5 that translates German to English and may stop at any
+decoder layer, make a first run real without any download. See `experiments` for how all was made.
 """
 
 import json
@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from swiftsure.records import ExitRecord
 
 __all__ = [
+    "CALM",
     "IMAGE_CLASSIFICATION",
     "NETWORK",
+    "SEGMENTATION",
+    "TRANSLATOR",
     "SampleImages",
     "calibration_record",
     "network",
@@ -26,7 +29,13 @@ __all__ = [
 FOLDER = Path(__file__).parent
 IMAGE_CLASSIFICATION = FOLDER / "image_classification"
 """Exit records of classifiers, as `swiftsure reproduce image-classification` reads them."""
+SEGMENTATION = FOLDER / "segmentation" / "adp_c_camvid.parquet"
+"""Exit record of ADP-C on CamVid; beside it, as .npz, what it says of two scenes."""
+CALM = FOLDER / "calm"
+"""Threshold records of the translator, one a confidence measure."""
 NETWORK = FOLDER / "msdnet_cifar10"
+TRANSLATOR = FOLDER / "t5_multi30k"
+"""An early-exit T5 and its tokenizer, as `from_pretrained` reads them, and `meta.safetensors`."""
 
 
 class SampleImages(NamedTuple):

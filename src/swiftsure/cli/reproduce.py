@@ -75,9 +75,11 @@ def calm_cnndm(
 @reproduce.command("calm", cls=Verb)
 def calm(
     records: Annotated[
-        Path,
-        typer.Option(help="Folder of NAME_SCORE.parquet, one a measure.", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            help="Folder of NAME_SCORE.parquet, one a measure; the library's own by default."
+        ),
+    ] = None,
     risk: TextRisk = "gap",
     loss: Annotated[str, typer.Option(help="Loss of the records.")] = "bleu",
     splits: Splits = 100,
@@ -90,13 +92,14 @@ def calm(
 
     [bold]Example[/bold]
 
-        swiftsure reproduce calm --records sweeps --loss rouge_l -o results
+        swiftsure reproduce calm --loss rouge_l -o results
     """
+    from swiftsure import assets
     from swiftsure.reproduce import calm as experiment
     from swiftsure.reproduce.calm import load_sweeps
 
     result = experiment(
-        load_sweeps(records),
+        load_sweeps(records or assets.CALM),
         risk=risk,
         loss=loss,
         splits=splits,
@@ -270,12 +273,17 @@ def bild(
 @reproduce.command("segmentation", cls=Verb)
 def segmentation(
     record: Annotated[
-        Path,
-        typer.Option(help="Exit record with the nine image-level scores.", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            help="Exit record with the nine image-level scores; the library's own by default."
+        ),
+    ] = None,
     scenes: Annotated[
         Path | None,
-        typer.Option(help="npz with labels, predictions and confidences of two scenes."),
+        typer.Option(
+            help="npz with labels, predictions and confidences of two scenes; the library's own"
+            " with its record."
+        ),
     ] = None,
     splits: Splits = 100,
     draws: Draws = 1000,
@@ -288,12 +296,16 @@ def segmentation(
 
     [bold]Example[/bold]
 
-        swiftsure reproduce segmentation --record scenes.parquet --draws 100
+        swiftsure reproduce segmentation --draws 100 -o results
     """
+    from swiftsure import assets
     from swiftsure.files import npz
     from swiftsure.records import ExitRecord
     from swiftsure.reproduce import segmentation as experiment
 
+    if record is None:
+        record = assets.SEGMENTATION
+        scenes = scenes or record.with_suffix(".npz")
     result = experiment(
         ExitRecord.load(record),
         splits=splits,

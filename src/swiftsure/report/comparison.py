@@ -34,7 +34,7 @@ def exits_figure(
     losses = list(dict.fromkeys(name for record in records.values() for name in record.losses))
     if not losses:
         raise ValueError("`records` must hold losses against labels.")
-    figure = new_figure(3.9 * len(losses) + 0.4, 3.6)
+    figure = new_figure(3.9 * len(losses) + 0.4, 3.9)
     for axis, loss in zip(figure.subplots(1, len(losses), squeeze=False)[0], losses, strict=True):
         for color, (name, record) in zip(COLORS * 4, records.items(), strict=False):
             if loss not in record.losses:
@@ -47,7 +47,11 @@ def exits_figure(
         axis.set_ylabel(TITLES.get(loss, f"mean {loss}"))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         tidy(axis)
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if len(labels) > 1:
+        columns = min(3, len(losses) + 1)
+        look = {"frameon": False, "fontsize": 8}
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
     return finished(figure, path)
 
 

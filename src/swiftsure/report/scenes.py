@@ -43,7 +43,7 @@ def scenes_figure(
         figure = new_figure(4.2, 3.6)
         _draw_differences(figure.subplots(), differences)
         return finished(figure, path)
-    figure = new_figure(13.0, 4.4)
+    figure = new_figure(13.0, 3.7)
     sides: Any = figure.subfigures(1, 2, width_ratios=(1, 3.2))
     left, right = sides
     _draw_differences(left.subplots(), differences)

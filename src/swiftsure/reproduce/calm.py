@@ -1,7 +1,7 @@
 """Text generation with CALM (section 5.3 of the paper), from threshold records of our own models.
 
 One record a confidence measure, as `experiments/calm` makes them: losses and decoder layers of
-every text at every threshold.
+every text at every threshold. Those of a T5 on Multi30k come with the library.
 """
 
 import os
@@ -23,8 +23,8 @@ from swiftsure.study import Study
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 
-SCORES = ("softmax", "saturation", "meta")
-"""Confidence measures, in the paper's order."""
+SCORES = ("softmax", "shortlist", "saturation", "meta")
+"""Confidence measures, in the paper's order; the second is the softmax over fewer words."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Semantic segmentation (section 5.2 of the paper: Tables 1, 3 and 4, and its figures).
 
-From an exit record with the nine image-level scores, such as `experiments/segmentation` makes.
+From an exit record with the nine image-level scores, such as `experiments/segmentation` made of
+ADP-C on CamVid, which comes with the library.
 
 Frames of a video depend on each other. The tables take them for independent, as the paper does, and
 what they certify is then of frames drawn like these, and not of the next video. `by_group` shows
@@ -11,6 +12,7 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ SIMPLEST = "mean_top1"
 CONTROLS = {"UCB (WSR)": Control("ucb", bound="wsr"), "CRC (monotone)": Control("crc")}
 TABLE_CONTROL = "UCB (WSR)"
 TABLE_LEVELS = (0.01, 0.05, 0.1)
-EPSILONS = np.concatenate([[0.01], np.arange(0.02, 0.201, 0.02)]).round(2)
+EPSILONS = np.union1d(TABLE_LEVELS, np.arange(0.02, 0.201, 0.02).round(2))
 GAINS = {"exit": "mean exit", "flops": "GFLOPs"}
 NOT_CERTIFIED = "–"
 
@@ -161,7 +163,7 @@ class SegmentationResult:
             **{
                 f"table_{gain}.{kind}": text(self.table(gain))
                 for gain in GAINS
-                for kind, text in (("md", markdown_table), ("csv", csv_text))
+                for kind, text in (("md", partial(markdown_table, decimals=1)), ("csv", csv_text))
             },
             "summary.csv": csv_text(self.summary()),
         }

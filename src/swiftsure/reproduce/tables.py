@@ -16,9 +16,12 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def markdown_table(rows: list[dict[str, Any]]) -> str:
-    """Return rows as a Markdown table; numbers keep two decimals."""
+def markdown_table(rows: list[dict[str, Any]], decimals: int = 2) -> str:
+    """Return rows as a Markdown table."""
     names = list(rows[0])
-    cells = [[f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    cells = [
+        [f"{v:.{decimals}f}" if isinstance(v, float) else str(v) for v in row.values()]
+        for row in rows
+    ]
     lines = [names, ["---"] * len(names), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
