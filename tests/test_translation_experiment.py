@@ -1,5 +1,6 @@
 """The translation experiment: files are read, the vocabulary is SentencePiece's, recipes train."""
 
+import csv
 import gzip
 import importlib
 import json
@@ -165,6 +166,24 @@ def test_a_trained_model_is_swept(load, folder, monkeypatch):
     (folder / "out" / "t5_multi30k_meta_shards" / "shard-00000.parquet").unlink()
     monkeypatch.setattr(records, "train_meta", None)  # goes on with the classifier that it has
     records.main()
+
+
+def test_what_is_said_of_the_translator_is_in_its_tables():
+    said = (ROOT / "experiments" / "translation" / "README.md").read_text(encoding="utf-8")
+    table = (ROOT / "experiments" / "calm" / "results" / "calm_summary.csv").open(encoding="utf-8")
+    with table:
+        rows = [
+            row
+            for row in csv.DictReader(table)
+            if (row["control"], row["n"]) == ("UCB (STaR)", "1000")
+        ]
+    for score in ("softmax", "shortlist", "saturation", "meta"):
+        cells = [
+            f"{float(row['exit_layer']):.1f}, {float(row['flops_gain']):.0f} %"
+            for row in rows
+            if row["score"] == score and float(row["epsilon"]) in (0.01, 0.02, 0.05, 0.1)
+        ]
+        assert f"| {' | '.join([score, *cells])} |" in said
 
 
 def test_what_is_said_of_smollm2_is_in_its_records():

@@ -82,7 +82,7 @@ def test_segmentation_and_calm_have_records_of_their_own(run, tmp_path):
         for row in json.loads(done.out)["table"]
         if (row["control"], row["n"]) == ("UCB (STaR)", 1000)
     }
-    assert list(layers) == ["softmax", "saturation", "meta"]
+    assert list(layers) == ["softmax", "shortlist", "saturation", "meta"]
     assert all(1 <= found < 4 for found in layers.values())
 
 

@@ -10,13 +10,19 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import swiftsure as ss
 from swiftsure import assets
-from swiftsure.reproduce.calm import load_sweeps
-from swiftsure.text import CalmModel, MetaClassifier, sweep
+from swiftsure.reproduce.calm import SCORES, load_sweeps
+from swiftsure.text import CalmModel, ExitRule, MetaClassifier, sweep
 
 CAPTIONS = [
     "Ein Mann fährt mit einem roten Fahrrad durch den Park.",
     "Zwei kleine Kinder spielen am Strand mit einem Ball.",
 ]
+RULES = {
+    "softmax": ExitRule(None),
+    "shortlist": ExitRule(None, shortlist=64),
+    "saturation": ExitRule(None, score="saturation"),
+    "meta": ExitRule(None, score="meta"),
+}
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "multi30k"
 
 
@@ -47,7 +53,7 @@ def test_it_translates(model, tokenizer):
     assert all(word in said[1].lower() for word in ("two", "children", "beach", "ball"))
 
 
-@pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
+@pytest.mark.parametrize("score", SCORES)
 def test_a_policy_of_its_records_runs_it(model, tokenizer, records, score):
     record = records[score]
     assert record.n == 2461
@@ -67,7 +73,7 @@ def test_a_policy_of_its_records_runs_it(model, tokenizer, records, score):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the captions in {DATA}")
-@pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
+@pytest.mark.parametrize("score", SCORES)
 def test_its_records_are_what_it_does(model, tokenizer, records, score):
     record, n = records[score], 24
     german, english = (
@@ -84,7 +90,7 @@ def test_its_records_are_what_it_does(model, tokenizer, records, score):
         tokenizer=tokenizer,
         thresholds=record.thresholds[some[1:]],
         losses=["bleu"],
-        score=score,
+        rule=RULES[score],
         classifier=classifier_of(score),
         generation={"max_new_tokens": 64},
         progress=False,
