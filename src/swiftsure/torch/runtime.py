@@ -180,8 +180,10 @@ class EarlyExit(nn.Module):
         temperature = 1.0 if temperatures is None else temperatures[exit_index]
         return exit_output(self.model, exit_index, state, n, temperature)
 
-    def part(self, exit_index: int, output: Any) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return who stays, who leaves (None if nobody), and all confidences.
+    def part(
+        self, exit_index: int, output: Any, ids: Tensor
+    ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
+        """Return those who leave (None if nobody), rows that stay (None if none), all confidences.
 
         This is the exit rule on tensors. A NaN counts as leaving: it must not run on unseen, and
         whoever reads the results finds it among those who left.
@@ -193,8 +195,13 @@ class EarlyExit(nn.Module):
         n_stay = int(staying.sum())
         if n_stay == len(scores):
             return None, None, scores
+        values = plain_output(output)
+        if n_stay == 0:
+            return StreamResult(ids, values, exit_index, scores), None, scores
         order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
-        return order[:n_stay], order[n_stay:], scores
+        stay, gone = order[:n_stay], order[n_stay:]
+        left = StreamResult(ids[gone], rows_of(values, gone), exit_index, scores[gone])
+        return left, stay, scores
 
     def _run(self, batch: Any) -> ExitOutput:
         model, n, device = self.model, size_of(batch), device_of(batch)
@@ -209,19 +216,17 @@ class EarlyExit(nn.Module):
             if not self.may_fire(k):
                 continue
             output = self.answer(k, state, n_here)
-            stay, gone, scores = self.part(k, output)
+            left, stay, scores = self.part(k, output, here)
             if n_here == n:
                 seen[:, k] = scores
             else:
                 seen[here, k] = scores
-            if gone is None or stay is None:
+            if left is None:
                 continue
-            left = rows_of(plain_output(output), gone)
-            gathered.put(StreamResult(here[gone], left, k, scores[gone]))
-            n_here = len(stay)
-            if n_here == 0:
+            gathered.put(left)
+            if stay is None:
                 break
-            here = here[stay]
+            here, n_here = here[stay], len(stay)
             state = model.select(state, stay)
         else:
             output = self.answer(last, self.stage(last, state), n_here)

@@ -146,7 +146,9 @@ def confidence(name: str, output: Any) -> Tensor:
     """Return the confidence of each sample, (n,) in float32, by the score's name."""
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    measure = SCORES[checks.known("score", name, [*SCORES, MODEL_SCORE])]
+    if name not in SCORES:
+        checks.known("score", name, [*SCORES, MODEL_SCORE])
+    measure = SCORES[name]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2

@@ -125,11 +125,10 @@ class Stream:
             return
         if fast.may_fire(k):
             output = fast.answer(k, state, len(ids))
-            stay, gone, scores = fast.part(k, output)
-            if gone is not None and stay is not None:
-                left = rows_of(plain_output(output), gone)
-                results.append(StreamResult(ids[gone], left, k, scores[gone]))
-                if len(stay) == 0:
+            left, stay, _ = fast.part(k, output, ids)
+            if left is not None:
+                results.append(left)
+                if stay is None:
                     return
                 ids, state = ids[stay], fast.model.select(state, stay)
         self._waiting[k + 1].append(_Group(ids, state, group.since))
