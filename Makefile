@@ -19,8 +19,10 @@ help: ## List the targets
 setup: $(INSTALLED) ## Create the virtual environment and install the library with its tools
 	@echo "Ready: $(VENV)"
 
-demo: $(INSTALLED) ## Run the demonstration
+demo: $(INSTALLED) ## Run the demonstrations: images, then text
 	@$(BIN)/swiftsure demo
+	@echo
+	@$(BIN)/swiftsure translate
 
 test: check ## Check the code, then run the tests
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)

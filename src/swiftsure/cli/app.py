@@ -19,6 +19,7 @@ from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
 from swiftsure.cli.reproduce import reproduce
 from swiftsure.cli.simulate import simulate
+from swiftsure.cli.translate import translate
 
 __all__ = ["app", "main"]
 
@@ -36,7 +37,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, collect, calibrate, evaluate, report, plan, monitor, simulate, convert):
+VERBS = (
+    demo,
+    translate,
+    collect,
+    calibrate,
+    evaluate,
+    report,
+    plan,
+    monitor,
+    simulate,
+    convert,
+)
+for verb in VERBS:
     app.command(cls=Verb)(verb)
 app.add_typer(reproduce, name="reproduce")
 
