@@ -28,10 +28,10 @@ GENERATION = {"max_new_tokens": 64}
 
 PROBABILITIES = np.linspace(0.98, 0.0, 25).round(3)
 MEASURES = {
-    "softmax": (ExitRule(None), PROBABILITIES),
-    "shortlist": (ExitRule(None, shortlist=64), PROBABILITIES),
-    "saturation": (ExitRule(None, score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
-    "meta": (ExitRule(None, score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
+    "softmax": (ExitRule(), PROBABILITIES),
+    "shortlist": (ExitRule(shortlist=64), PROBABILITIES),
+    "saturation": (ExitRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
+    "meta": (ExitRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
 }
 """Rules and their thresholds, safest first; the full model comes before them."""
 

@@ -64,7 +64,7 @@ class ExitRule:
     Parameters
     ----------
     threshold : float, optional
-        λ, at most 1; None: never.
+        λ, at most 1; None: never, or as `sweep` says.
     score : {"softmax", "saturation", "meta"}
         Difference of the two largest probabilities; cosine of the states before and after a block;
         a classifier's probability that the block's token is the full model's.
@@ -84,7 +84,7 @@ class ExitRule:
     {'score': 'saturation', 'n_exits': 6}
     """
 
-    threshold: float | None
+    threshold: float | None = None
     score: str = "softmax"
     strict: bool = False
     min_exit: int = 0
