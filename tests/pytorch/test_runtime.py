@@ -169,10 +169,53 @@ def test_single_samples(exit_):
     assert [k for k, _ in model.stages] == list(range(exit_ + 1))
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5, None])
+def test_what_is_given_is_ones_own(threshold):
+    """A head may hand out the batch itself: neither may change with the other."""
+    batch = logits(9)
+    kept = batch.clone()
+    out = EarlyExit(Played(4), policy_of(threshold, 4))(batch)
+    expected = kept[torch.arange(9), out.exits]
+    batch.zero_()
+    assert torch.equal(out.outputs, expected)
+    batch.copy_(kept)
+    out.outputs.zero_()
+    assert torch.equal(batch, kept)
+
+
+class Prior(Staged):
+    """The first head knows only a weight."""
+
+    n_exits = 2
+
+    def __init__(self):
+        super().__init__()
+        self.prior = nn.Parameter(torch.tensor([2.0, 1.0, 0.0]))
+        self.eval()
+
+    def begin(self, batch):
+        return batch
+
+    def advance(self, exit_index, state):
+        return state
+
+    def head(self, exit_index, state):
+        return self.prior.expand(len(state), 3)
+
+
+@pytest.mark.parametrize("threshold", [0.0, None])
+def test_weights_are_not_given_away(threshold):
+    model = Prior()
+    out = EarlyExit(model, policy_of(threshold, 2))(torch.zeros(4, 1))
+    out.outputs.zero_()
+    assert model.prior.tolist() == [2.0, 1.0, 0.0]
+
+
 def test_all_leave_at_once():
-    model = Played(4)
-    out = EarlyExit(model, policy_of(0.0, 4))(logits(9))
+    model, batch = Played(4), logits(9)
+    out = EarlyExit(model, policy_of(0.0, 4))(batch)
     assert out.exits.tolist() == [0] * 9
+    assert torch.equal(out.outputs, batch[:, 0])
     assert [k for k, _ in model.stages] == [0]
     assert [k for k, _ in model.heads] == [0]
 

@@ -225,6 +225,19 @@ def test_batches_larger_than_the_streams():
     assert torch.equal(outputs, expected.outputs)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5, None])
+def test_what_is_given_is_ones_own(threshold):
+    """A head may hand out the batch itself, which the next one may be written over."""
+    batch = logits(24)
+    kept = batch.clone()
+    stream = Stream(EarlyExit(Played(4), policy_of(threshold, 4)), batch_size=6)
+    results = [result for part in batch.split(6) for result in stream.push(part)] + stream.flush()
+    batch.zero_()
+    assert sum(len(result.ids) for result in results) == 24
+    for result in results:
+        assert torch.equal(result.outputs, kept[result.ids, result.exit])
+
+
 def test_all_leave_at_the_first_exit():
     model = Played(4)
     stream = Stream(EarlyExit(model, policy_of(0.0, 4)), batch_size=8)

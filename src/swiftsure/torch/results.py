@@ -13,7 +13,7 @@ from swiftsure.torch.staged import plain_output, shapes_of
 if TYPE_CHECKING:
     from swiftsure.torch.audit import Audit
 
-__all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "refuse_broken"]
+__all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "owned", "refuse_broken"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,12 @@ def ordinary(tree: Any) -> Any:
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.clone() if leaf.is_inference() else leaf, tree
     )
+
+
+@torch.inference_mode(False)
+def owned(tree: Any) -> Any:
+    """Return a copy of a head's whole output, which may be its state, the batch, or a weight."""
+    return pytree.tree_map_only(Tensor, torch.clone, tree)
 
 
 @torch.inference_mode(False)

@@ -16,7 +16,7 @@ from swiftsure.policy import Policy
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
-from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
 from swiftsure.torch.staged import (
     StagedModel,
@@ -197,7 +197,7 @@ class EarlyExit(nn.Module):
             return None, None, scores
         values = plain_output(output)
         if n_stay == 0:
-            return StreamResult(ids, values, exit_index, scores), None, scores
+            return StreamResult(ids, owned(values), exit_index, scores), None, scores
         order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
         stay, gone = order[:n_stay], order[n_stay:]
         left = StreamResult(ids[gone], rows_of(values, gone), exit_index, scores[gone])
@@ -230,7 +230,7 @@ class EarlyExit(nn.Module):
             state = model.select(state, stay)
         else:
             output = self.answer(last, self.stage(last, state), n_here)
-            gathered.put(StreamResult(here, plain_output(output), last))
+            gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
             _ = found.outputs  # looks for NaN, which costs nothing to know at once here

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.results import ExitOutput, Gathered, StreamResult
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
@@ -121,7 +121,8 @@ class Stream:
         fast, last = self.fast, self.fast.model.n_exits - 1
         ids, state = group.ids, fast.stage(k, group.state)
         if k == last:
-            results.append(StreamResult(ids, plain_output(fast.answer(k, state, len(ids))), k))
+            output = fast.answer(k, state, len(ids))
+            results.append(StreamResult(ids, owned(plain_output(output)), k))
             return
         if fast.may_fire(k):
             output = fast.answer(k, state, len(ids))
