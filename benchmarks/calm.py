@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import CLOCKS, Result, show
+from measure import Result, show
 from rich.console import Console
 from torch import Tensor
 from transformers import (
@@ -96,17 +96,16 @@ def with_half(model: Any, generate: Callable[[], list[Any]]) -> list[Any]:
 
 def best(variants: dict[str, Callable[[], object]], device: str, repeats: int) -> dict[str, float]:
     """Seconds of each variant, taken in turn and in changing order."""
-    clock = CLOCKS["wall"] if device == "cuda" else time.process_time
     names, found = list(variants), dict.fromkeys(variants, float("inf"))
     for repeat in range(repeats + 1):  # the first warms up
         random.Random(repeat).shuffle(names)
         for name in names:
             _wait(device)
-            start = clock()
+            start = time.perf_counter()
             variants[name]()
             _wait(device)
             if repeat:
-                found[name] = min(found[name], clock() - start)
+                found[name] = min(found[name], time.perf_counter() - start)
     return found
 
 
@@ -239,7 +238,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--model", type=Path, help="folder of a saved T5")
     parser.add_argument("--records", type=Path, default=assets.CALM, help="the model's sweeps")
-    parser.add_argument("--classifier", type=Path, help="meta.safetensors beside the model, if not")
+    parser.add_argument(
+        "--classifier", type=Path, help="by default beside the model, or its sweeps"
+    )
     parser.add_argument("--texts", type=Path, help="file with one text a line")
     parser.add_argument("--n", type=int, default=32, help="how many texts")
     parser.add_argument("--width", type=int, default=512)
@@ -257,7 +258,8 @@ def main() -> None:
     if arguments.texts is None:
         show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
         return
-    classifier = arguments.classifier or folder / "meta.safetensors"
+    beside = [folder / "meta.safetensors", *arguments.records.glob("*_meta.safetensors")]
+    classifier = arguments.classifier or next(file for file in beside if file.is_file())
     fast = certified(model, arguments.records, classifier)
     texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -81,7 +81,7 @@ def calm(
         ),
     ] = None,
     risk: TextRisk = "gap",
-    loss: Annotated[str, typer.Option(help="Loss of the records.")] = "bleu",
+    loss: Annotated[str, typer.Option(help="Loss of the records: bleu or rouge_l.")] = "bleu",
     splits: Splits = 100,
     delta: options.Delta = 0.1,
     seed: options.Seed = 0,
@@ -114,10 +114,11 @@ def calm(
         return
     levels = [key for key in table[0] if key.startswith("ε")]
     print_table(
-        f"Mean decoder layers per token over {splits} splits",
+        f"Mean decoder layers a token, and FLOPs saved, over {splits} splits: {risk} of {loss}",
         ["score", "control", "n", *levels],
         [
-            [row["score"], row["control"], f"{row['n']:,}", *(f"{row[k]:.2f}" for k in levels)]
+            [row["score"], row["control"], f"{row['n']:,}"]
+            + [_layers(row[level], row.get(f"saved, {level}")) for level in levels]
             for row in table
         ],
         left=2,
@@ -326,8 +327,9 @@ def segmentation(
     for gain, title in (("exit", "mean exit"), ("flops", "FLOPs")):
         print_table(
             f"Gain in {title}, %, over {splits} splits: ε = 0.01, 0.05 and 0.1",
-            ["score", *result.risks],
-            [[row["score"], *_triples(list(row.values())[1:])] for row in tables[gain]],
+            ["score", "gain in", *result.risks],
+            [[row["score"], title, *_triples(list(row.values())[1:])] for row in tables[gain]],
+            left=2,
         )
     if any(file.name == "by_video.csv" for file in files):
         print_text(
@@ -335,6 +337,10 @@ def segmentation(
             " by_video.csv shows each video under thresholds that the others certified."
         )
     _print_files(files)
+
+
+def _layers(layers: float, saved: float | None) -> str:
+    return f"{layers:.2f}" if saved is None else f"{layers:.2f}, {saved:.0f} %"
 
 
 def _print_all(files: list[Path], **found: Any) -> None:

@@ -13,8 +13,16 @@ from swiftsure.study import Study
 
 __all__ = ["exits_figure", "models_figure"]
 
-STYLES = ("-", (0, (4, 1.5)), ":", "-.")
-TITLES = {"zero_one": "accuracy", "brier": "Brier score"}
+STYLES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)))  # the level itself is dotted
+TITLES = {
+    "zero_one": "accuracy",
+    "brier": "Brier score",
+    "miou": "mean mIoU of an image",
+    "miscoverage": "share of wrong pixels",
+    "pixel_brier": "Brier score of pixels",
+}
+QUALITIES = ("zero_one", "miou")
+"""Losses that are 1 less what they are named after, and are drawn as that."""
 
 
 def exits_figure(
@@ -23,7 +31,7 @@ def exits_figure(
     """Draw the mean loss at each exit, a line a record: Fig. 1 of the paper.
 
     The lines of a network whose exits improve on the whole (Eq. 2 of the paper) rise in accuracy
-    and fall in any loss. The 0-1 loss is drawn as accuracy.
+    and fall in any loss. The 0-1 loss is drawn as accuracy, the loss of mIoU as mIoU.
 
     Parameters
     ----------
@@ -40,7 +48,7 @@ def exits_figure(
             if loss not in record.losses:
                 continue
             mean = np.nanmean(record.losses[loss], axis=0)
-            values = 1 - mean if loss == "zero_one" else mean
+            values = 1 - mean if loss in QUALITIES else mean
             exits = np.arange(1, record.n_exits + 1)
             axis.plot(exits, values, color=color, marker="o", markersize=4, label=name)
         axis.set_xlabel("exit")

@@ -85,7 +85,8 @@ def study_figure(
         for axis in (above, below):
             tidy(axis)
         if column == 0:
-            above.set_ylabel(f"test risk ({study.loss} {study.risk})")
+            kinds = {f"{each.loss} {each.risk}" for each in named.values()}
+            above.set_ylabel(f"test risk ({kinds.pop()})" if len(kinds) == 1 else "test risk")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             above.legend(frameon=False, fontsize=8)
     return finished(figure, path)

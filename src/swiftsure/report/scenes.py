@@ -62,7 +62,7 @@ def _draw_differences(axis: Any, differences: Sequence[NDArray[np.float64]]) -> 
     axis.set_xlim(0.5, len(differences) + 0.5)  # with the exits that none took
     axis.set_xlabel("exit taken")
     axis.set_ylabel("|Brier loss at first exit - at last|")
-    axis.set_title("what staying changes (dots: mean)", fontsize=10, loc="left")
+    axis.set_title("what staying changes (orange: mean)", fontsize=10, loc="left")
     tidy(axis)
 
 

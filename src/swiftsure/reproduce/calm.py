@@ -34,7 +34,10 @@ class CalmStudies:
     studies: Mapping[str, Mapping[int, Study]]
 
     def table(self, epsilons: Sequence[float] = (0.02, 0.05, 0.10)) -> list[dict[str, Any]]:
-        """Return mean decoder layers per token: a row for each measure, size and control."""
+        """Return mean decoder layers a token: a row for each measure, size and control.
+
+        "saved, ε=…" are the FLOPs of generation that are saved, in %, looks included.
+        """
         rows = []
         for score, by_size in self.studies.items():
             for n, study in by_size.items():
@@ -43,6 +46,9 @@ class CalmStudies:
                     layers = study.exit_layer[label].mean(axis=0)
                     row: dict[str, Any] = {"score": score, "n": n, "control": label}
                     row |= {f"ε={study.epsilons[j]:g}": float(layers[j]) for j in columns}
+                    saved = study.flops_gain[label].mean(axis=0)
+                    if np.isfinite(saved).all():  # the record counts FLOPs
+                        row |= {f"saved, ε={study.epsilons[j]:g}": float(saved[j]) for j in columns}
                     rows.append(row)
         return rows
 
