@@ -197,13 +197,13 @@ def run(
     return results
 
 
-def certified(model: Any, folder: Path, classifier: Path) -> dict[str, CalmModel]:
+def certified(model: Any, folder: Path, classifier: Path | None) -> dict[str, CalmModel]:
     """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
     found = {}
     for score, record in load_sweeps(folder).items():
         policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
         judge = None
-        if score == "meta":
+        if score == "meta" and classifier is not None:
             judge = MetaClassifier.load(classifier).to(model.device).eval()
         found[f"{score}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
     return found
@@ -259,7 +259,7 @@ def main() -> None:
         show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
         return
     beside = [folder / "meta.safetensors", *arguments.records.glob("*_meta.safetensors")]
-    classifier = arguments.classifier or next(file for file in beside if file.is_file())
+    classifier = arguments.classifier or next((f for f in beside if f.is_file()), None)
     fast = certified(model, arguments.records, classifier)
     texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
     tokenizer = AutoTokenizer.from_pretrained(folder)

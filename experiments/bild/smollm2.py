@@ -8,13 +8,12 @@ the fallback threshold at 0.5, and losses are against the whole model's continua
 smollm2.parquet, and smollm2.json with what the pair costs at each threshold.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
 
-from experiments.calm.smollm2 import GENERATION, loaded, prompts, tests
+from experiments.calm.smollm2 import GENERATION, loaded, prompts, shared_options, tests
 from swiftsure.text import Rollback, fit_exit_heads, self_draft, sweep_pair
 
 HERE = Path(__file__).parent
@@ -23,16 +22,8 @@ THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 12), 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser = shared_options(__doc__, HERE, n_test=1000)
     parser.add_argument("--blocks", type=int, default=4, help="of 30, to draft with")
-    parser.add_argument("--fit", type=int, default=1000, help="prompts to fit the head on")
-    parser.add_argument("--test", type=int, default=1000, help="prompts to sweep over")
-    parser.add_argument(
-        "--first", type=int, default=0, help="of those: what was looked at before stays out"
-    )
     arguments = parser.parse_args()
     model, tokenizer = loaded(arguments.model)
     arguments.output.mkdir(parents=True, exist_ok=True)

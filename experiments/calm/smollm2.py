@@ -61,18 +61,24 @@ def tests(folder: Path, first: int, n: int, seen: Collection[str]) -> list[str]:
     return [text for text in dict.fromkeys(found) if text not in seen][first : first + n]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def shared_options(description: str | None, here: Path, n_test: int) -> argparse.ArgumentParser:
+    """Return the options of what is done with this model; an experiment adds its own."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
-    parser.add_argument("--fit", type=int, default=1000, help="prompts to fit the heads on")
-    parser.add_argument("--meta", type=int, default=500, help="others, to train the classifier on")
-    parser.add_argument("--scores", nargs="+", choices=RULES, default=["meta"])
-    parser.add_argument("--test", type=int, default=2000, help="prompts to sweep over")
+    parser.add_argument("--output", type=Path, default=here / "results")
+    parser.add_argument("--fit", type=int, default=1000, help="prompts to fit exit heads on")
+    parser.add_argument("--test", type=int, default=n_test, help="prompts to sweep over")
     parser.add_argument(
         "--first", type=int, default=0, help="of those: what was looked at before stays out"
     )
+    return parser
+
+
+def main() -> None:
+    parser = shared_options(__doc__, HERE, n_test=2000)
+    parser.add_argument("--meta", type=int, default=500, help="others, to train the classifier on")
+    parser.add_argument("--scores", nargs="+", choices=RULES, default=["meta"])
     parser.add_argument("--batch", type=int, default=32)
     arguments = parser.parse_args()
     model, tokenizer = loaded(arguments.model)

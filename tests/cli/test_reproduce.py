@@ -84,6 +84,10 @@ def test_segmentation_and_calm_have_records_of_their_own(run, tmp_path):
     }
     assert list(layers) == ["softmax", "shortlist", "saturation", "meta"]
     assert all(1 <= found < 4 for found in layers.values())
+    row = json.loads(done.out)["table"][0]
+    shown = run("reproduce", "calm", "--splits", "2", "-o", str(tmp_path)).out.splitlines()[1]
+    cells = [f"{row[e]:.2f}, {row[f'saved, {e}']:.0f} %" for e in ("ε=0.02", "ε=0.05", "ε=0.1")]
+    assert shown.split("\t") == [row["score"], row["control"], "100", *cells]
 
 
 def test_calm_compares_confidence_measures(run, folder, made):

@@ -188,6 +188,23 @@ def test_all_sequences_end_at_once(name):
     assert output.exit_layers.shape == (3, 1)
 
 
+@pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
+def test_a_token_at_the_threshold_leaves_unless_the_rule_is_strict(score):
+    model, rule = t5(), ExitRule(0.999, score=score)
+    judge, inputs = classifier(rule), batch(1, t5())
+
+    def first_token(rule):
+        fast = CalmModel(model, rule, classifier=judge)
+        output = fast.generate(**inputs, max_new_tokens=2, eos_token_id=None)
+        return output.exit_layers[0, 0], output.depths.confidences[0, 0]
+
+    looks = first_token(rule)[1]
+    place = int(np.flatnonzero(np.isfinite(looks))[0])
+    tied = replace(rule, threshold=float(looks[place]))
+    assert first_token(tied)[0] == place + 1
+    assert first_token(replace(tied, strict=True))[0] > place + 1
+
+
 def test_the_lowest_threshold_always_leaves_first():
     model = t5()
     output = CalmModel(model, -1.0).generate(**batch(3, model), max_new_tokens=4, eos_token_id=None)

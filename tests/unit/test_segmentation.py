@@ -8,7 +8,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure import assets
-from swiftsure.report import scenes_figure
+from swiftsure.report import exits_figure, scenes_figure, study_figure
 from swiftsure.reproduce import segmentation
 from swiftsure.reproduce.segmentation import EPSILONS, RISKS, SCORES, TABLE_LEVELS, published
 
@@ -52,6 +52,18 @@ def test_the_table_has_the_papers_layout(result):
 
 def test_every_level_of_the_tables_is_studied_by_default():
     assert set(TABLE_LEVELS) <= set(EPSILONS.tolist())
+
+
+def test_figures_say_what_they_show(result, record):
+    quality, pixels = exits_figure({"ADP-C": record}).axes[:2]
+    assert quality.get_ylabel() == "mean mIoU of an image"
+    np.testing.assert_allclose(quality.lines[0].get_ydata(), 1 - record.losses["miou"].mean(axis=0))
+    assert pixels.get_ylabel() == "Brier score of pixels"
+    np.testing.assert_allclose(
+        pixels.lines[0].get_ydata(), record.losses["pixel_brier"].mean(axis=0)
+    )
+    # Columns of several risks share no name of one.
+    assert study_figure(dict(result.studies["mean_top1"])).axes[0].get_ylabel() == "test risk"
 
 
 def test_own_record_comes_with_the_library():

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["translate"]
 
-LAYERS = 8
 CAPTIONS = [
     "Ein Mann fährt mit einem roten Fahrrad durch den Park.",
     "Zwei kleine Kinder spielen am Strand mit einem Ball.",
@@ -65,14 +64,14 @@ def translate(
         print_json({"sentence": str(policy), **found})
     else:
         print_policy(policy)
-        _print_translations(found["translations"])
+        _print_translations(found["translations"], found["n_layers"])
         if not policy.runs_full_model:
             print_text(f"{found['times_faster']:.2f} times as many tokens a second.", "bold")
     if policy.runs_full_model:
         raise typer.Exit(1)
 
 
-def _print_translations(translations: list[dict[str, Any]]) -> None:
+def _print_translations(translations: list[dict[str, Any]], n_layers: int) -> None:
     if not is_terminal():
         rows = [
             [said["german"], said["full"], said["early"], f"{said['layers']:.1f}"]
@@ -85,7 +84,7 @@ def _print_translations(translations: list[dict[str, Any]]) -> None:
         early = "the same" if said["early"] == said["full"] else said["early"]
         lines += [
             [said["german"], ""],
-            [f"  {said['full']}", f"{LAYERS}"],
+            [f"  {said['full']}", f"{n_layers}"],
             [f"  {early}", f"{said['layers']:.1f}"],
         ]
     print_table("In full, and with early exits", ["", "layers a token"], lines)
@@ -108,7 +107,7 @@ def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
     limit: dict[str, Any] = policy.settings["generation"]
 
     def in_full(**inputs: Any) -> tuple[torch.Tensor, float]:
-        return model.generate(**inputs, **limit, do_sample=False)[0], float(LAYERS)
+        return model.generate(**inputs, **limit, do_sample=False)[0], float(fast.n_exits)
 
     def early(**inputs: Any) -> tuple[torch.Tensor, float]:
         output = fast.generate(**inputs)
@@ -132,6 +131,7 @@ def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
     speeds = {name: tokens[name] / seconds[name] for name in ways}
     return {
         "translations": translations[1:],
+        "n_layers": fast.n_exits,
         "tokens_per_second": speeds,
         "times_faster": speeds["early"] / speeds["full"],
     }
