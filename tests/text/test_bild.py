@@ -72,6 +72,20 @@ def test_any_threshold_is_as_from_scratch(name, level):
 
 
 @pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_as_sure_as_the_fallback_says_is_sure_enough(name):
+    large, small = PAIRS[name]()
+    source = inputs(large, 1)
+
+    def first_draft(fallback):
+        run = written((large, small, Rollback(1.0, fallback=fallback)), source)
+        return next(call for call in run.calls if call.model == "small")
+
+    surety = first_draft(0.0).confidence
+    assert first_draft(surety).event == "accept"
+    assert first_draft(float(np.nextafter(surety, 1.0))).event == "fallback"
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama"])
 def test_no_token_is_read_twice(name):
     """Each call starts where its model's cache ends, cropped to what was kept."""
     large, small = PAIRS[name]()
