@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 if find_spec("torch") is None or find_spec("transformers") is None:
     # All but the one test that is skipped and says why.
     found = Path(__file__).parent.glob("test_*.py")
@@ -11,3 +13,11 @@ else:
     import torch
 
     torch.set_num_threads(1)  # several workers share the cores
+
+    from swiftsure.text import engine, steps
+
+    @pytest.fixture(params=["rows", "mask"])
+    def each_kind_of_step(request, monkeypatch):
+        """Both ways of working on a batch: that of a CPU, and that of a GPU, tried on a CPU."""
+        kind = {"rows": steps.Step, "mask": steps.MaskedStep}[request.param]
+        monkeypatch.setattr(engine, "step_on", lambda _: kind)

@@ -3,6 +3,7 @@
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
 from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits, steps
+from swiftsure.text.confidences import Logits
 from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
+
+pytestmark = pytest.mark.usefixtures("each_kind_of_step")
 
 TOKENS = 10
 ENDS = [EOS, 5, 17, 30, 41, 44, 46]
@@ -325,3 +329,54 @@ def test_a_step_knows_who_left_and_what_they_must_reach():
     assert depths.tolist() == [2, 1, 6, 2]
     assert (list(step.under_way), step.levels) == ([2], [0.3])
     assert looks[:, 1].isnan().tolist() == [False, True, False, False]
+
+
+def test_a_step_takes_all_rows_where_a_mask_is_cheaper():
+    assert steps.step_on(torch.device("cpu")) is steps.Step
+    assert steps.step_on(torch.device("cuda")) is steps.MaskedStep
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("levels", [0.5, [0.25, 0.5, 0.5, 0.75, 0.5, 0.25]])
+def test_both_kinds_of_step_agree(levels, strict):
+    """On who leaves where, ties included, and on everybody's logits."""
+    random = torch.Generator().manual_seed(0)
+    n, n_blocks, vocabulary = 6, 5, 7
+
+    def measured(table, look):
+        return table if look.rows is None else table[look.rows]
+
+    def head(table, inputs):
+        return table[inputs[:, 0, 0].long()].unsqueeze(1)
+
+    seen_depths = set()
+    for _ in range(40):
+        scores = torch.randint(0, 5, (n_blocks - 1, n), generator=random) / 4
+        logits = torch.randn(n_blocks, n, vocabulary, generator=random)
+        states = torch.arange(n).reshape(n, 1, 1).float()  # the number of its row
+        finished = torch.nonzero(torch.rand(n, generator=random) < 0.2).flatten().tolist()
+        told = []
+        for kind in (steps.Step, steps.MaskedStep):
+            step = kind(n, n_blocks, states.device, levels, may_exit=True)
+            step.previous = states
+            if finished:
+                step.finish(finished)
+            for k in range(n_blocks - 1):
+                if step.n_active:
+                    look = step.look(k, states)
+                    seen = Logits(None, measured(logits[k], look))
+                    step.let_leave(look, measured(scores[k], look), seen, strict=strict)
+            whole = None
+            if step.rows_known:
+                whole = step.all_logits(partial(head, logits[-1]), states)
+                whole = whole[[row for row in range(n) if row not in finished]]
+            told.append(
+                (step.depths, step.heads, [note.tolist() for note in step.notes()[1:]], whole)
+            )
+        (depths, heads, notes, whole), (*others, masked) = told
+        assert others[:2] == [depths, heads]
+        assert str(others[2]) == str(notes)  # not a number where nobody looked
+        assert (whole is None) == (masked is None)
+        assert whole is None or torch.equal(whole, masked)
+        seen_depths.update(depths)
+    assert seen_depths == set(range(n_blocks + 1))

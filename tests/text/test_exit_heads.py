@@ -10,6 +10,8 @@ from swiftsure.text.families import family_of
 from text.builders import MODELS, batch, llama, t5
 from text.tokenizing import texts, tokenizer
 
+pytestmark = pytest.mark.usefixtures("each_kind_of_step")
+
 
 def test_least_squares_finds_a_linear_map():
     torch.manual_seed(0)

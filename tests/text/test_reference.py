@@ -10,7 +10,7 @@ from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exi
 from swiftsure.torch.scoring import top_diff
 
 REFERENCE = Reference("calm_t5")
-pytestmark = REFERENCE.needed
+pytestmark = [REFERENCE.needed, pytest.mark.usefixtures("each_kind_of_step")]
 
 
 @pytest.fixture(scope="module")

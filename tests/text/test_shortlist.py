@@ -10,6 +10,8 @@ from swiftsure.text.families import family_of
 from swiftsure.torch.scoring import top_diff
 from text.builders import batch, t5
 
+pytestmark = pytest.mark.usefixtures("each_kind_of_step")
+
 
 def looks(model, n=64):
     """States of four blocks, each a step from the one before."""

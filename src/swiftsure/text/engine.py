@@ -15,11 +15,9 @@ logits.
 """
 
 import inspect
-import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -28,12 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.text.cache import ExitLayer, prepare_cache, rows_of_cache
-from swiftsure.text.confidences import Confidence, Look
+from swiftsure.text.confidences import Confidence
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
 from swiftsure.text.results import Trace
 from swiftsure.text.rules import ExitRule
-from swiftsure.text.steps import Parting, Step, rows_of
+from swiftsure.text.steps import Parting, Step, rows_of, step_on
 
 __all__ = ["Engine"]
 
@@ -127,9 +125,10 @@ class Engine:
         may_exit = (
             alone and bool(reachable.any()) and (number > 0 or self.family.first_token_may_exit)
         )
-        step = Step(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
+        make = step_on(fed.device)
+        step = make(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
         if alone and self._finished:
-            step.leave(0, sorted(self._finished))
+            step.finish(sorted(self._finished))
         return step
 
     # -------------------------------------------------------------------- a block, before it runs
@@ -159,43 +158,22 @@ class Engine:
     ) -> Any:
         states: Tensor = args[0] if args else kwargs["hidden_states"]
         if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
-            self._let_leave(step, index, states)
+            look = step.look(index - 1, states)
+            scores = self.confidence.measure(look)
+            step.let_leave(look, scores, self.confidence.seen, strict=self.rule.strict)
         step.previous = states
-        if step.n_active == step.n:
+        if step.n_active and step.undivided:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
             layer = _own_layers(arguments["past_key_values"])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
-        parting: Parting = step.parting  # type: ignore[assignment]
         if step.compacts:
+            parting: Parting = step.parting  # type: ignore[assignment]
             return self._run_compacted(parting, index, forward, states, arguments)
         output = forward(*args, **kwargs)
-        return _with_states(output, torch.where(parting.gone, states, _states(output)))
-
-    def _let_leave(self, step: Step, index: int, states: Tensor) -> None:
-        """Look at those under way after block `index - 1`, and let the confident ones leave."""
-        rows = None if step.parting is None else step.parting.active
-        now, before = states[:, 0], step.previous[:, 0]  # type: ignore[index]
-        look = Look(
-            index - 1,
-            now if rows is None else now.index_select(0, rows),
-            before if rows is None else before.index_select(0, rows),
-            rows,
-            step.n,
-            _on(step.levels, states.device),
-        )
-        # The one synchronisation of a look: who is left decides what runs.
-        scores = self.confidence.measure(look).tolist()
-        seen = self.confidence.seen
-        step.note(index - 1, scores, seen)
-        leaves = operator.gt if self.rule.strict else operator.ge  # a NaN does neither, and stays
-        levels = repeat(step.levels) if isinstance(step.levels, float) else step.levels
-        compared = map(leaves, scores, levels)
-        leaving = [place for place, left in enumerate(compared) if left]
-        if leaving:
-            step.leave(index, leaving, seen)
+        return _with_states(output, torch.where(step.gone, states, _states(output)))
 
     def _run_compacted(
         self,
@@ -261,15 +239,6 @@ def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
 def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a block's arguments in order, without `self`."""
     return tuple(inspect.signature(forward).parameters)[1:]
-
-
-def _on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
-    """Return levels for comparisons on a device: float32 either way."""
-    return (
-        levels
-        if isinstance(levels, float)
-        else torch.tensor(levels, dtype=torch.float32, device=device)
-    )
 
 
 def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:

@@ -2,23 +2,28 @@
 
 Who leaves is decided on the host, where all is noted, in plain lists: a look at confidences waits
 for the device once, and small tables of arrays would cost more than they hold.
+
+On a CPU work is done for the rows under way alone where that saves time (`Step`). On a GPU the time
+goes into starting work, however few the rows: there all rows are worked on, and a mask says whose
+result counts (`MaskedStep`).
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftsure.text.confidences import Logits
+from swiftsure.text.confidences import Logits, Look
 
-__all__ = ["Parting", "Step", "rows_of"]
+__all__ = ["MaskedStep", "Parting", "Step", "rows_of", "step_on"]
 
 # Compacting copies the cached keys and values of the active rows, and runs the left ones' through
 # their matrices apart. On a CPU, at width 224, a batch of 32 won a few percent by it, and one of 8
-# lost a tenth; at width 512 one of 8 won nothing. It is not done on a GPU, where a block's time
-# goes into launching it and reading its weights, however few the rows.
+# lost a tenth; at width 512 one of 8 won nothing.
 COMPACT_FROM = 16
 """Smallest batch that is worth compacting."""
 COMPACT_BELOW = 0.5
@@ -110,8 +115,46 @@ class Step:
     @property
     def compacts(self) -> bool:
         """Whether a block runs on the active rows alone rather than on all of them."""
-        few = self.n_active <= COMPACT_BELOW * self.n
-        return few and self.n >= COMPACT_FROM and self.device.type == "cpu"
+        return self.n >= COMPACT_FROM and self.n_active <= COMPACT_BELOW * self.n
+
+    @property
+    def undivided(self) -> bool:
+        """Whether no row has to keep its state."""
+        return self.n_active == self.n
+
+    @property
+    def gone(self) -> Tensor:
+        """Which rows left, (n, 1, 1), once some have."""
+        parting: Parting = self.parting  # type: ignore[assignment]
+        return parting.gone
+
+    def look(self, exit_index: int, states: Tensor) -> Look:
+        """Return what a confidence sees of those under way, (n, 1, width) being all states."""
+        now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
+        rows = None
+        if self.parting is not None:
+            rows = self.parting.active
+            now, before = now.index_select(0, rows), before.index_select(0, rows)
+        return Look(exit_index, now, before, rows, self.n, _on(self.levels, self.device))
+
+    def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
+        """Let those leave whose confidence passes."""
+        told = scores.tolist()  # the one synchronisation of a look: who is left decides what runs
+        self.note(look.exit_index, told, seen)
+        leaving = self._passing(told, strict)
+        if leaving:
+            self.leave(look.exit_index + 1, leaving, seen)
+
+    def finish(self, rows: Sequence[int]) -> None:
+        """Let rows leave before any look: their sequences are over."""
+        self.leave(0, rows)
+
+    def _passing(self, scores: Iterable[float], strict: bool) -> list[int]:
+        """Return who passes, as positions among those under way."""
+        passes = operator.gt if strict else operator.ge  # a NaN does neither, and stays
+        levels = repeat(self.levels) if isinstance(self.levels, float) else self.levels
+        compared = map(passes, scores, levels)
+        return [place for place, passed in enumerate(compared) if passed]
 
     def note(self, exit_index: int, scores: Sequence[float], seen: Logits | None) -> None:
         """Note the confidences of a look, and how often the whole vocabulary was looked at."""
@@ -122,22 +165,28 @@ class Step:
 
     def leave(self, depth: int, leaving: Sequence[int], seen: Logits | None = None) -> None:
         """Let some of those under way leave, by position among them."""
-        rows = [self.under_way[place] for place in leaving]
-        everybody = len(rows) == self.n_active
+        everybody = len(leaving) == self.n_active
         if seen is not None:
             index = None if everybody else torch.tensor(leaving, device=self.device)
+            rows = [self.under_way[place] for place in leaving]
             self._known.append((rows, seen.of(index, self.n_active)))
-            self.rows_known += len(rows)
-        for row in rows:
-            self.depths[row] = depth
+        self._note_left(depth, leaving, known=seen is not None)
+        if not everybody:
+            self.parting = Parting(self.under_way, self.n, self.device)
+
+    def _note_left(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
+        """Note who left where, and who is still under way; `known`: with their logits."""
+        for place in leaving:
+            self.depths[self.under_way[place]] = depth
         if depth > 0:
             self.exits_taken.append(depth)
-        self.n_active -= len(rows)
-        if not everybody:
+        if known:
+            self.rows_known += len(leaving)
+        self.n_active -= len(leaving)
+        if self.n_active:
             gone = set(leaving)
             staying = [place for place in range(len(self.under_way)) if place not in gone]
             self.under_way = [self.under_way[place] for place in staying]
-            self.parting = Parting(self.under_way, self.n, self.device)
             if not isinstance(self.levels, float):
                 self.levels = [self.levels[place] for place in staying]
 
@@ -178,6 +227,101 @@ class Step:
             whole.index_copy_(0, index, forward(inputs.index_select(0, index))[:, 0])
             self._count_heads(others)
         return whole.unsqueeze(1)
+
+
+class MaskedStep(Step):
+    """A step that works on all rows as long as anyone is under way."""
+
+    def __init__(
+        self,
+        n: int,
+        n_blocks: int,
+        device: torch.device,
+        levels: float | Sequence[float],
+        may_exit: bool,
+    ) -> None:
+        super().__init__(n, n_blocks, device, levels, may_exit)
+        self._every_level = levels
+        self._gone: Tensor | None = None
+        self._with_logits: list[tuple[Tensor, Tensor]] = []
+        """Who left at a look, (n, 1), and the logits of all rows there."""
+        self._unknown = set(range(n))
+        """Rows whose logits are not known."""
+
+    compacts = False
+
+    @property
+    def undivided(self) -> bool:
+        """Whether no row has to keep its state."""
+        return self._gone is None
+
+    @property
+    def gone(self) -> Tensor:
+        """Which rows left, (n, 1, 1), once some have."""
+        return self._gone.view(-1, 1, 1)  # type: ignore[union-attr]
+
+    @cached_property
+    def _device_levels(self) -> float | Tensor:
+        return _on(self._every_level, self.device)
+
+    def look(self, exit_index: int, states: Tensor) -> Look:
+        """Return what a confidence sees of all rows, who left among them."""
+        now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
+        return Look(exit_index, now, before, None, self.n, self._device_levels)
+
+    def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
+        """Let those leave whose confidence passes: noted on the host, masked on the device.
+
+        Both compare the same numbers in single precision, and agree.
+        """
+        passed = scores > look.levels if strict else scores >= look.levels
+        told = scores.tolist()
+        told = [told[row] for row in self.under_way]
+        self._looks.append((look.exit_index, self.under_way, told))
+        if seen is not None:
+            whole = self.under_way
+            if seen.index is not None:
+                whole = sorted(set(whole).intersection(seen.index.tolist()))
+            self._count_heads(whole)
+        leaving = self._passing(told, strict)
+        if not leaving:
+            return
+        if seen is not None:
+            now = passed if self._gone is None else passed & ~self._gone
+            everywhere = torch.arange(self.n, device=self.device)
+            logits = seen.values if seen.index is None else seen.of(everywhere, self.n)
+            self._with_logits.append((now.unsqueeze(1), logits))
+            self._unknown.difference_update(self.under_way[place] for place in leaving)
+        self._gone = passed if self._gone is None else self._gone | passed
+        self._note_left(look.exit_index + 1, leaving, known=seen is not None)
+
+    def finish(self, rows: Sequence[int]) -> None:
+        """Let rows leave before any look: their sequences are over, and no mask is needed."""
+        self._note_left(0, rows, known=False)
+
+    def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+        """Return the logits of all rows, (n, 1, vocabulary): known ones, and the head's others."""
+        if self._unknown:
+            whole = forward(inputs)[:, 0]
+            self._count_heads(self._unknown)
+            kept = self._with_logits
+        else:
+            (_, whole), *kept = self._with_logits
+        for left, logits in kept:
+            whole = torch.where(left, logits, whole)
+        return whole.unsqueeze(1)
+
+
+def step_on(device: torch.device) -> type[Step]:
+    """Return the kind of step that is faster on a device."""
+    return Step if device.type == "cpu" else MaskedStep
+
+
+def _on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
+    """Return levels for comparisons on a device: float32 either way."""
+    if isinstance(levels, float):
+        return levels
+    return torch.tensor(levels, dtype=torch.float32, device=device)
 
 
 def rows_of(value: Any, rows: Tensor, n: int) -> Any:
