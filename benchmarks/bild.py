@@ -38,7 +38,7 @@ DAMPING = 0.05
 """How much of their own the blocks after the first ones add."""
 SURETY = 0.8
 """Mean probability of the most probable token; random models by themselves are sure of nothing."""
-EPSILONS, DELTA = (0.05, 0.1), 0.1
+EPSILONS, DELTA = (0.01, 0.02, 0.05), 0.1
 RULES: dict[str, Rollback | Policy] = {
     "lossless drafts": Rollback(0.0),
     "rollback 2": Rollback(2.0),
@@ -217,6 +217,9 @@ def saved_pair(large: Path, small: Path | None, layers: int | None) -> tuple[Any
     if small is None:
         return model, self_draft(model, layers or 1), tokenizer
     draft = loader.from_pretrained(small, dtype=torch.float32).eval()
+    if crossed and hasattr(draft.config, "num_decoder_layers"):
+        # Assisted generation makes a cache for so many layers, and fails if the decoder has fewer.
+        draft.config.num_layers = draft.config.num_decoder_layers
     BigLittle(model, draft, None, tokenizers=(tokenizer, AutoTokenizer.from_pretrained(small)))
     return model, draft, tokenizer
 

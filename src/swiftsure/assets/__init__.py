@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from swiftsure.records import ExitRecord
 
 __all__ = [
+    "BILD",
     "CALM",
     "IMAGE_CLASSIFICATION",
     "NETWORK",
@@ -33,6 +34,8 @@ SEGMENTATION = FOLDER / "segmentation" / "adp_c_camvid.parquet"
 """Exit record of ADP-C on CamVid; beside it, as .npz, what it says of two scenes."""
 CALM = FOLDER / "calm"
 """Threshold records of the translator, one a confidence measure."""
+BILD = FOLDER / "bild" / "t5_multi30k.parquet"
+"""Threshold record of a large and a small T5 that translate, over thresholds of the rollback."""
 NETWORK = FOLDER / "msdnet_cifar10"
 TRANSLATOR = FOLDER / "t5_multi30k"
 """An early-exit T5 and its tokenizer, as `from_pretrained` reads them, and `meta.safetensors`."""

@@ -238,8 +238,9 @@ def diffusion(
 @reproduce.command("bild", cls=Verb)
 def bild(
     record: Annotated[
-        Path, typer.Option(help="Threshold record of a pair of models.", show_default=False)
-    ],
+        Path | None,
+        typer.Option(help="Threshold record of a pair of models; the library's own by default."),
+    ] = None,
     risk: TextRisk = "gap",
     loss: Annotated[str, typer.Option(help="Loss of the record.")] = "bleu",
     n: Annotated[int, typer.Option("--n", help="Sentences to calibrate on.")] = 500,
@@ -253,13 +254,12 @@ def bild(
 
     [bold]Example[/bold]
 
-        swiftsure reproduce bild --record drafts.parquet -o results
+        swiftsure reproduce bild --splits 20 -o results
     """
-    from swiftsure.records import ThresholdRecord
     from swiftsure.reproduce import bild as experiment
 
     result = experiment(
-        ThresholdRecord.load(record),
+        record,
         risk=risk,
         loss=loss,
         n_calibration=n,

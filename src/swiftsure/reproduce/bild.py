@@ -4,9 +4,12 @@ From a threshold record of `swiftsure.text.sweep_pair`: losses of sentences at e
 threshold, and how often the large model was asked, per token.
 """
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure import assets
 from swiftsure.control import Control
 from swiftsure.evaluation import evaluate
 from swiftsure.records import ThresholdRecord
@@ -15,12 +18,14 @@ from swiftsure.reproduce.sweeps import CONTROLS, SweepResult
 __all__ = ["bild"]
 
 LTT = {"LTT (HB, zero-bounded)": Control("ltt", bound="hoeffding_bentkus", zero_bounded=True)}
-EPSILONS = np.round(np.arange(0.01, 0.151, 0.01), 2)
+EPSILONS = np.round(np.arange(0.005, 0.1001, 0.005), 3)
+SHOWN = (0.01, 0.02, 0.05)
+"""Levels of the table: drafts lose little, so larger ones change nothing."""
 PASSES = "large_passes"
 
 
 def bild(
-    record: ThresholdRecord,
+    record: ThresholdRecord | str | os.PathLike[str] | None = None,
     *,
     risk: str = "gap",
     loss: str = "bleu",
@@ -35,13 +40,15 @@ def bild(
 
     Parameters
     ----------
-    record : ThresholdRecord
-        With the cost "large_passes".
+    record : ThresholdRecord, or file
+        With the cost "large_passes". Default: of the pair that was trained for the library.
     risk, loss
         As in `record.curve`.
     n_calibration : sentences to calibrate on
     splits : random splits into calibration and test sentences
     """
+    if not isinstance(record, ThresholdRecord):
+        record = ThresholdRecord.load(assets.BILD if record is None else record)
     if PASSES not in record.costs:
         raise ValueError(
             f"`record` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"
@@ -60,4 +67,4 @@ def bild(
         progress=progress,
     )
     title = f"{record.n:,} sentences, n = {n_calibration:,}"
-    return SweepResult(study, title, "bild", "passes of the large model")
+    return SweepResult(study, title, "bild", "passes of the large model", SHOWN)

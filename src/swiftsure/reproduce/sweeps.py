@@ -37,17 +37,19 @@ class SweepResult:
         What the files' names begin with.
     unit : str
         What the study counts as cost, in words.
+    shown : levels of the table, unless it is asked for others
     """
 
     study: Study
     title: str
     name: str
     unit: str = "layers"
+    shown: tuple[float, ...] = (0.05, 0.10, 0.15)
 
-    def table(self, epsilons: Sequence[float] = (0.05, 0.10, 0.15)) -> list[dict[str, Any]]:
+    def table(self, epsilons: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return test risk, mean cost and the saving of both costs: a row a control and ε."""
         study = self.study
-        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
+        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons or self.shown]
         found = {
             "test risk": study.test_risk,
             self.unit: study.exit_layer,
