@@ -8,6 +8,7 @@ goes into starting work, however few the rows: there all rows are worked on, and
 result counts (`MaskedStep`).
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -207,10 +208,11 @@ class Step:
         )
         if not self._looks:
             return depths, None, heads
-        confidences = torch.full((self.n, self.n_blocks - 1), torch.nan)
+        confidences = [[math.nan] * (self.n_blocks - 1) for _ in range(self.n)]
         for exit_index, rows, scores in self._looks:
-            confidences[list(rows), exit_index] = torch.tensor(scores)
-        return depths, confidences, heads
+            for row, score in zip(rows, scores, strict=True):
+                confidences[row][exit_index] = score
+        return depths, torch.tensor(confidences), heads
 
     def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of all rows, (n, 1, vocabulary): known ones, and the head's others."""

@@ -1,0 +1,117 @@
+"""Steps that can be recorded: with masks in place of shapes, they find what `denoise` finds."""
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion.builders import Sure, confidence_levels, network
+from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Schedule
+from swiftsure.diffusion.graphs import RecordedSteps
+from swiftsure.diffusion.steps import denoise
+
+N = 7
+
+
+def batch_of(model, seed, n=N):
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, *model.image_shape, generator=random)
+    batch = (images, torch.rand(n, generator=random))
+    if getattr(model, "label_emb", None) is None:
+        return batch
+    return (*batch, torch.randint(model.label_emb.num_embeddings, (n,), generator=random))
+
+
+def levels_of(model, n_classes):
+    labels = None if n_classes is None else np.arange(N) % n_classes
+    found = confidence_levels(DeeDiff(model, sampler=DDIM(4, Schedule(40))), N, labels=labels)
+    return torch.tensor((found * N)[:N])
+
+
+@pytest.mark.parametrize("n_classes", [None, 3])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("min_exit", [0, 2])
+def test_masked_steps_find_what_shrinking_ones_find(n_classes, strict, min_exit):
+    model = network(n_classes=n_classes)
+    rule = ExitRule(None, strict, min_exit)
+    levels = levels_of(model, n_classes)
+    with torch.inference_mode():
+        recorded = RecordedSteps(model, batch_of(model, 99), rule, looks=True, dtype=None)
+        taken = set()
+        for seed in range(12):  # one after the other: nothing may be left of the one before
+            batch, order = batch_of(model, seed), torch.randperm(N)
+            expected = denoise(model, batch, levels[order], rule, looks=True)
+            found = recorded(batch, levels[order])
+            assert torch.equal(found.exits, expected.exits)
+            torch.testing.assert_close(found.noise, expected.noise)
+            torch.testing.assert_close(found.stayed, expected.stayed)
+            torch.testing.assert_close(found.left, expected.left)
+            taken.update(found.exits.tolist())
+    assert len(taken) > 2
+    assert min(taken) >= min_exit
+
+
+def test_a_confidence_equal_to_its_level_leaves_unless_the_rule_is_strict():
+    model = Sure(0.5)
+    with torch.inference_mode():
+        for strict, expected in ((False, 0), (True, model.n_exits - 1)):
+            step = RecordedSteps(
+                model, batch_of(model, 0), ExitRule(None, strict), looks=True, dtype=None
+            )
+            found = step(batch_of(model, 1), torch.full((N,), 0.5))
+            assert found.exits.tolist() == [expected] * N
+
+
+def test_nan_leaves_and_is_seen():
+    model = Sure(float("nan"))
+    with torch.inference_mode():
+        step = RecordedSteps(model, batch_of(model, 0), ExitRule(None), looks=True, dtype=None)
+        found = step(batch_of(model, 1), torch.full((N,), 0.5))
+    assert found.exits.tolist() == [0] * N
+    assert found.left.isnan().all()
+
+
+def test_nothing_runs_after_all_have_left():
+    model = Sure(0.9)
+    with torch.inference_mode():
+        step = RecordedSteps(model, batch_of(model, 0), ExitRule(None), looks=True, dtype=None)
+        model.advanced.clear()
+        step(batch_of(model, 1), torch.full((N,), 0.5))
+    assert model.advanced == [(0, N)]
+
+
+def test_without_looks_no_early_head_runs():
+    model = network()
+    batch = batch_of(model, 0)
+    with torch.inference_mode():
+        step = RecordedSteps(model, batch, ExitRule(None), looks=False, dtype=None)
+        expected = denoise(model, batch, torch.ones(N), ExitRule(None), looks=False)
+        model.UEM.requires_grad_(False).forward = None  # any look would fail
+        found = step(batch, torch.ones(N))
+    assert torch.equal(found.noise, expected.noise)
+    assert torch.equal(found.exits, expected.exits)
+    assert (found.stayed == -torch.inf).all()
+
+
+def test_graphs_need_a_gpu():
+    fast = DeeDiff(network(), 0.4, sampler=DDIM(3), graphs=True)
+    with pytest.raises(ValueError, match="CUDA device, but it is on cpu"):
+        fast.generate(2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_on_a_gpu_images_are_the_same(dtype):
+    model = network(n_classes=3).cuda()
+    sampler = DDIM(6, Schedule(40))
+    options = {"sampler": sampler, "dtype": dtype}
+    labels = np.arange(8) % 3
+    level = confidence_levels(DeeDiff(model, **options), labels=labels)[1]
+    for threshold in (None, level):
+        plain = DeeDiff(model, threshold, **options)
+        recorded = DeeDiff(model, threshold, **options, graphs=True)
+        for size in (8, 3):
+            expected = plain.generate(8, labels=labels, batch_size=size)
+            found = recorded.generate(8, labels=labels, batch_size=size)
+            tolerance = {"atol": 2e-3 if dtype is None else 0.1, "rtol": 0}
+            torch.testing.assert_close(found.images, expected.images, **tolerance)
+            assert (found.exits == expected.exits).mean() > 0.9
