@@ -2,10 +2,11 @@
 `python -m experiments.diffusion.records uvit_cifar10 --lpips lpips_alexnet.npz`.
 
 From NAME.json and NAME.safetensors of `train.py`: generates pairs with DDIM, in full and at every
-threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, SSIM and mean
-squared error against the full model, layers and FLOPs), NAME_thresholds.webp (some samples in
-columns, a threshold a row, the full model first), NAME_levels.webp (new samples in columns, an ε a
-row, 0 first: the images of the paper's figure), and adds what it found to NAME.json.
+threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, also of images
+enlarged to 64 pixels, SSIM and mean squared error against the full model, layers and FLOPs),
+NAME_thresholds.webp (some samples in columns, a threshold a row, the full model first),
+NAME_levels_LOSS.webp (new samples in columns, an ε a row, 0 first: the images of the paper's
+figure), and adds what it found to NAME.json.
 
 Thresholds come from a pilot of another seed, so that what is calibrated on the record keeps its
 guarantee. A run that is cut off goes on from its folder in NAME_shards, which holds them too.
@@ -33,6 +34,9 @@ EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 
 N_CALIBRATION = 500
 """Pairs that the policies of the images shown are calibrated on, as in the paper's figure."""
+
+ENLARGED = 64
+"""Pixels a side to which smaller images are enlarged for a second LPIPS."""
 
 SHOWN = 10
 """Samples that are shown."""
@@ -83,9 +87,8 @@ def examples(
     return np.concatenate(rows)
 
 
-def certified(record: ThresholdRecord) -> list[float | None]:
-    """Return the threshold of each of `EPSILONS`, under UCB for the record's first loss."""
-    loss, *_ = record.inconsistencies
+def certified(record: ThresholdRecord, loss: str) -> list[float | None]:
+    """Return the threshold of each of `EPSILONS`, under UCB."""
     pairs = record.take(np.arange(min(N_CALIBRATION, record.n)))
     policies = [
         calibrate(pairs, risk="consistency", loss=loss, bound="wsr", epsilon=epsilon)
@@ -146,11 +149,14 @@ def main() -> None:
 
     levels = kept_thresholds(shards, pilot)
     labels = classes(arguments.n, n_classes, arguments.seed)
+    perceptual = []
+    if arguments.lpips:
+        perceptual = [Lpips.load(arguments.lpips, side=side) for side in (None, ENLARGED)]
     record = sweep(
         model,
         arguments.n,
         thresholds=levels,
-        losses=[*([Lpips.load(arguments.lpips)] if arguments.lpips else []), "ssim", "mse"],
+        losses=[*perceptual, "ssim", "mse"],
         labels=labels,
         seed=arguments.seed,
         shards=shards,
@@ -159,7 +165,11 @@ def main() -> None:
     )
     record.save(arguments.results / f"{arguments.name}.parquet")
     report["record"] = summary(record, time.perf_counter() - began)
-    report["levels"] = dict(zip(map(str, EPSILONS), certified(record), strict=True))
+    named = [loss for loss in record.inconsistencies if loss.startswith("lpips")] or ["ssim"]
+    levels_of = {loss: certified(record, loss) for loss in named}
+    report["levels"] = {
+        loss: dict(zip(map(str, EPSILONS), found, strict=True)) for loss, found in levels_of.items()
+    }
     report_file.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["record"]), flush=True)
     rows = np.unique(np.linspace(0, len(levels) - 1, 6).round().astype(int))
@@ -167,8 +177,9 @@ def main() -> None:
     new = arguments.n + np.arange(SHOWN)  # which nothing was calibrated on
     sheets = {
         "thresholds": ([levels[k] for k in rows], few, None if labels is None else labels[few]),
-        "levels": (certified(record), new, classes(SHOWN, n_classes, pilot_seed)),
     }
+    for loss, found in levels_of.items():
+        sheets[f"levels_{loss}"] = (found, new, classes(SHOWN, n_classes, pilot_seed))
     for kind, (asked_for, samples, labelled) in sheets.items():
         tiles = examples(fast, asked_for, samples, labelled, arguments.seed)
         picture = sheet(tiles, len(samples))

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import swiftsure as ss
 from diffusion.builders import Exact, Sure, confidence_levels, network, retold
 from swiftsure.diffusion import DDIM, DDPM, DeeDiff, ExitRule, Schedule
 from swiftsure.diffusion.noise import sample_noise
-from swiftsure.torch import Staged, exit_flops
+from swiftsure.diffusion.steps import denoise
+from swiftsure.torch import Staged
+from swiftsure.torch.costs import _plain_attention
 from swiftsure.torch.models import UViT
 
 SCHEDULE = Schedule(40)
@@ -159,7 +162,7 @@ def test_pairs_share_all_their_noise(sampler):
 def test_what_has_left_is_not_run():
     model = Sure(0.5).eval()
     DeeDiff(model, 0.5, sampler=DDIM(2, SCHEDULE)).generate(6)
-    assert model.advanced == [(0, 6), (0, 6)] + [(k, 1) for k in range(4)] * 2  # FLOPs: one image
+    assert model.advanced == [(0, 6), (0, 6)] + [(k, 1) for k in range(4)] * 3  # FLOPs: one image
     model.advanced.clear()
     DeeDiff(model, ExitRule(0.5, min_exit=2), sampler=DDIM(1, SCHEDULE)).generate(6)
     assert model.advanced[:3] == [(0, 6), (1, 6), (2, 6)]
@@ -202,20 +205,59 @@ def test_a_confidence_of_nan_is_noticed_though_images_are_finite():
 # ------------------------------------------------------------------------------------------ costs
 
 
-def test_flops_count_blocks_and_the_heads_that_were_looked_at():
+class HeadsAlone(Staged):
+    """A network of which only heads are known, which give noise and confidence at once."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.n_exits, self.image_shape = model, model.n_exits, model.image_shape
+        self.begin, self.advance, self.head = model.begin, model.advance, model.head
+        self.n_blocks = model.n_blocks
+
+
+@pytest.mark.parametrize("kind", [lambda model: model, HeadsAlone], ids=["apart", "at once"])
+@pytest.mark.parametrize("min_exit", [0, 2])
+def test_flops_are_those_of_a_step(kind, min_exit):
+    """Of a step with the exit that it took, counted while it runs."""
+    model = kind(network()).eval()
+    rule = ExitRule(None, min_exit=min_exit)
+    costs = DeeDiff(model, rule).costs
+    taken = set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        batch = (torch.randn(1, 3, 8, 8), torch.rand(1))
+        for level in (0.2, 0.4, 0.5, 0.6, 1.0):
+            with torch.inference_mode(), _plain_attention(), FlopCounterMode(display=False) as seen:
+                found = denoise(model, batch, torch.full((1,), level), rule, looks=True)
+            exit_index = int(found.exits)
+            assert costs.flops[exit_index] == seen.get_total_flops()
+            taken.add(exit_index)
+    assert len(taken) > 1
+    with torch.inference_mode(), _plain_attention(), FlopCounterMode(display=False) as seen:
+        denoise(model, batch, torch.ones(1), rule, looks=False)
+    assert costs.full_flops == seen.get_total_flops()
+    assert costs.layers.tolist() == [1, 2, 3, 4, 5, 5]
+
+
+def test_flops_of_generated_images_are_the_sums_of_their_steps():
     model, sampler = network(), DDIM(4, SCHEDULE)
-    batch = (torch.zeros(1, 3, 8, 8), torch.zeros(1))
-    with_heads = exit_flops(model, batch)
-    early = DeeDiff(model, 0.0, sampler=sampler).generate(2)
-    assert early.flops == pytest.approx([4 * with_heads[0]] * 2)
-    never = DeeDiff(model, None, sampler=sampler).generate(2)
-    looked = DeeDiff(model, 1.0, sampler=sampler).generate(2)
-    assert looked.flops == pytest.approx([4 * with_heads[-1]] * 2)
-    assert (never.flops < looked.flops).all()
-    late = DeeDiff(model, ExitRule(0.0, min_exit=2), sampler=sampler).generate(2)
-    assert late.layers.tolist() == [3, 3]
-    heads = with_heads[0] - late_stages(model, batch)[0]
-    assert late.flops == pytest.approx([4 * (with_heads[2] - 2 * heads)] * 2, rel=0.02)
+    fast = DeeDiff(model, sampler=sampler)
+    level = confidence_levels(fast)[1]
+    made = DeeDiff(model, level, sampler=sampler).generate(6)
+    assert len(np.unique(made.exits)) > 1
+    assert made.flops == pytest.approx(fast.costs.flops[made.exits].sum(axis=1))
+    never = fast.generate(2)
+    assert never.flops == pytest.approx([4 * fast.costs.full_flops] * 2)
+
+
+def test_both_ways_to_look_generate_the_same():
+    model = network()
+    level = confidence_levels(DeeDiff(model, sampler=SAMPLERS[0]))[1]
+    one = DeeDiff(model, level, sampler=SAMPLERS[0]).generate(8)
+    other = DeeDiff(HeadsAlone(model).eval(), level, sampler=SAMPLERS[0]).generate(8)
+    assert len(np.unique(one.exits)) > 1
+    assert np.array_equal(one.exits, other.exits)
+    torch.testing.assert_close(one.images, other.images)
 
 
 def test_the_last_head_always_counts():
@@ -224,14 +266,6 @@ def test_the_last_head_always_counts():
     made = DeeDiff(model, rule, sampler=SAMPLERS[0]).generate(1)
     never = DeeDiff(model, None, sampler=SAMPLERS[0]).generate(1)
     assert made.flops == pytest.approx(never.flops)
-
-
-def late_stages(model, batch):
-    head, model.head = model.head, lambda k, state: None
-    try:
-        return exit_flops(model, batch)
-    finally:
-        model.head = head
 
 
 def test_all_leave_at_the_first_exit_of_every_step():

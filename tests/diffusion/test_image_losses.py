@@ -316,3 +316,20 @@ def test_arrays_that_are_no_images_are_refused():
         losses.SSIM.against_last(images[..., :9])
     with pytest.raises(ValueError, match="runs a network"):
         losses.LPIPS.against_last(images)
+
+
+def test_small_images_are_enlarged_if_so_wished():
+    torch.manual_seed(0)
+    images, others = torch.rand(2, 2, 3, 32, 40)
+    plain, larger = Lpips(random_weights()), Lpips(random_weights(), side=64)
+    assert (plain.name, larger.name) == ("lpips", "lpips_64")
+    enlarged = (
+        torch.nn.functional.interpolate(each, size=(64, 80), mode="bilinear")
+        for each in (images, others)
+    )
+    options = {"image_range": (0, 1)}
+    torch.testing.assert_close(larger(images, others, **options), plain(*enlarged, **options))
+    big = torch.rand(2, 2, 3, 64, 70)
+    torch.testing.assert_close(larger(*big, **options), plain(*big, **options))
+    with pytest.raises(ValueError, match="`side` must be"):
+        Lpips(random_weights(), side=8)

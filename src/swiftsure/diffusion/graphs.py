@@ -8,16 +8,16 @@ it is better to drop them (`denoise`).
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftsure.diffusion.rules import ExitRule
-from swiftsure.diffusion.steps import Denoised
+from swiftsure.diffusion.steps import Denoised, estimated, looked
 from swiftsure.torch.modes import inference
-from swiftsure.torch.scoring import MODEL_SCORE, confidence
-from swiftsure.torch.staged import StagedModel, plain_output
+from swiftsure.torch.staged import StagedModel
 
 __all__ = ["RecordedSteps"]
 
@@ -49,6 +49,7 @@ class RecordedSteps:
         self._batch = tuple(part.clone() for part in batch)
         self._levels = torch.zeros(n, device=device)
         self._active = torch.ones(n, dtype=torch.bool, device=device)
+        self._leaving = torch.zeros_like(self._active)
         self._n_active = torch.zeros((), dtype=torch.long, device=device)
         self._found = Denoised(
             torch.empty_like(images),
@@ -58,101 +59,96 @@ class RecordedSteps:
         )
         self._state: Any = None
         last = model.n_exits - 1
-        first = rule.min_exit if looks else last
-        # What runs between two decisions of the host is one part.
-        parts = [self._until_first_look(first)]
-        parts += [self._look_after(k) for k in range(first + 1, last)]
         self._last = last
-        self._parts = [*parts, self._finish] if looks and first < last else [self._in_full]
-        self._run = self._recorded() if device.type == "cuda" else self._parts
+        first = rule.min_exit if looks else last
+        apart = hasattr(model, "confidence_at")
+        # What runs between two decisions of the host is one part; in the order of recordings.
+        parts: dict[str, Callable[[], None]] = {}
+        for k in range(first, last):
+            parts[f"look {k}"] = partial(self._advance_and_look, k, 0 if k == first else k)
+            if apart:
+                parts[f"estimate {k}"] = partial(self._estimate, k)
+        parts["rest"] = partial(self._finish, last if first < last else 0)
+        self._parts = self._recorded(parts) if device.type == "cuda" else parts
+        self._looks = range(first, last)
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
         """Return what a step found; its noise is overwritten by the next one."""
         for held, new in zip(self._batch, batch, strict=True):
             held.copy_(new)
         self._levels.copy_(levels)
-        *looks, finish = self._run
-        for run in looks:
-            run()
-            if not int(self._n_active):
+        under_way = len(levels)
+        for k in self._looks:
+            self._parts[f"look {k}"]()
+            before, under_way = under_way, int(self._n_active)  # the one wait for the device
+            if under_way < before and f"estimate {k}" in self._parts:
+                self._parts[f"estimate {k}"]()
+            if not under_way:
                 break
         else:
-            finish()
+            self._parts["rest"]()
         found = self._found
         return found._replace(
             exits=found.exits.clone(), stayed=found.stayed.clone(), left=found.left.clone()
         )
 
-    def _begin(self) -> None:
-        self._active.fill_(True)
-        _, exits, stayed, left = self._found
-        exits.fill_(self._last)
-        stayed.fill_(-torch.inf)
-        left.fill_(torch.inf)
-        self._state = self._model.begin(self._batch)
-
-    def _until_first_look(self, first: int) -> Callable[[], None]:
-        def run() -> None:
-            self._begin()
-            for k in range(first + 1):
-                self._state = self._model.advance(k, self._state)
-            self._look(first)
-
-        return run
-
-    def _look_after(self, k: int) -> Callable[[], None]:
-        def run() -> None:
+    def _advance(self, first: int, until: int) -> None:
+        """Run stages; the first of them begins a step."""
+        if first == 0:
+            self._active.fill_(True)
+            _, exits, stayed, left = self._found
+            exits.fill_(self._last)
+            stayed.fill_(-torch.inf)
+            left.fill_(torch.inf)
+            self._state = self._model.begin(self._batch)
+        for k in range(first, until + 1):
             self._state = self._model.advance(k, self._state)
-            self._look(k)
 
-        return run
-
-    def _look(self, k: int) -> None:
-        """Let those leave who are sure enough."""
-        output = self._model.head(k, self._state)
-        scores = confidence(MODEL_SCORE, output)
+    def _advance_and_look(self, k: int, first: int) -> None:
+        """Run stages up to an exit, and let those leave who are sure enough."""
+        self._advance(first, k)
+        scores, output = looked(self._model, k, self._state)
         # NaN counts as leaving: it must not run on unseen, and who leaves by it is refused.
         staying = scores <= self._levels if self._rule.strict else scores < self._levels
-        leaving = self._active & ~staying
+        torch.bitwise_and(self._active, ~staying, out=self._leaving)
         self._active &= staying
-        noise, exits, stayed, left = self._found
-        here = leaving.view(-1, 1, 1, 1)
-        noise.copy_(torch.where(here, plain_output(output).to(noise.dtype), noise))
-        exits.masked_fill_(leaving, k)
-        left.copy_(torch.where(leaving, scores, left))
+        _, exits, stayed, left = self._found
+        exits.masked_fill_(self._leaving, k)
+        left.copy_(torch.where(self._leaving, scores, left))
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
         self._n_active.copy_(self._active.sum())
+        if output is not None:
+            self._answer(self._leaving, output)
 
-    def _finish(self) -> None:
-        self._state = self._model.advance(self._last, self._state)
-        output = plain_output(self._model.head(self._last, self._state))
+    def _estimate(self, k: int) -> None:
+        self._answer(self._leaving, estimated(self._model, k, self._state))
+
+    def _finish(self, first: int) -> None:
+        self._advance(first, self._last)
+        self._answer(self._active, estimated(self._model, self._last, self._state))
+
+    def _answer(self, whose: Tensor, output: Tensor) -> None:
         noise = self._found.noise
-        noise.copy_(torch.where(self._active.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
+        noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
 
-    def _in_full(self) -> None:
-        self._begin()
-        for k in range(self._last):
-            self._state = self._model.advance(k, self._state)
-        self._finish()
-
-    def _recorded(self) -> list[Callable[[], None]]:
+    def _recorded(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
         """Record the parts, in the order in which they are replayed."""
-        graphs, pool = [torch.cuda.CUDAGraph() for _ in self._parts], torch.cuda.graph_pool_handle()
-        device = self._levels.device
+        device, pool = self._levels.device, torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         # States outlive their parts, for those that follow read them where they lie.
         self._kept: list[Any] = []
+        graphs = {name: torch.cuda.CUDAGraph() for name in parts}
         with inference(device, self._dtype), _uncached(), torch.cuda.stream(side):
-            for part in self._parts * 2:
+            for part in [*parts.values()] * 2:
                 part()
-            for graph, part in zip(graphs, self._parts, strict=True):
+            for name, part in parts.items():
                 torch.cuda.synchronize(device)
-                with torch.cuda.graph(graph, pool=pool, stream=side):
+                with torch.cuda.graph(graphs[name], pool=pool, stream=side):
                     part()
                 self._kept.append(self._state)
         torch.cuda.current_stream(device).wait_stream(side)
-        return [graph.replay for graph in graphs]
+        return {name: graph.replay for name, graph in graphs.items()}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, max_pool2d, relu
+from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from swiftsure import checks
 from swiftsure.diffusion.image_losses import ImageLoss
@@ -63,6 +63,10 @@ class Lpips(ImageLoss):
     ----------
     weights
         Tensors under any of the published names; see `load`.
+    side : int, optional
+        Enlarge smaller images to so many pixels a side first (bilinear). LPIPS was made for images
+        of 64 pixels and more: of 32, AlexNet's first layer leaves 7 places a side, and images full
+        of noise come out nearly as near as blurred ones. The loss is then called "lpips_64", say.
 
     Raises
     ------
@@ -72,8 +76,11 @@ class Lpips(ImageLoss):
 
     name = "lpips"
 
-    def __init__(self, weights: Mapping[str, Any]) -> None:
+    def __init__(self, weights: Mapping[str, Any], side: int | None = None) -> None:
         super().__init__()
+        self.side = None if side is None else checks.count("side", side, SMALLEST)
+        if side is not None:
+            self.name = f"lpips_{side}"
         found = plain_state_dict(weights)
         for k, layer in enumerate(LAYERS):
             kernel = _found(found, _kernel_names(k, layer), layer.shape)
@@ -93,7 +100,7 @@ class Lpips(ImageLoss):
         self.register_buffer("deviation", torch.tensor(DEVIATION).view(1, 3, 1, 1))
 
     @classmethod
-    def load(cls, *files: str | os.PathLike[str]) -> Self:
+    def load(cls, *files: str | os.PathLike[str], side: int | None = None) -> Self:
         """Read the weights.
 
         Parameters
@@ -103,6 +110,8 @@ class Lpips(ImageLoss):
             (kernels as the JAX ports have them, height first), safetensors, or a state dict of
             `lpips` or torchvision (`.pth`, read as plain tensors). Without AlexNet among them, that
             of an installed torchvision is taken; without any file, an installed `lpips`.
+        side : int, optional
+            To which smaller images are enlarged.
 
         Raises
         ------
@@ -112,7 +121,7 @@ class Lpips(ImageLoss):
             If a package is needed and not installed.
         """
         if not files:
-            return cls(_installed("lpips", "LPIPS", net="alex", verbose=False))
+            return cls(_installed("lpips", "LPIPS", net="alex", verbose=False), side)
         weights: dict[str, Any] = {}
         for file in files:
             weights |= _read(Path(file))
@@ -120,10 +129,15 @@ class Lpips(ImageLoss):
         alexnet = any(n in weights for k, la in enumerate(LAYERS) for n in _kernel_names(k, la))
         if linear and not alexnet:
             weights |= _installed("torchvision.models", "alexnet", weights="DEFAULT")
-        return cls(weights)
+        return cls(weights, side)
 
     def distance(self, images: Tensor, others: Tensor) -> Tensor:
         """Return the distance of each pair of images in [0, 1]."""
+        if self.side is not None and min(images.shape[2:]) < self.side:
+            size = [round(self.side * n / min(images.shape[2:])) for n in images.shape[2:]]
+            images, others = (
+                interpolate(each, size=size, mode="bilinear") for each in (images, others)
+            )
         channels, height, width = images.shape[1:]
         if channels != 3 or min(height, width) < SMALLEST:
             raise ValueError(

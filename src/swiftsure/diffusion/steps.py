@@ -1,5 +1,12 @@
-"""One step of denoising: every image leaves the network where it is sure enough."""
+"""One step of denoising: every image leaves the network where it is sure enough.
 
+A network may say how sure an exit is without its output, by `confidence_at(exit_index, state)`, and
+give the output of some rows alone, by `estimate(exit_index, state, rows)`, as `UViT` does. Exits
+are then estimated for those alone who leave there. Otherwise `head` gives both at once.
+"""
+
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +19,7 @@ from swiftsure.torch.costs import exit_flops
 from swiftsure.torch.scoring import MODEL_SCORE, confidence
 from swiftsure.torch.staged import StagedModel, plain_output
 
-__all__ = ["Denoised", "StepCosts", "denoise"]
+__all__ = ["Denoised", "StepCosts", "denoise", "estimated", "looked"]
 
 
 class Denoised(NamedTuple):
@@ -63,8 +70,7 @@ def denoise(
         state = model.advance(k, state)
         if not looks or k < rule.min_exit:
             continue
-        output = model.head(k, state)
-        scores = confidence(MODEL_SCORE, output)
+        scores, output = looked(model, k, state)
         # NaN counts as leaving: it must not run on unseen, and who leaves by it is refused.
         staying = scores <= levels if rule.strict else scores < levels
         # The one synchronisation of an exit: how many leave decides what shapes follow.
@@ -73,7 +79,8 @@ def denoise(
             order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
             stay, gone = order[:n_stay], order[n_stay:]
             out = here[gone]
-            found.noise[out] = plain_output(output)[gone].to(images.dtype)
+            noise = output[gone] if output is not None else estimated(model, k, state, gone)
+            found.noise[out] = noise.to(images.dtype)
             found.exits[out] = k
             found.stayed[out] = passed[gone]
             found.left[out] = scores[gone]
@@ -82,12 +89,28 @@ def denoise(
             here, levels, passed, scores = (each[stay] for each in (here, levels, passed, scores))
             state = model.select(state, stay)
         passed = torch.maximum(passed, scores)
-    noise = plain_output(model.head(last, model.advance(last, state))).to(images.dtype)
+    noise = estimated(model, last, model.advance(last, state)).to(images.dtype)
     found.stayed[here] = passed
     if len(here) == n:
         return found._replace(noise=noise)
     found.noise[here] = noise
     return found
+
+
+def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any]:
+    """Return how sure an exit is, (n,), and its output if that came along."""
+    if hasattr(model, "confidence_at"):
+        return model.confidence_at(exit_index, state), None
+    output = model.head(exit_index, state)
+    return confidence(MODEL_SCORE, output), plain_output(output)
+
+
+def estimated(model: StagedModel, exit_index: int, state: Any, rows: Tensor | None = None) -> Any:
+    """Return the output of an exit, for all rows or some."""
+    if hasattr(model, "estimate"):
+        return model.estimate(exit_index, state, rows)
+    output = plain_output(model.head(exit_index, state))
+    return output if rows is None else output[rows]
 
 
 class StepCosts(NamedTuple):
@@ -98,7 +121,7 @@ class StepCosts(NamedTuple):
     layers
         Blocks that run.
     flops
-        Where a threshold can be reached: blocks, and the heads that were looked at.
+        Where a threshold can be reached: blocks, looks at exits, and the estimate at the one taken.
     full_flops : float
         Of a step that never looks: all blocks, and the last head alone.
     """
@@ -110,20 +133,24 @@ class StepCosts(NamedTuple):
     @classmethod
     def of(cls, model: StagedModel, batch: tuple[Tensor, ...], min_exit: int) -> "StepCosts":
         """Count, on a batch of one image or more."""
-        stages = exit_flops(_Headless(model), batch)
-        heads = np.diff(exit_flops(model, batch) - stages, prepend=0.0)
-        looked = np.where(np.arange(model.n_exits) < min_exit, 0.0, heads)
+        stages, looks, answers = (
+            exit_flops(_With(model, head), batch)
+            for head in (lambda *_: None, partial(looked, model), partial(estimated, model))
+        )
+        looks, answers = (np.diff(each - stages, prepend=0.0) for each in (looks, answers))
+        exits = np.arange(model.n_exits)
+        last = exits == model.n_exits - 1
+        if not hasattr(model, "confidence_at"):
+            answers = np.where(last, answers, 0.0)  # a look has the answer already
+        looks = np.where(last | (exits < min_exit), 0.0, looks)
         n_blocks = getattr(model, "n_blocks", model.n_exits)
-        layers = np.minimum(np.arange(1, model.n_exits + 1), n_blocks).astype(np.float64)
-        return cls(layers, stages + np.cumsum(looked), float(stages[-1] + heads[-1]))
+        layers = np.minimum(exits + 1, n_blocks).astype(np.float64)
+        return cls(layers, stages + np.cumsum(looks) + answers, float(stages[-1] + answers[-1]))
 
 
-class _Headless:
-    """A staged model that answers nothing, to count what its stages alone cost."""
+class _With:
+    """A staged model with another head, to count what its parts cost."""
 
-    def __init__(self, model: StagedModel) -> None:
-        self.n_exits = model.n_exits
+    def __init__(self, model: StagedModel, head: Callable[[int, Any], Any]) -> None:
+        self.n_exits, self.head = model.n_exits, head
         self.begin, self.advance, self.select = model.begin, model.advance, model.select
-
-    def head(self, exit_index: int, state: Any) -> None:
-        """Give nothing."""

@@ -15,10 +15,11 @@ network's own output, from normalised tokens: it is the last exit, and always su
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from swiftsure import checks
 from swiftsure.torch.models.published import check_hyperparameters, load_published
@@ -185,9 +186,13 @@ class UViT(Staged):
         if self.label_emb is not None:
             extras.insert(0, self.label_emb(labels[0]))
         tokens = torch.cat([torch.stack(extras, dim=1), tokens], dim=1) + self.pos_embed
-        # Once for all exits: small kernels are most of what a look costs in small batches.
-        times = waves(timesteps, self.width // TIME_SHARE)
-        return {"tokens": tokens, "times": times, "skips": []}
+        state = {"tokens": tokens, "skips": []}
+        if self.n_exits > 1:
+            # What doubts owe to the time, once for all exits.
+            times = waves(timesteps, self.width // TIME_SHARE).to(tokens.dtype)
+            into = cast(nn.Linear, self.UEM[0])
+            state["time_doubts"] = linear(times, into.weight[:, self.width :], into.bias)
+        return state
 
     def advance(self, exit_index: int, state: State) -> State:
         """Run one block; for the last exit normalise, after all blocks if there were no exits."""
@@ -200,15 +205,20 @@ class UViT(Staged):
 
     def head(self, exit_index: int, state: State) -> Scored:
         """Return the noise that an exit estimates, and its confidence."""
-        noise = self.estimate(exit_index, state)
-        if exit_index == self.n_exits - 1:
-            return Scored(noise, torch.ones(len(noise), dtype=torch.float32, device=noise.device))
-        # In half precision a mean would be too coarse for thresholds.
-        return Scored(noise, 1 - self.uncertainty(state).float().mean(dim=(1, 2, 3)))
+        return Scored(self.estimate(exit_index, state), self.confidence_at(exit_index, state))
 
-    def estimate(self, exit_index: int, state: State) -> Tensor:
-        """Return the noise that an exit estimates, without its confidence."""
-        noise = self._image(self.decoder_pred(self._patches(state)))
+    def confidence_at(self, exit_index: int, state: State) -> Tensor:
+        """Return how sure an exit is of the noise, (n,), without estimating it."""
+        if exit_index == self.n_exits - 1:
+            tokens = state["tokens"]
+            return torch.ones(len(tokens), dtype=torch.float32, device=tokens.device)
+        # In half precision a mean would be too coarse for thresholds.
+        return 1 - self._doubts(state).float().mean(dim=(1, 2))
+
+    def estimate(self, exit_index: int, state: State, rows: Tensor | None = None) -> Tensor:
+        """Return the noise that an exit estimates in all images, or those of some rows."""
+        tokens = self._patches(state)
+        noise = self._image(self.decoder_pred(tokens if rows is None else tokens[rows]))
         if exit_index == self.n_exits - 1:
             smoothing = self.final_layer
         else:
@@ -222,9 +232,7 @@ class UViT(Staged):
 
         DeeDiff trains it towards tanh |estimate - noise|.
         """
-        tokens = self._patches(state)
-        times = state["times"].to(tokens.dtype)[:, None].expand(-1, self.n_patches, -1)
-        return self._image(self.UEM(torch.cat([tokens, times], dim=-1)))
+        return self._image(self._doubts(state))
 
     @classmethod
     def from_published(
@@ -303,6 +311,16 @@ class UViT(Staged):
             *skips, skip = skips
         blocks = [*self.in_blocks, self.mid_block, *self.out_blocks]
         return {**state, "tokens": blocks[k](tokens, skip), "skips": skips}
+
+    def _doubts(self, state: State) -> Tensor:
+        """Return what the uncertainty module makes of tokens and time, (n, patches, pixels).
+
+        Published on both side by side; apart, nothing has to be copied for every exit.
+        """
+        into, silu, out, sigmoid = self.UEM
+        seen = linear(self._patches(state), cast(nn.Linear, into).weight[:, : self.width])
+        doubts: Tensor = sigmoid(out(silu(seen + state["time_doubts"][:, None])))
+        return doubts
 
     def _patches(self, state: State) -> Tensor:
         """Return the tokens of patches alone, which come after those of label and time."""
