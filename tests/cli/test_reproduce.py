@@ -1,7 +1,6 @@
 """`swiftsure reproduce`."""
 
 import json
-from importlib import import_module
 
 import pytest
 
@@ -121,15 +120,15 @@ def test_bild_counts_passes_of_the_large_model(run, folder, made):
     assert (other.status, "large_passes" in other.err) == (2, True)
 
 
-def test_diffusion_promises_no_record_that_is_not_there(run, made, monkeypatch, folder):
-    """Help says when the library's own is used; without one, the error says how to make it."""
-    shown = " ".join(run("reproduce", "diffusion", "--help").out.replace("│", " ").split())
-    assert "the library's own where there is one; else the error says how to make one" in shown
-    experiment = import_module("swiftsure.reproduce.diffusion")  # beside a function of its name
-    monkeypatch.setattr(experiment, "RECORD", folder / "absent.parquet")
-    done = run("reproduce", "diffusion")
-    assert (done.status, done.out) == (2, "")
-    assert "experiments/diffusion" in done.err
-    assert not made()
-    monkeypatch.setattr(experiment, "RECORD", folder / "pairs.parquet")
-    assert run("reproduce", "diffusion", "--splits", "2", "-o", "out").status == 0
+@pytest.mark.parametrize("what", ["bild", "diffusion"])
+def test_what_is_named_is_studied_and_else_the_librarys_own(run, made, what):
+    shown = " ".join(run("reproduce", what, "--help").out.replace("│", " ").split())
+    assert "the library's own by default" in shown
+    given = ("--splits", "2", "-o", "out", "--json")
+    own = run("reproduce", what, *given)
+    assert own.status == 0, own.err
+    record = {"bild": "drafts.parquet", "diffusion": "pairs.parquet"}[what]
+    other = run("reproduce", what, "--record", record, "--n", "300", *given)
+    assert json.loads(own.out)["table"] != json.loads(other.out)["table"]
+    absent = run("reproduce", what, "--record", "absent.parquet")
+    assert (absent.status, "absent.parquet" in absent.err) == (2, True)

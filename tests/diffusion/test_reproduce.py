@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure import assets
 from swiftsure.cli import main
 from swiftsure.reproduce import diffusion
 from swiftsure.reproduce.diffusion import CONTROLS
 
-MODULE = sys.modules[diffusion.__module__]
 LEVELS = np.array([0.05, 0.1, 0.15])
 
 
@@ -81,7 +81,7 @@ def test_the_table_and_the_files(result, tmp_path):
     with files[1].open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     assert float(rows[0]["layers"]) == first["layers"]
-    assert result.title == "small, 300 pairs, n = 150"
+    assert result.title == "300 pairs, n = 150"
 
 
 @pytest.fixture
@@ -110,23 +110,14 @@ def test_the_command(command, saved, tmp_path, capsys):
     assert f"{table[0]['control']}\t0.05\t{table[0]['test risk']:.3f}" in capsys.readouterr().out
 
 
-def test_a_missing_asset_says_how_to_make_it(command, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(MODULE, "RECORD", tmp_path / "absent.parquet")
-    with pytest.raises(
-        ValueError, match=r"train\.py and then records\.py of experiments/diffusion"
-    ):
-        diffusion()
-    assert command() == 2
-    said = capsys.readouterr().err
-    assert "--record FILE.parquet" in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_other_losses_and_files_are_refused(saved, tmp_path):
-    with pytest.raises(ValueError, match="lpips, mse"):
-        diffusion(saved, loss="ssim", n_calibration=100, splits=2)
-    with pytest.raises(ValueError, match="`n_calibration` must leave test samples"):
-        diffusion(saved, splits=2)
-    with pytest.raises(ValueError, match=r"absent\.parquet"):
-        diffusion(tmp_path / "absent.parquet")
+def test_the_librarys_own_record_is_of_real_pairs(command, capsys):
+    own = ss.ThresholdRecord.load(assets.DIFFUSION)
+    assert own.n >= 1000
+    assert len(own.thresholds) > 15
+    assert {"lpips", "ssim", "mse"} <= set(own.inconsistencies)
+    assert command("--splits", "5", "--json") == 0
+    table = json.loads(capsys.readouterr().out)["table"]
+    assert table == diffusion(own, splits=5).table()
+    valid = [row for row in table if "paper" not in row["control"]]
+    assert all(row["test risk"] <= row["ε"] for row in valid)
+    assert all(row["layers saved, %"] > 20 for row in valid)

@@ -16,6 +16,7 @@ from swiftsure.records import ExitRecord
 __all__ = [
     "BILD",
     "CALM",
+    "DIFFUSION",
     "IMAGE_CLASSIFICATION",
     "NETWORK",
     "SEGMENTATION",
@@ -36,6 +37,8 @@ CALM = FOLDER / "calm"
 """Threshold records of the translator, one a confidence measure."""
 BILD = FOLDER / "bild" / "t5_multi30k.parquet"
 """Threshold record of a large and a small T5 that translate, over thresholds of the rollback."""
+DIFFUSION = FOLDER / "diffusion" / "uvit_cifar10.parquet"
+"""Threshold record of a U-ViT that generates images like CIFAR-10's."""
 NETWORK = FOLDER / "msdnet_cifar10"
 TRANSLATOR = FOLDER / "t5_multi30k"
 """An early-exit T5 and its tokenizer, as `from_pretrained` reads them, and `meta.safetensors`."""

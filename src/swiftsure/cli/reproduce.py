@@ -197,10 +197,7 @@ def image_classification(
 def diffusion(
     record: Annotated[
         Path | None,
-        typer.Option(
-            help="Threshold record of pairs. Without it, the library's own where there is one;"
-            " else the error says how to make one."
-        ),
+        typer.Option(help="Threshold record of pairs of images; the library's own by default."),
     ] = None,
     loss: Annotated[str, typer.Option(help="Loss of the record that is controlled.")] = "lpips",
     n: Annotated[int, typer.Option("--n", help="Pairs to calibrate on.")] = 500,
@@ -214,7 +211,7 @@ def diffusion(
 
     [bold]Example[/bold]
 
-        swiftsure reproduce diffusion --record pairs.parquet -o results
+        swiftsure reproduce diffusion --splits 20 -o results
     """
     from swiftsure.reproduce import diffusion as experiment
 

@@ -4,16 +4,13 @@ From a threshold record of `swiftsure.text.sweep_pair`: losses of sentences at e
 threshold, and how often the large model was asked, per token.
 """
 
-import os
-
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import assets
 from swiftsure.control import Control
 from swiftsure.evaluation import evaluate
-from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.sweeps import CONTROLS, SweepResult
+from swiftsure.reproduce.sweeps import CONTROLS, Source, SweepResult, loaded
 
 __all__ = ["bild"]
 
@@ -25,7 +22,7 @@ PASSES = "large_passes"
 
 
 def bild(
-    record: ThresholdRecord | str | os.PathLike[str] | None = None,
+    record: Source = None,
     *,
     risk: str = "gap",
     loss: str = "bleu",
@@ -47,15 +44,14 @@ def bild(
     n_calibration : sentences to calibrate on
     splits : random splits into calibration and test sentences
     """
-    if not isinstance(record, ThresholdRecord):
-        record = ThresholdRecord.load(assets.BILD if record is None else record)
-    if PASSES not in record.costs:
+    pairs = loaded(record, assets.BILD)
+    if PASSES not in pairs.costs:
         raise ValueError(
             f"`record` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"
-            f" {', '.join(record.costs) or 'none'}."
+            f" {', '.join(pairs.costs) or 'none'}."
         )
     study = evaluate(
-        record,
+        pairs,
         risk,
         loss,
         controls=CONTROLS | LTT,
@@ -66,5 +62,5 @@ def bild(
         seed=seed,
         progress=progress,
     )
-    title = f"{record.n:,} sentences, n = {n_calibration:,}"
+    title = f"{pairs.n:,} sentences, n = {n_calibration:,}"
     return SweepResult(study, title, "bild", "passes of the large model", SHOWN)

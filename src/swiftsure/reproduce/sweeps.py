@@ -10,10 +10,14 @@ import numpy as np
 
 from swiftsure.control import Control
 from swiftsure.files import write_text
+from swiftsure.records import ThresholdRecord
 from swiftsure.reproduce.tables import csv_text
 from swiftsure.study import Study
 
-__all__ = ["CONTROLS", "SweepResult"]
+__all__ = ["CONTROLS", "Source", "SweepResult", "loaded"]
+
+Source = ThresholdRecord | str | os.PathLike[str] | None
+"""A record, its file, or None for the library's own."""
 
 CONTROLS = {
     "CRC (paper's rule)": Control("crc", selection="paper"),
@@ -22,6 +26,13 @@ CONTROLS = {
     "UCB (STaR)": Control("ucb", bound="star"),
 }
 """The paper's two controls, the valid form of CRC, and STaR."""
+
+
+def loaded(record: Source, own: Path) -> ThresholdRecord:
+    """Return a record; the library's own where none is named."""
+    if isinstance(record, ThresholdRecord):
+        return record
+    return ThresholdRecord.load(own if record is None else record)
 
 
 @dataclass(frozen=True)
