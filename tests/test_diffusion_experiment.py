@@ -47,7 +47,7 @@ warm_up = 0.1
 clip = 1.0
 average = 0.9
 early_weight = 0.5
-placed = true
+eased = true
 half = true
 """
 
@@ -109,10 +109,10 @@ def test_training_follows_the_clock(script, tiny):
     assert report["finished"]
 
 
-def test_patches_are_placed_by_row_and_column(script):
+def test_an_eased_network_knows_where_patches_are(script):
     model = UViT(image_size=12, patch_size=4, width=16, depth=2, n_heads=2, n_classes=3)
     extras = model.pos_embed[0, :2].clone()
-    script("train").place_patches(model)
+    script("train").ease(model)
     places = model.pos_embed[0, 2:].detach()
     rows, columns = places.view(3, 3, 16).split(8, dim=2)
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
@@ -120,6 +120,24 @@ def test_patches_are_placed_by_row_and_column(script):
     assert len(rows[:, 0].unique(dim=0)) == 3
     assert places.square().mean().item() == pytest.approx(0.5)
     assert torch.equal(model.pos_embed[0, :2], extras)
+
+
+def test_an_eased_network_says_the_noise_alike_at_every_exit(script):
+    """As long as blocks add nothing, tokens go through, and all early exits say the same."""
+    torch.manual_seed(0)
+    model = UViT(image_size=12, patch_size=4, width=16, depth=4, n_heads=2, n_classes=3).eval()
+    script("train").ease(model)
+    with torch.no_grad():
+        for block in [*model.in_blocks, model.mid_block, *model.out_blocks]:
+            block.attn.proj.weight.zero_()
+            block.mlp.fc2.weight.zero_()
+            if block.skip_linear is not None:
+                block.skip_linear.weight[:, model.width :] = 0
+        batch = (torch.randn(2, 3, 12, 12), torch.rand(2), torch.tensor([0, 2]))
+        first, *others, _ = model(batch)
+        assert first.std() > 0.01
+        for other in others:
+            torch.testing.assert_close(other, first)
 
 
 def test_rates_rise_and_fall(script):
@@ -209,15 +227,17 @@ def test_samples_are_shown_at_levels_of_risk(script, tiny):
     records = script("records")
     record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
     report = json.loads((tiny / "out" / "tiny.json").read_text())
-    assert list(report["levels"]) == ["0.0", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"]
-    levels = list(report["levels"].values())
+    assert list(report["levels"]) == ["ssim"]  # without weights of LPIPS
+    found = report["levels"]["ssim"]
+    assert list(found) == ["0.0", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"]
+    levels = list(found.values())
     assert levels[0] is None
     policy = ss.calibrate(record, "consistency", "ssim", bound="wsr", epsilon=0.3)
     assert levels[-1] == policy.threshold is not None
     model = records.network(tiny / "out" / "tiny.safetensors", report["recipe"])
     labels = records.classes(10, 10, 4)[:1]
     made = DeeDiff(model, policy).generate([40], labels=labels, seed=3).pixels()[0]
-    with Image.open(tiny / "out" / "tiny_levels.webp") as sheet:
+    with Image.open(tiny / "out" / "tiny_levels_ssim.webp") as sheet:
         assert sheet.size == (320, 7 * 32)
         shown = np.asarray(sheet)[-32:, :32]
     assert np.abs(made.astype(int) - shown).max() <= 1
