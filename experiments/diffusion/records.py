@@ -138,7 +138,13 @@ def main() -> None:
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
     fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
+    perceptual = []
+    if arguments.lpips:
+        perceptual = [Lpips.load(arguments.lpips)]
+        if min(model.image_shape[1:]) < ENLARGED:
+            perceptual.append(Lpips.load(arguments.lpips, side=ENLARGED))
     asked = {name: getattr(arguments, name) for name in ("n", "thresholds", "batch", "seed")}
+    asked["losses"] = [loss.name for loss in perceptual]
     shards = shards_of(fast, arguments.results / f"{arguments.name}_shards", **asked)
 
     def pilot() -> list[float | None]:
@@ -149,9 +155,6 @@ def main() -> None:
 
     levels = kept_thresholds(shards, pilot)
     labels = classes(arguments.n, n_classes, arguments.seed)
-    perceptual = []
-    if arguments.lpips:
-        perceptual = [Lpips.load(arguments.lpips, side=side) for side in (None, ENLARGED)]
     record = sweep(
         model,
         arguments.n,

@@ -131,10 +131,12 @@ def l2w_step(
 
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a transformer, those that are alike once for all."""
+    blocks = [part for part in model.modules() if isinstance(part, Block | Performer)]
+    if not blocks:
+        raise ValueError("--compile is for transformers, and this network has no such blocks")
     torch._dynamo.config.recompile_limit = 64  # a grid and a rate of dropped paths each want one
-    for part in model.modules():
-        if isinstance(part, Block | Performer):
-            part.compile(dynamic=False)
+    for block in blocks:
+        block.compile(dynamic=False)
 
 
 @torch.inference_mode()

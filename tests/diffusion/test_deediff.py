@@ -260,6 +260,36 @@ def test_both_ways_to_look_generate_the_same():
     torch.testing.assert_close(one.images, other.images)
 
 
+class Wary(UViT):
+    """Says how sure it is in its own way, and without noise."""
+
+    def confidence_at(self, exit_index, state):
+        return super().confidence_at(exit_index, state).double() ** 2
+
+
+def test_all_that_looks_asks_alike():
+    model = Wary(image_size=8, width=16, depth=4, n_heads=2, mlp_ratio=2).eval()
+    model.load_state_dict(network().state_dict())
+    seen = DeeDiff(model, sampler=SAMPLERS[0]).confidences(6)
+    plain = DeeDiff(network(), sampler=SAMPLERS[0]).confidences(6)
+    np.testing.assert_allclose(seen, plain**2, rtol=1e-5)
+    level = float(np.median(seen[:, 0, 0]))
+    made = DeeDiff(model, level, sampler=SAMPLERS[0]).generate(6)
+    assert ((made.exits[:, 0] == 0) == (seen[:, 0, 0] >= np.float32(level))).all()
+    assert made.stayed.dtype == np.float32
+    model.confidence_at = lambda k, state: torch.ones(len(state["tokens"]), 1)
+    with pytest.raises(ValueError, match=r"one confidence a sample, of shape \(n,\)"):
+        DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate(1)
+
+
+def test_a_method_called_estimate_is_a_models_own_business():
+    model = HeadsAlone(network()).eval()
+    model.estimate = lambda: None  # not ours: it has no `confidence_at`
+    expected = DeeDiff(network(), 0.5, sampler=SAMPLERS[0]).generate(3)
+    found = DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate(3)
+    torch.testing.assert_close(found.images, expected.images)
+
+
 def test_the_last_head_always_counts():
     model = network()
     rule = ExitRule(0.0, min_exit=model.n_exits - 1)  # no early exit is ever looked at

@@ -331,5 +331,9 @@ def test_small_images_are_enlarged_if_so_wished():
     torch.testing.assert_close(larger(images, others, **options), plain(*enlarged, **options))
     big = torch.rand(2, 2, 3, 64, 70)
     torch.testing.assert_close(larger(*big, **options), plain(*big, **options))
+    tiny = torch.rand(2, 2, 3, 8, 8)
+    assert larger(*tiny, **options).shape == (2,)
+    with pytest.raises(ValueError, match=r"3 channels .* but got \(1, 8, 8\)"):
+        larger(*tiny[:, :, :1], **options)
     with pytest.raises(ValueError, match="`side` must be"):
         Lpips(random_weights(), side=8)

@@ -66,6 +66,7 @@ def test_valid_controls_keep_the_level(result):
 def test_the_table_and_the_files(result, tmp_path):
     table = result.table()
     assert [row["ε"] for row in table] == [0.05, 0.1, 0.15] * len(CONTROLS)
+    assert result.table(LEVELS) == table
     first = table[0]
     label = first["control"]
     assert first["layers"] == pytest.approx(result.study.exit_layer[label][:, 0].mean())

@@ -27,13 +27,12 @@ from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.results import Generated, joined
 from swiftsure.diffusion.rules import ExitRule, checked_thresholds, rule_of
 from swiftsure.diffusion.schedules import Sampler
-from swiftsure.diffusion.steps import Denoised, StepCosts, denoise
+from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, estimated, looked
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
 from swiftsure.torch.fingerprint import fingerprint
 from swiftsure.torch.modes import home, inference, refuse_training
-from swiftsure.torch.scoring import MODEL_SCORE, confidence
-from swiftsure.torch.staged import StagedModel, exit_outputs, plain_output, refuse_unstaged
+from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["DeeDiff"]
 
@@ -51,7 +50,9 @@ class DeeDiff:
     ----------
     model : StagedModel
         From (images, times[, labels]) to the noise, with its own confidence at every exit, as
-        `swiftsure.torch.models.UViT`; in evaluation mode.
+        `swiftsure.torch.models.UViT`; in evaluation mode. Where it has `confidence_at(exit_index,
+        state)` and `estimate(exit_index, state, rows=None)`, noise is estimated for those alone who
+        leave; otherwise `head` gives both at every exit.
     policy : Policy, ExitRule or float, optional
         A policy made from a record of `sweep`; or a threshold, without a promise. None: the full
         model at all steps.
@@ -202,9 +203,12 @@ class DeeDiff:
             seen: list[Tensor] = []
 
             def answer(batch: Batch) -> Tensor:
-                *early, last = exit_outputs(self.model, batch)
-                seen.append(torch.stack([confidence(MODEL_SCORE, each) for each in early], dim=1))
-                noise: Tensor = plain_output(last)
+                state, early, last = self.model.begin(batch), [], self.model.n_exits - 1
+                for k in range(last):
+                    state = self.model.advance(k, state)
+                    early.append(looked(self.model, k, state)[0])
+                seen.append(torch.stack(early, dim=1))
+                noise: Tensor = estimated(self.model, last, self.model.advance(last, state))
                 return noise
 
             self._walk(numbers[rows], labelled, seed, answer)

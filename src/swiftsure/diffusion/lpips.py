@@ -133,16 +133,17 @@ class Lpips(ImageLoss):
 
     def distance(self, images: Tensor, others: Tensor) -> Tensor:
         """Return the distance of each pair of images in [0, 1]."""
-        if self.side is not None and min(images.shape[2:]) < self.side:
-            size = [round(self.side * n / min(images.shape[2:])) for n in images.shape[2:]]
-            images, others = (
-                interpolate(each, size=size, mode="bilinear") for each in (images, others)
-            )
         channels, height, width = images.shape[1:]
-        if channels != 3 or min(height, width) < SMALLEST:
+        smallest = min(height, width)
+        if channels != 3 or (self.side is None and smallest < SMALLEST):
             raise ValueError(
                 f"`images` must have 3 channels and at least {SMALLEST} x {SMALLEST} pixels for"
                 f" LPIPS, but got {checks.shape_text((channels, height, width))}."
+            )
+        if self.side is not None and smallest < self.side:
+            size = [round(self.side * n / smallest) for n in (height, width)]
+            images, others = (
+                interpolate(each, size=size, mode="bilinear") for each in (images, others)
             )
         # Both in one go: twice as many images take less than twice as long.
         both = torch.cat([images, others]) * 2 - 1

@@ -1,8 +1,9 @@
 """One step of denoising: every image leaves the network where it is sure enough.
 
 A network may say how sure an exit is without its output, by `confidence_at(exit_index, state)`, and
-give the output of some rows alone, by `estimate(exit_index, state, rows)`, as `UViT` does. Exits
-are then estimated for those alone who leave there. Otherwise `head` gives both at once.
+give the output alone, of all rows or some, by `estimate(exit_index, state, rows=None)`, as `UViT`
+does. It has both or neither. With them an exit's noise is estimated for those alone who leave
+there; without, `head` gives noise and confidence at once.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import Tensor
 from swiftsure.diffusion.rules import ExitRule
 from swiftsure.torch.costs import exit_flops
 from swiftsure.torch.scoring import MODEL_SCORE, confidence
-from swiftsure.torch.staged import StagedModel, plain_output
+from swiftsure.torch.staged import Scored, StagedModel, plain_output
 
 __all__ = ["Denoised", "StepCosts", "denoise", "estimated", "looked"]
 
@@ -100,15 +101,16 @@ def denoise(
 def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any]:
     """Return how sure an exit is, (n,), and its output if that came along."""
     if hasattr(model, "confidence_at"):
-        return model.confidence_at(exit_index, state), None
+        alone = Scored(None, model.confidence_at(exit_index, state))
+        return confidence(MODEL_SCORE, alone), None
     output = model.head(exit_index, state)
     return confidence(MODEL_SCORE, output), plain_output(output)
 
 
 def estimated(model: StagedModel, exit_index: int, state: Any, rows: Tensor | None = None) -> Any:
     """Return the output of an exit, for all rows or some."""
-    if hasattr(model, "estimate"):
-        return model.estimate(exit_index, state, rows)
+    if hasattr(model, "confidence_at"):
+        return model.estimate(exit_index, state, rows)  # type: ignore[attr-defined]
     output = plain_output(model.head(exit_index, state))
     return output if rows is None else output[rows]
 

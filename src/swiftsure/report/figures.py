@@ -31,7 +31,11 @@ __all__ = [
 
 COLORS = ("#1f6fb2", "#d9730d", "#2a8a57", "#a23b72", "#6b6b6b", "#8a6d3b")
 INK = "#333333"
-UNITS = {"exit": "mean exit", "layers": "mean layers"}
+UNITS = {
+    "exit": "mean exit",
+    "layers": "mean layers",
+    "large_passes": "passes of the large model a token",
+}
 
 
 def study_figure(

@@ -59,8 +59,8 @@ class SweepResult:
 
     def table(self, epsilons: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return test risk, mean cost and the saving of both costs: a row a control and ε."""
-        study = self.study
-        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons or self.shown]
+        study, levels = self.study, self.shown if epsilons is None else epsilons
+        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in levels]
         found = {
             "test risk": study.test_risk,
             self.unit: study.exit_layer,

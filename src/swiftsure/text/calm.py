@@ -74,7 +74,7 @@ def early_exits(
         One a sequence, in place of the rule's.
     eos_token_id : int, ints, None or "model"
         Tokens after which `generate` ends a sequence, if it is told others than the model's. Ended
-        sequences run no more blocks.
+        sequences run no more blocks, or (on a GPU) run along unseen.
 
     Raises
     ------

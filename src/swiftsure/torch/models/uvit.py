@@ -87,7 +87,7 @@ class UViT(Staged):
         Whether a 3 x 3 convolution smooths the patches of every estimate.
     uncertainty_ratio : float
         Hidden width of the module that estimates uncertainty, in widths of tokens. It runs at every
-        exit that is looked at: the published 4 costs more than a third of a block each time.
+        exit that is looked at: the published 4 costs nearly a third of a block each time.
     early_exits : bool
         Without, the network is a plain U-ViT, and the full output its only exit.
 
