@@ -88,8 +88,8 @@ class Step:
         self.n = self.n_active = n
         self.n_blocks = n_blocks
         self.device = device
-        self.levels = levels
-        """What those under way must reach: one for all, or one each."""
+        self.asked = self.levels = levels
+        """What rows must reach: one for all, or one each; `levels` is of those under way."""
         self.may_exit = may_exit
         self.under_way: Sequence[int] = range(n)
         """Rows that have not left."""
@@ -234,21 +234,8 @@ class Step:
 class MaskedStep(Step):
     """A step that works on all rows as long as anyone is under way."""
 
-    def __init__(
-        self,
-        n: int,
-        n_blocks: int,
-        device: torch.device,
-        levels: float | Sequence[float],
-        may_exit: bool,
-    ) -> None:
-        super().__init__(n, n_blocks, device, levels, may_exit)
-        self._every_level = levels
-        self._gone: Tensor | None = None
-        self._with_logits: list[tuple[Tensor, Tensor]] = []
-        """Who left at a look, (n, 1), and the logits of all rows there."""
-        self._unknown = set(range(n))
-        """Rows whose logits are not known."""
+    _gone: Tensor | None = None
+    """Which rows left, (n,); None as long as none has."""
 
     compacts = False
 
@@ -264,7 +251,17 @@ class MaskedStep(Step):
 
     @cached_property
     def _device_levels(self) -> float | Tensor:
-        return _on(self._every_level, self.device)
+        return _on(self.asked, self.device)
+
+    @cached_property
+    def _with_logits(self) -> list[tuple[Tensor, Tensor]]:
+        """Who left at a look, (n, 1), and the logits of all rows there."""
+        return []
+
+    @cached_property
+    def _unknown(self) -> set[int]:
+        """Rows whose logits are not known."""
+        return set(range(self.n))
 
     def look(self, exit_index: int, states: Tensor) -> Look:
         """Return what a confidence sees of all rows, who left among them."""
