@@ -117,8 +117,9 @@ class Trainer:
         if compiled:
             # Part by part: blocks are alike, so that one of a kind is compiled for all.
             model = self.model
-            for block in [*model.in_blocks, model.mid_block, *model.out_blocks, model.UEM]:
+            for block in [*model.in_blocks, model.mid_block, *model.out_blocks]:
                 block.compile()
+            model.doubts = torch.compile(model.doubts)
         decayed = [p for p in self.model.parameters() if p.ndim > 1]
         plain = [p for p in self.model.parameters() if p.ndim <= 1]
         self.optimizer = torch.optim.AdamW(

@@ -213,7 +213,8 @@ class UViT(Staged):
             tokens = state["tokens"]
             return torch.ones(len(tokens), dtype=torch.float32, device=tokens.device)
         # In half precision a mean would be too coarse for thresholds.
-        return 1 - self._doubts(state).float().mean(dim=(1, 2))
+        doubts = self.doubts(self._patches(state), state["time_doubts"])
+        return 1 - doubts.float().mean(dim=(1, 2))
 
     def estimate(self, exit_index: int, state: State, rows: Tensor | None = None) -> Tensor:
         """Return the noise that an exit estimates in all images, or those of some rows."""
@@ -232,7 +233,7 @@ class UViT(Staged):
 
         DeeDiff trains it towards tanh |estimate - noise|.
         """
-        return self._image(self._doubts(state))
+        return self._image(self.doubts(self._patches(state), state["time_doubts"]))
 
     @classmethod
     def from_published(
@@ -312,14 +313,14 @@ class UViT(Staged):
         blocks = [*self.in_blocks, self.mid_block, *self.out_blocks]
         return {**state, "tokens": blocks[k](tokens, skip), "skips": skips}
 
-    def _doubts(self, state: State) -> Tensor:
-        """Return what the uncertainty module makes of tokens and time, (n, patches, pixels).
+    def doubts(self, patches: Tensor, of_time: Tensor) -> Tensor:
+        """Return what the uncertainty module makes of patches and time, (n, patches, pixels).
 
         Published on both side by side; apart, nothing has to be copied for every exit.
         """
         into, silu, out, sigmoid = self.UEM
-        seen = linear(self._patches(state), cast(nn.Linear, into).weight[:, : self.width])
-        doubts: Tensor = sigmoid(out(silu(seen + state["time_doubts"][:, None])))
+        seen = linear(patches, cast(nn.Linear, into).weight[:, : self.width])
+        doubts: Tensor = sigmoid(out(silu(seen + of_time[:, None])))
         return doubts
 
     def _patches(self, state: State) -> Tensor:
