@@ -32,6 +32,9 @@ Controls = Iterable[str | Control] | Mapping[str, str | Control]
 ROUNDING = 1e-12
 """How far above ε a risk may come to lie by rounding alone."""
 
+SECONDS = "seconds"
+"""The cost that is time, where a record has it."""
+
 
 def evaluate(
     record: ExitRecord | ThresholdRecord | RiskCurve,
@@ -123,7 +126,9 @@ class _Runs:
         self.levels = levels
         self.delta = delta
         self.breakpoints = breakpoints
-        self.cost = next((c for c in ("layers", "exit", *pool.costs) if c in pool.costs), None)
+        # Time, which depends on the machine, only where nothing else is known.
+        counted = sorted(pool.costs, key=lambda name: name == SECONDS)
+        self.cost = next((c for c in ("layers", "exit", *counted) if c in pool.costs), None)
         # Each control sees its own form of the curve (zero-bounded, …), made once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
         self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
@@ -163,7 +168,7 @@ class _Runs:
 
     def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
         """Return mean loss and mean costs at each setting."""
-        names = [self.cost, "flops" if "flops" in self.pool.costs else None]
+        names = [self.cost, *(name for name in ("flops", SECONDS) if name in self.pool.costs)]
         costs = {f"cost {c}": curve.mean_cost(c, rows) for c in dict.fromkeys(names) if c}
         return {"risk": curve.risk(rows), **costs}
 
@@ -228,6 +233,14 @@ class _Runs:
             violations={
                 k: Rates.of((values > limit).sum(axis=0), draws) for k, values in pool_risk.items()
             },
+            seconds={
+                k: np.array(row[f"cost {SECONDS}"])
+                for k, row in found.items()
+                if f"cost {SECONDS}" in row
+            },
+            full_seconds=float(self.pool.mean_cost(SECONDS)[0])
+            if SECONDS in self.pool.costs
+            else float("nan"),
         )
 
 

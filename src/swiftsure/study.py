@@ -88,6 +88,9 @@ class Study:
         True risk, in the pool, of what calibration sets drawn with replacement chose.
     violations : {label: Rates of (epsilons,)}
         How often that was above ε: at most δ for `ucb` and `ltt`. `crc` promises the mean only.
+    seconds : {label: (splits, epsilons)}
+        Mean time of an answer in the test part, where the record has a cost of that name; else
+        empty. `full_seconds` is that of the full model.
     """
 
     labels: tuple[str, ...]
@@ -110,6 +113,8 @@ class Study:
     thresholds: Mapping[str, NDArray[Any]] = field(repr=False)
     pool_risk: Mapping[str, Floats] = field(repr=False)
     violations: Mapping[str, Rates] = field(repr=False)
+    seconds: Mapping[str, Floats] = field(default_factory=dict, repr=False)
+    full_seconds: float = float("nan")
 
     def summary(self) -> list[dict[str, Any]]:
         """Return one row a control and level: means, spreads over splits, rates with intervals."""

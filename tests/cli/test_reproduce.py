@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import swiftsure as ss
+from swiftsure import assets
 from swiftsure.reproduce import calm_cnndm
 
 FILES = {"calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv"}
@@ -118,6 +120,17 @@ def test_bild_counts_passes_of_the_large_model(run, folder, made):
     assert "UCB (STaR)" in run("reproduce", "bild", "--record", "drafts.parquet", *given).out
     other = run("reproduce", "bild", "--record", "pairs.parquet", *given)
     assert (other.status, "large_passes" in other.err) == (2, True)
+
+
+def test_bild_tells_sentences_a_second_where_they_were_timed(run, made):
+    given = ("--splits", "4", "-o", "out", "--json")
+    timed = json.loads(run("reproduce", "bild", *given).out)["table"]
+    rates = [row["sentences a second"] for row in timed]
+    seconds = ss.ThresholdRecord.load(assets.BILD).costs["seconds"]
+    assert all(1 / seconds[0] < rate <= 1 / seconds.min() for rate in rates)
+    options = ("--record", "drafts.parquet", "--n", "300")
+    untimed = json.loads(run("reproduce", "bild", *options, *given).out)["table"]
+    assert "sentences a second" not in untimed[0]
 
 
 @pytest.mark.parametrize("what", ["bild", "diffusion"])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -283,6 +284,28 @@ def test_threshold_records(per_sample):
             gain = 100 * (1 - cost[columns] / cost[0])
             np.testing.assert_allclose(found.gain[label][split], gain, atol=1e-9)
     assert (found.gain["ucb"] > 0).any()
+
+
+def test_seconds_are_told_where_a_record_has_them():
+    record = threshold_record()
+    options = {"controls": ["ucb"], "epsilons": [0.05, 0.1], "splits": 3}
+    untimed = ss.evaluate(record, **options)
+    assert (untimed.seconds, np.isnan(untimed.full_seconds)) == ({}, True)
+    alone = replace(record, costs={"seconds": record.costs["layers"], "calls": [1.0] * 7})
+    assert ss.evaluate(alone, **options).cost == "calls"
+    seconds = 0.1 + np.random.default_rng(0).random((record.n, len(record.thresholds)))
+    for each in (seconds, seconds.mean(axis=0)):
+        timed = replace(record, costs={**record.costs, "seconds": each})
+        found = ss.evaluate(timed, **options)
+        assert found.full_seconds == pytest.approx(seconds[:, 0].mean())
+        np.testing.assert_array_equal(found.exit_layer["ucb"], untimed.exit_layer["ucb"])
+        rng = np.random.default_rng(0)
+        for split in range(3):
+            test = rng.permutation(record.n)[100:]
+            mean = np.broadcast_to(each, seconds.shape)[test].mean(axis=0)
+            levels = found.thresholds["ucb"][split]
+            columns = [int(np.flatnonzero(record.thresholds == level)[0]) for level in levels]
+            np.testing.assert_allclose(found.seconds["ucb"][split], mean[columns])
 
 
 def test_a_curve_gives_what_its_record_gives(record):

@@ -41,6 +41,8 @@ UNITS = {
 def study_figure(
     studies: Study | Sequence[Study] | Mapping[str, Study],
     path: str | os.PathLike[str] | None = None,
+    *,
+    speed: str | None = None,
 ) -> Figure:
     """Draw the paper's figure: test risk above, efficiency below, over ε.
 
@@ -54,37 +56,34 @@ def study_figure(
         One column each.
     path : path, optional
         Where to save it (png, pdf or svg).
+    speed : str, optional
+        What is answered, in the plural: a third row then shows how many of it a second, from the
+        cost "seconds" of the record.
 
     Returns
     -------
     figure : matplotlib.figure.Figure
     """
     named = _named(studies)
-    figure = new_figure(4.4 * len(named) + 0.4, 6.2)
-    axes = figure.subplots(2, len(named), sharex="col", squeeze=False)
+    n_rows = 2 if speed is None else 3
+    figure = new_figure(4.4 * len(named) + 0.4, 3.1 * n_rows)
+    axes = figure.subplots(n_rows, len(named), sharex="col", squeeze=False)
     for column, (title, study) in enumerate(named.items()):
-        above, below = axes[:, column]
+        above, below = axes[:2, column]
         for color, label in zip(_colors(), study.labels, strict=False):
             promised = study.controls[label].guarantee != "none"
             legend = label if promised else f"{label}: no guarantee"
             style = "-" if promised else (0, (5, 1.5))
             _band(above, study.epsilons, study.test_risk[label], color, legend, style)
             _band(below, study.epsilons, study.exit_layer[label], color, legend, style)
+        if speed is not None:
+            _draw_speed(axes[2, column], study, speed)
         ends = [0.0, float(study.epsilons.max())]
         above.plot(ends, ends, color=INK, linestyle=":", linewidth=1.2, label="ε")
         if np.isfinite(study.full_cost):
-            below.axhline(study.full_cost, color=INK, linewidth=1, linestyle=":")
-            below.annotate(
-                "full model",
-                (1, study.full_cost),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=8,
-                color=INK,
-            )
+            _mark_full(below, study.full_cost)
         above.set_title(title, fontsize=11, loc="left")
-        below.set_xlabel("risk level ε")
+        axes[-1, column].set_xlabel("risk level ε")
         below.set_ylim(bottom=0)
         for axis in (above, below):
             tidy(axis)
@@ -94,6 +93,31 @@ def study_figure(
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             above.legend(frameon=False, fontsize=8)
     return finished(figure, path)
+
+
+def _draw_speed(axis: Axes, study: Study, speed: str) -> None:
+    """Draw answers a second over ε."""
+    for color, label in zip(_colors(), study.labels, strict=False):
+        style = "-" if study.controls[label].guarantee != "none" else (0, (5, 1.5))
+        _band(axis, study.epsilons, 1 / study.seconds[label], color, label, style)
+    _mark_full(axis, 1 / study.full_seconds)
+    axis.set_ylabel(f"{speed} a second")
+    axis.set_ylim(bottom=0)
+    tidy(axis)
+
+
+def _mark_full(axis: Axes, value: float) -> None:
+    """Draw where the full model lies."""
+    axis.axhline(value, color=INK, linewidth=1, linestyle=":")
+    axis.annotate(
+        "full model",
+        (1, value),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=INK,
+    )
 
 
 def policy_figure(

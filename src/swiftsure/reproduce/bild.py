@@ -38,7 +38,8 @@ def bild(
     Parameters
     ----------
     record : ThresholdRecord, or file
-        With the cost "large_passes". Default: of the pair that was trained for the library.
+        With the cost "large_passes" and, for sentences a second, "seconds". Default: of the pair
+        that was trained for the library.
     risk, loss
         As in `record.curve`.
     n_calibration : sentences to calibrate on
@@ -62,5 +63,6 @@ def bild(
         seed=seed,
         progress=progress,
     )
+    speed = "sentences" if study.seconds else None
     title = f"{pairs.n:,} sentences, n = {n_calibration:,}"
-    return SweepResult(study, title, "bild", "passes of the large model", SHOWN)
+    return SweepResult(study, title, "bild", "passes of the large model", SHOWN, speed)

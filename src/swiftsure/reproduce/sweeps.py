@@ -49,6 +49,8 @@ class SweepResult:
     unit : str
         What the study counts as cost, in words.
     shown : levels of the table, unless it is asked for others
+    speed : str, optional
+        What is answered, in the plural, where the record says in how many seconds.
     """
 
     study: Study
@@ -56,6 +58,7 @@ class SweepResult:
     name: str
     unit: str = "layers"
     shown: tuple[float, ...] = (0.05, 0.10, 0.15)
+    speed: str | None = None
 
     def table(self, epsilons: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return test risk, mean cost and the saving of both costs: a row a control and ε."""
@@ -67,6 +70,8 @@ class SweepResult:
             f"{self.unit} saved, %": study.gain,
             "FLOPs saved, %": study.flops_gain,
         }
+        if self.speed is not None:
+            found[f"{self.speed} a second"] = {k: 1 / each for k, each in study.seconds.items()}
         return [
             {"control": label, "ε": float(study.epsilons[j])}
             | {name: float(values[label][:, j].mean()) for name, values in found.items()}
@@ -83,7 +88,7 @@ class SweepResult:
         figure, table, summary = (
             target / f"{self.name}{suffix}" for suffix in (".png", "_costs.csv", "_summary.csv")
         )
-        study_figure({self.title: self.study}, figure)
+        study_figure({self.title: self.study}, figure, speed=self.speed)
         write_text(table, csv_text(self.table(self.study.epsilons.tolist())))
         write_text(summary, csv_text(self.study.summary()))
         return [figure, table, summary]
