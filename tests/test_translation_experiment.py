@@ -240,3 +240,27 @@ def test_a_pair_is_swept(load, folder, monkeypatch):
         assert set(record.losses) == {"bleu", "rouge_l"}
     for name, losses in found[0].losses.items():
         assert (found[1].losses[name] == losses).all()
+    timing = importlib.import_module("experiments.bild.seconds")
+    file = folder / "out" / "bild.parquet"
+    arguments = ["seconds", "--data", str(folder), "--record", str(file), *arguments[5:]]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--sentences", "1", "--repeats", "1"])
+    timing.main()
+    timed = ThresholdRecord.load(file)
+    assert timed.costs["seconds"].shape == timed.thresholds.shape
+    assert (timed.costs["seconds"] > 0).all()
+    assert (timed.costs["large_passes"] == found[1].costs["large_passes"]).all()
+
+
+def test_what_is_said_of_drafts_is_in_their_table():
+    said = (ROOT / "experiments" / "translation" / "README.md").read_text(encoding="utf-8")
+    names = {"UCB (STaR)": "UCB (STaR)", "CRC (monotone)": "CRC (monotone)"}
+    names["LTT (Hoeffding-Bentkus)"] = "LTT (HB, zero-bounded)"
+    with (ROOT / "experiments" / "bild" / "results" / "bild_costs.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    for shown, label in names.items():
+        cells = [
+            f"{float(row['passes of the large model']):.2f}, {float(row['sentences a second']):.1f}"
+            for row in rows
+            if row["control"] == label and float(row["ε"]) in (0.01, 0.02, 0.05)
+        ]
+        assert f"| {' | '.join([shown, *cells])} |" in said
