@@ -112,7 +112,7 @@ def test_training_follows_the_clock(script, tiny):
 def test_an_eased_network_knows_where_patches_are(script):
     model = UViT(image_size=12, patch_size=4, width=16, depth=2, n_heads=2, n_classes=3)
     extras = model.pos_embed[0, :2].clone()
-    script("train").ease(model)
+    script("easing").ease(model)
     places = model.pos_embed[0, 2:].detach()
     rows, columns = places.view(3, 3, 16).split(8, dim=2)
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
@@ -126,7 +126,7 @@ def test_an_eased_network_says_the_noise_alike_at_every_exit(script):
     """As long as blocks add nothing, tokens go through, and all early exits say the same."""
     torch.manual_seed(0)
     model = UViT(image_size=12, patch_size=4, width=16, depth=4, n_heads=2, n_classes=3).eval()
-    script("train").ease(model)
+    script("easing").ease(model)
     with torch.no_grad():
         for block in [*model.in_blocks, model.mid_block, *model.out_blocks]:
             block.attn.proj.weight.zero_()

@@ -2,15 +2,14 @@
 `python -m experiments.bild.seconds --data FOLDER --record bild.parquet`.
 
 Translates some sentences of Multi30k's validation part one by one, at each threshold in turn, and
-adds the cost "seconds" to the record: of a sentence, the mean of the sentences' best times. Nothing
-else should run on the machine. The first column, the large model alone, is its own `generate`.
+writes bild.seconds.json beside the record: of a sentence, the mean of the sentences' best times.
+Nothing else should run on the machine. First comes the large model alone, by its own `generate`.
 """
 
 import argparse
-import random
-import time
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.measure import best_times
 from experiments.bild.records import TRANSLATION, loaded
 from experiments.translation.data import multi30k
 from swiftsure import ThresholdRecord
 from swiftsure.text import BigLittle, Rollback
-
-
-def best_seconds(variants: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Return the best time of each, taken in turn and in changing order."""
-    best, order = [float("inf")] * len(variants), list(range(len(variants)))
-    for repeat in range(repeats + 1):  # the first warms up
-        random.Random(repeat).shuffle(order)
-        for k in order:
-            start = time.perf_counter()
-            variants[k]()
-            if repeat:
-                best[k] = min(best[k], time.perf_counter() - start)
-    return best
 
 
 def main() -> None:
@@ -58,18 +45,17 @@ def main() -> None:
     texts = multi30k(arguments.data / "multi30k", "val").german[: arguments.sentences]
     for number, text in enumerate(texts, 1):
         source = tokenizer(text, return_tensors="pt").to(large.device)
-        ways: list[Callable[[], Any]] = [
-            lambda source=source: large.generate(**source, max_new_tokens=tokens, do_sample=False)
-        ]
-        ways += [
-            lambda pair=pair, source=source: pair.generate(**source, max_new_tokens=tokens)
-            for pair in pairs
-        ]
+        ways: list[Callable[[], Any]] = [partial(large.generate, do_sample=False)]
+        ways += [pair.generate for pair in pairs]
+        timed = {
+            str(k): partial(write, **source, max_new_tokens=tokens) for k, write in enumerate(ways)
+        }
         with torch.inference_mode():
-            total += best_seconds(ways, arguments.repeats)
+            total += list(best_times(timed, arguments.repeats).values())
         print(f"{number} of {len(texts)}", end="\r", flush=True)
     seconds = total / len(texts)
-    replace(record, costs={**record.costs, "seconds": seconds}).save(arguments.record)
+    found = {"thresholds": record.thresholds.tolist(), "seconds": seconds.round(6).tolist()}
+    arguments.record.with_suffix(".seconds.json").write_text(json.dumps(found) + "\n")
     rates = ", ".join(
         f"{level:g}: {1 / each:.2f}" for level, each in zip(record.thresholds, seconds, strict=True)
     )

@@ -122,15 +122,21 @@ def test_bild_counts_passes_of_the_large_model(run, folder, made):
     assert (other.status, "large_passes" in other.err) == (2, True)
 
 
-def test_bild_tells_sentences_a_second_where_they_were_timed(run, made):
+def test_bild_tells_sentences_a_second_where_they_were_timed(run, folder, made):
     given = ("--splits", "4", "-o", "out", "--json")
     timed = json.loads(run("reproduce", "bild", *given).out)["table"]
     rates = [row["sentences a second"] for row in timed]
-    seconds = ss.ThresholdRecord.load(assets.BILD).costs["seconds"]
-    assert all(1 / seconds[0] < rate <= 1 / seconds.min() for rate in rates)
+    beside = json.loads(assets.BILD.with_suffix(".seconds.json").read_text())
+    assert all(1 / beside["seconds"][0] < rate <= 1 / min(beside["seconds"]) for rate in rates)
+    own = ss.ThresholdRecord.load(assets.BILD)
+    assert "seconds" not in own.costs  # no policy of it speaks of a machine's time
     options = ("--record", "drafts.parquet", "--n", "300")
     untimed = json.loads(run("reproduce", "bild", *options, *given).out)["table"]
     assert "sentences a second" not in untimed[0]
+    wrong = {"thresholds": [0.0, 1.0], "seconds": [2.0, 1.0]}
+    (folder / "drafts.seconds.json").write_text(json.dumps(wrong))
+    refused = run("reproduce", "bild", *options, *given)
+    assert (refused.status, "time the pair anew" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("what", ["bild", "diffusion"])

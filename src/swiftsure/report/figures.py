@@ -70,40 +70,34 @@ def study_figure(
     axes = figure.subplots(n_rows, len(named), sharex="col", squeeze=False)
     for column, (title, study) in enumerate(named.items()):
         above, below = axes[:2, column]
+        rates = {label: 1 / seconds for label, seconds in study.seconds.items()}
         for color, label in zip(_colors(), study.labels, strict=False):
             promised = study.controls[label].guarantee != "none"
             legend = label if promised else f"{label}: no guarantee"
             style = "-" if promised else (0, (5, 1.5))
-            _band(above, study.epsilons, study.test_risk[label], color, legend, style)
-            _band(below, study.epsilons, study.exit_layer[label], color, legend, style)
-        if speed is not None:
-            _draw_speed(axes[2, column], study, speed)
+            drawn = (study.test_risk, study.exit_layer, rates)
+            for axis, values in zip(axes[:, column], drawn, strict=False):
+                _band(axis, study.epsilons, values[label], color, legend, style)
         ends = [0.0, float(study.epsilons.max())]
         above.plot(ends, ends, color=INK, linestyle=":", linewidth=1.2, label="ε")
         if np.isfinite(study.full_cost):
             _mark_full(below, study.full_cost)
         above.set_title(title, fontsize=11, loc="left")
         axes[-1, column].set_xlabel("risk level ε")
-        below.set_ylim(bottom=0)
-        for axis in (above, below):
+        if speed is not None:
+            _mark_full(axes[2, column], 1 / study.full_seconds)
+        for axis in axes[:, column]:
             tidy(axis)
+        for axis in axes[1:, column]:
+            axis.set_ylim(bottom=0)
         if column == 0:
             kinds = {f"{each.loss} {each.risk}" for each in named.values()}
             above.set_ylabel(f"test risk ({kinds.pop()})" if len(kinds) == 1 else "test risk")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
+            if speed is not None:
+                axes[2, 0].set_ylabel(f"{speed} a second")
             above.legend(frameon=False, fontsize=8)
     return finished(figure, path)
-
-
-def _draw_speed(axis: Axes, study: Study, speed: str) -> None:
-    """Draw answers a second over ε."""
-    for color, label in zip(_colors(), study.labels, strict=False):
-        style = "-" if study.controls[label].guarantee != "none" else (0, (5, 1.5))
-        _band(axis, study.epsilons, 1 / study.seconds[label], color, label, style)
-    _mark_full(axis, 1 / study.full_seconds)
-    axis.set_ylabel(f"{speed} a second")
-    axis.set_ylim(bottom=0)
-    tidy(axis)
 
 
 def _mark_full(axis: Axes, value: float) -> None:

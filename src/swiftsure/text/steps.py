@@ -287,9 +287,8 @@ class MaskedStep(Step):
             return
         if seen is not None:
             now = passed if self._gone is None else passed & ~self._gone
-            everywhere = torch.arange(self.n, device=self.device)
-            logits = seen.values if seen.index is None else seen.of(everywhere, self.n)
-            self._with_logits.append((now.unsqueeze(1), logits))
+            # Of rows that were not seen it gives anything; they stay, and the mask leaves them out.
+            self._with_logits.append((now.unsqueeze(1), seen.of(None, self.n)))
             self._unknown.difference_update(self.under_way[place] for place in leaving)
         self._gone = passed if self._gone is None else self._gone | passed
         self._note_left(look.exit_index + 1, leaving, known=seen is not None)
