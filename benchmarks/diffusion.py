@@ -18,7 +18,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from swiftsure import ThresholdRecord, calibrate
-from swiftsure.diffusion import DDIM, DeeDiff, Generated, pilot_thresholds
+from swiftsure.diffusion import DDIM, DeeDiff, Generated, Guided, pilot_thresholds
 from swiftsure.torch.models import UViT
 
 TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
@@ -42,13 +42,14 @@ def random_network() -> UViT:
     return model.eval()
 
 
-def trained(results: Path, name: str) -> UViT:
-    """Return a network from its report and weights."""
+def trained(results: Path, name: str) -> UViT | Guided:
+    """Return a network from its report and weights, guided where its recipe says so."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     model = UViT(**recipe["model"])
     weights = load_file(results / f"{name}.safetensors")
     model.load_state_dict({key: value.float() for key, value in weights.items()})
-    return model.eval()
+    model.eval()
+    return Guided(model, recipe["guidance"]["scale"]) if "guidance" in recipe else model
 
 
 def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, DeeDiff]:
@@ -65,7 +66,7 @@ def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, De
     return {"full": found[0], **nearest}
 
 
-def certified(model: UViT, record: ThresholdRecord) -> dict[str, DeeDiff]:
+def certified(model: UViT | Guided, record: ThresholdRecord) -> dict[str, DeeDiff]:
     """Return a model under policies of its record, the full one first."""
     names = list(record.inconsistencies)
     loss = "lpips" if "lpips" in names else names[0]

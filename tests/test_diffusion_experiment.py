@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
 
 import swiftsure as ss  # noqa: E402
-from swiftsure.diffusion import DDIM, DeeDiff, Schedule  # noqa: E402
+from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule  # noqa: E402
 from swiftsure.torch.models import UViT  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "diffusion"
@@ -31,7 +31,7 @@ depth = 2
 n_heads = 2
 mlp_ratio = 1.0
 uncertainty_ratio = 0.5
-n_classes = 10
+n_classes = 11
 
 [schedule]
 n_times = 20
@@ -47,8 +47,13 @@ warm_up = 0.1
 clip = 1.0
 average = 0.9
 early_weight = 0.5
+most_signal = 5.0
+unlabelled = 0.2
 eased = true
 half = true
+
+[guidance]
+scale = 1.5
 """
 
 
@@ -98,8 +103,32 @@ def test_a_network_is_trained_reported_and_shown(script, tiny):
     with Image.open(tiny / "out" / "tiny.png") as sheet:
         assert sheet.size == (320, 256)
     model = script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"])
-    assert isinstance(model, UViT)
-    assert model.n_exits == 4
+    assert isinstance(model, Guided)
+    assert (model.n_exits, model.n_classes, model.scale) == (4, 10, 1.5)
+
+
+def test_some_images_hide_their_label_and_those_with_little_noise_come_rarely(script):
+    train, recipe = script("train"), tomllib.loads(TINY)
+    recipe["training"]["batch"] = 1000
+    part = script("images").Images(
+        torch.zeros(1000, 3, 2, 2, dtype=torch.uint8), torch.arange(1000) % 10
+    )
+    schedule = Schedule(**recipe["schedule"])
+    stream = train.batches(part, recipe, schedule, torch.Generator().manual_seed(0))
+    drawn = [next(stream) for _ in range(20)]
+    labels = torch.cat([batch.labels for batch in drawn])
+    assert (labels == 10).float().mean().item() == pytest.approx(0.2, abs=0.01)
+    assert (labels[labels < 10].bincount() / 16_000 - 0.1).abs().max() < 0.01
+    times = (torch.cat([batch.times for batch in drawn]) * 20 / 1000).round().long()
+    share = torch.from_numpy(schedule.signal)
+    expected = torch.minimum(torch.ones(20), 5 * (1 - share) / share)
+    assert expected[0] < 0.01 < expected[1] < 1 == expected[-1]
+    found = times.bincount(minlength=20) / len(times)
+    torch.testing.assert_close(found, (expected / expected.sum()).float(), atol=0.01, rtol=0)
+
+
+def test_times_are_drawn_alike_unless_a_recipe_says_otherwise(script):
+    assert (script("train").weights_of_times(Schedule(50), torch.inf) == 1).all()
 
 
 def test_training_follows_the_clock(script, tiny):
@@ -166,7 +195,7 @@ def test_a_run_that_is_cut_off_keeps_its_weights_and_goes_on(script, tiny, monke
     assert report["steps"] == 26
     kept = script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"])
     state = torch.load(tiny / "out" / "tiny.state.pt", weights_only=True)
-    for name, value in kept.state_dict().items():
+    for name, value in kept.model.state_dict().items():
         torch.testing.assert_close(value, state["average"][name], rtol=1e-3, atol=1e-4)
     monkeypatch.setattr(module.Trainer, "step", step)
     report = train(script, tiny, "--resume")

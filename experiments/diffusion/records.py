@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from experiments.diffusion.train import HERE, sheet
+from experiments.diffusion.train import HERE, sampled, sheet
 from swiftsure import ThresholdRecord, calibrate
-from swiftsure.diffusion import DDIM, DeeDiff, Lpips, Schedule, pilot_thresholds, sweep
+from swiftsure.diffusion import DDIM, DeeDiff, Guided, Lpips, Schedule, pilot_thresholds, sweep
 from swiftsure.torch.models import UViT
 
 EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
@@ -42,11 +42,11 @@ SHOWN = 10
 """Samples that are shown."""
 
 
-def network(file: Path, recipe: dict[str, Any]) -> UViT:
-    """Return a trained network, ready to run."""
+def network(file: Path, recipe: dict[str, Any]) -> UViT | Guided:
+    """Return a trained network, guided where its recipe says so, ready to run."""
     model = UViT(**recipe["model"])
     model.load_state_dict({name: value.float() for name, value in load_file(file).items()})
-    return model.eval()
+    return sampled(model.eval(), recipe)
 
 
 def classes(n: int, n_classes: int | None, seed: int) -> np.ndarray | None:
@@ -134,10 +134,10 @@ def main() -> None:
         "dtype": arguments.dtype,
         "batch_size": arguments.batch,
     }
-    n_classes = recipe["model"].get("n_classes")
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
     fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
+    n_classes = fast.n_classes
     perceptual = []
     if arguments.lpips:
         perceptual = [Lpips.load(arguments.lpips)]

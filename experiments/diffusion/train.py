@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from experiments.diffusion.easing import ease
 from experiments.diffusion.images import Images, load
 from experiments.training import Recording
-from swiftsure.diffusion import DDIM, DeeDiff, Schedule, deediff_losses
+from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule, deediff_losses
 from swiftsure.torch.models import UViT
 
 HERE = Path(__file__).parent
@@ -50,27 +50,45 @@ def batches(
     part: Images, recipe: dict[str, Any], schedule: Schedule, random: torch.Generator
 ) -> Iterator[Batch]:
     """Yield batches without end: images in random order, half of them mirrored."""
-    n, size, device = len(part.labels), recipe["training"]["batch"], part.images.device
+    plan, n, device = recipe["training"], len(part.labels), part.images.device
+    size = plan["batch"]
     if n < size:
         raise ValueError(f"the recipe's batch of {size} is more than the {n} images")
+    weights = weights_of_times(schedule, plan.get("most_signal", math.inf)).to(device)
     while True:
         order = torch.randperm(n, device=device, generator=random)
         for index in order[: n - n % size].split(size):
             clean = part.images[index].float() / 127.5 - 1
             mirrored = torch.rand(size, 1, 1, 1, device=device, generator=random) < 0.5
             clean = torch.where(mirrored, clean.flip(3), clean)
-            yield noisy(clean, part.labels[index], recipe, schedule, random)
+            labels = part.labels[index]
+            if "guidance" in recipe:
+                hidden = torch.rand(size, device=device, generator=random) < plan["unlabelled"]
+                labels = labels.masked_fill(hidden, recipe["model"]["n_classes"] - 1)
+            times = torch.multinomial(weights, size, replacement=True, generator=random)
+            yield noisy(clean, labels, times, recipe, schedule, random)
+
+
+def weights_of_times(schedule: Schedule, most_signal: float) -> Tensor:
+    """Return how often each time is learnt from, (T,).
+
+    There is the most to gain in error where there is hardly any noise, and the least to see: times
+    where the signal is more than `most_signal` times the noise, in variance, come up the more
+    rarely the more it is (Hang et al., 2023).
+    """
+    signal = torch.from_numpy(schedule.signal).float()
+    return (most_signal * (1 - signal) / signal).clamp(max=1)
 
 
 def noisy(
     clean: Tensor,
     labels: Tensor,
+    times: Tensor,
     recipe: dict[str, Any],
     schedule: Schedule,
     random: torch.Generator,
 ) -> Batch:
-    """Return images at random times."""
-    times = torch.randint(schedule.n_times, (len(clean),), device=clean.device, generator=random)
+    """Return images at some times."""
     noise = torch.randn(clean.shape, device=clean.device, generator=random)
     conditioned = recipe["model"].get("n_classes") is not None
     return Batch(
@@ -198,14 +216,19 @@ def rate(share: float, warm_up: float) -> float:
 def losses_of_exits(
     model: UViT, part: Images, recipe: dict[str, Any], schedule: Schedule, n: int = 2048
 ) -> dict[str, Any]:
-    """Return the mean squared error of every exit's noise on some images, and the three losses."""
+    """Return the mean squared error of every exit's noise on some images, and the three losses.
+
+    Every time is as likely as any other.
+    """
     random = torch.Generator(part.images.device).manual_seed(0)
     found = []
     n = min(n, len(part.labels))
     for start in range(0, n, 256):
         rows = slice(start, min(start + 256, n))
         clean = part.images[rows].float() / 127.5 - 1
-        batch = noisy(clean, part.labels[rows], recipe, schedule, random)
+        device = clean.device
+        times = torch.randint(schedule.n_times, (len(clean),), device=device, generator=random)
+        batch = noisy(clean, part.labels[rows], times, recipe, schedule, random)
         losses = deediff_losses(model, *batch)
         parts = torch.stack([losses.denoising, losses.uncertainty, losses.layers])
         found.append(len(clean) * torch.cat([parts, losses.exits]))
@@ -227,7 +250,12 @@ def sheet(images: np.ndarray, columns: int) -> Image.Image:
     return Image.fromarray(tiles.reshape(rows * height, columns * width, 3))
 
 
-def samples(model: UViT, schedule: Schedule, n: int = 80) -> Image.Image:
+def sampled(model: UViT, recipe: dict[str, Any]) -> UViT | Guided:
+    """Return what images are sampled from: a network, guided where the recipe says so."""
+    return Guided(model, recipe["guidance"]["scale"]) if "guidance" in recipe else model
+
+
+def samples(model: UViT | Guided, schedule: Schedule, n: int = 80) -> Image.Image:
     """Return samples of the full model, a column a class where there are classes."""
     fast = DeeDiff(model, sampler=DDIM(min(50, schedule.n_times), schedule))
     labels = None if fast.n_classes is None else np.arange(n) % fast.n_classes
@@ -382,7 +410,7 @@ def main() -> None:
     run.train(train)
     model = weights_as_saved(run)
     run.write(finished=True, test_losses=losses_of_exits(model, test, recipe, run.schedule))
-    samples(model, run.schedule).save(run.file(".png"))
+    samples(sampled(model, recipe), run.schedule).save(run.file(".png"))
     print(run.file(".json").read_text().partition('"history"')[0], flush=True)
 
 

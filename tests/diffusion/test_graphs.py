@@ -5,35 +5,43 @@ import pytest
 import torch
 
 from diffusion.builders import Sure, confidence_levels, network
-from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Schedule
+from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Guided, Schedule
 from swiftsure.diffusion.graphs import RecordedSteps
 from swiftsure.diffusion.steps import denoise
 
 N = 7
 
 
+def labelled():
+    return network(n_classes=3)
+
+
+def guided():
+    return Guided(network(n_classes=4), 1.5)
+
+
 def batch_of(model, seed, n=N):
     random = torch.Generator().manual_seed(seed)
     images = torch.randn(n, *model.image_shape, generator=random)
     batch = (images, torch.rand(n, generator=random))
-    if getattr(model, "label_emb", None) is None:
+    if getattr(model, "n_classes", None) is None:
         return batch
-    return (*batch, torch.randint(model.label_emb.num_embeddings, (n,), generator=random))
+    return (*batch, torch.randint(model.n_classes, (n,), generator=random))
 
 
-def levels_of(model, n_classes):
-    labels = None if n_classes is None else np.arange(N) % n_classes
+def levels_of(model):
+    labels = None if model.n_classes is None else np.arange(N) % model.n_classes
     found = confidence_levels(DeeDiff(model, sampler=DDIM(4, Schedule(40))), N, labels=labels)
     return torch.tensor((found * N)[:N])
 
 
-@pytest.mark.parametrize("n_classes", [None, 3])
+@pytest.mark.parametrize("make", [network, labelled, guided])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("min_exit", [0, 2])
-def test_masked_steps_find_what_shrinking_ones_find(n_classes, strict, min_exit):
-    model = network(n_classes=n_classes)
+def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
+    model = make()
     rule = ExitRule(None, strict, min_exit)
-    levels = levels_of(model, n_classes)
+    levels = levels_of(model)
     with torch.inference_mode():
         recorded = RecordedSteps(model, batch_of(model, 99), rule, looks=True, dtype=None)
         taken = set()
@@ -100,8 +108,9 @@ def test_graphs_need_a_gpu():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_on_a_gpu_images_are_the_same(dtype):
-    model = network(n_classes=3).cuda()
+@pytest.mark.parametrize("make", [labelled, guided])
+def test_on_a_gpu_images_are_the_same(make, dtype):
+    model = make().cuda()
     sampler = DDIM(6, Schedule(40))
     options = {"sampler": sampler, "dtype": dtype}
     labels = np.arange(8) % 3

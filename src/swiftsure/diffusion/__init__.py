@@ -8,6 +8,7 @@ except ImportError:
     ) from None
 
 from swiftsure.diffusion.deediff import DeeDiff
+from swiftsure.diffusion.guidance import Guided
 from swiftsure.diffusion.image_losses import ImageLoss, Mse, Ssim
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.results import Generated
@@ -23,6 +24,7 @@ __all__ = [
     "DeeDiffLosses",
     "ExitRule",
     "Generated",
+    "Guided",
     "ImageLoss",
     "Lpips",
     "Mse",

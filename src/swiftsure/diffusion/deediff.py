@@ -50,7 +50,8 @@ class DeeDiff:
     ----------
     model : StagedModel
         From (images, times[, labels]) to the noise, with its own confidence at every exit, as
-        `swiftsure.torch.models.UViT`; in evaluation mode. Where it has `confidence_at(exit_index,
+        `swiftsure.torch.models.UViT`, or `Guided`; in evaluation mode. It says the shape of its
+        images as `image_shape`, and how many classes there are as `n_classes`. Where it has `confidence_at(exit_index,
         state)` and `estimate(exit_index, state, rows=None)`, noise is estimated for those alone who
         leave; otherwise `head` gives both at every exit.
     policy : Policy, ExitRule or float, optional
@@ -121,8 +122,8 @@ class DeeDiff:
     @property
     def n_classes(self) -> int | None:
         """Classes that the network is conditioned on; None for none."""
-        labels = getattr(self.model, "label_emb", None)
-        return None if labels is None else int(labels.num_embeddings)
+        n_classes: int | None = getattr(self.model, "n_classes", None)
+        return n_classes
 
     @property
     def settings(self) -> dict[str, Any]:

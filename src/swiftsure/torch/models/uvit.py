@@ -156,6 +156,7 @@ class UViT(Staged):
 
         cut = nn.Conv2d(n_channels, width, kernel_size=patch_size, stride=patch_size)
         self.patch_embed = nn.Sequential(OrderedDict(proj=cut))
+        self.n_classes = n_classes
         self.label_emb = None if n_classes is None else nn.Embedding(n_classes, width)
         n_tokens = self.n_patches + (1 if n_classes is None else 2)
         self.pos_embed = nn.Parameter(torch.empty(1, n_tokens, width))
