@@ -283,7 +283,7 @@ def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatc
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
-    variants = benchmark.certified(benchmark.trained(tiny / "out", "tiny"), record)
+    variants = benchmark.certified(benchmark.trained(tiny / "out", "tiny"), record, ["ssim"])
     assert list(variants) == ["full", "ssim 0.05", "ssim 0.1"]
     for epsilon in (0.05, 0.1):
         policy = ss.calibrate(record, "consistency", "ssim", epsilon=epsilon)

@@ -13,7 +13,7 @@ from swiftsure.cli import main
 from swiftsure.reproduce import diffusion
 from swiftsure.reproduce.diffusion import CONTROLS
 
-LEVELS = np.array([0.05, 0.1, 0.15])
+LEVELS = np.array([0.05, 0.1, 0.2, 0.3])
 
 
 def pairs(n=300, K=8, seed=0):
@@ -47,7 +47,7 @@ def test_risks_and_layers_are_those_of_the_record(result):
     for split in range(20):
         test = rng.permutation(300)[150:]
         for label in CONTROLS:
-            for level in range(3):
+            for level in range(len(LEVELS)):
                 chosen = result.study.thresholds[label][split, level]
                 column = int(np.argmin(np.abs(pairs().thresholds - min(chosen, 1e9))))
                 column = 0 if np.isinf(chosen) else column
@@ -65,7 +65,7 @@ def test_valid_controls_keep_the_level(result):
 
 def test_the_table_and_the_files(result, tmp_path):
     table = result.table()
-    assert [row["ε"] for row in table] == [0.05, 0.1, 0.15] * len(CONTROLS)
+    assert [row["ε"] for row in table] == [0.05, 0.1, 0.2, 0.3] * len(CONTROLS)
     assert result.table(LEVELS) == table
     first = table[0]
     label = first["control"]
@@ -82,7 +82,20 @@ def test_the_table_and_the_files(result, tmp_path):
     with files[1].open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     assert float(rows[0]["layers"]) == first["layers"]
-    assert result.title == "300 pairs, n = 150"
+    assert result.title == "lpips, 300 pairs, n = 150"
+
+
+def test_lpips_of_enlarged_images_comes_first_where_it_was_recorded(saved):
+    small = pairs()
+    both = ss.ThresholdRecord(
+        small.thresholds,
+        inconsistencies={**small.inconsistencies, "lpips_64": small.inconsistencies["lpips"]},
+        costs=small.costs,
+    )
+    asked = {"n_calibration": 150, "splits": 2, "epsilons": LEVELS}
+    assert diffusion(both, **asked).study.loss == "lpips_64"
+    assert diffusion(both, loss="lpips", **asked).study.loss == "lpips"
+    assert diffusion(saved, **asked).study.loss == "lpips"
 
 
 @pytest.fixture
@@ -115,10 +128,11 @@ def test_the_librarys_own_record_is_of_real_pairs(command, capsys):
     own = ss.ThresholdRecord.load(assets.DIFFUSION)
     assert own.n >= 1000
     assert len(own.thresholds) > 15
-    assert {"lpips", "ssim", "mse"} <= set(own.inconsistencies)
+    assert {"lpips", "lpips_64", "ssim", "mse"} <= set(own.inconsistencies)
     assert command("--splits", "5", "--json") == 0
     table = json.loads(capsys.readouterr().out)["table"]
     assert table == diffusion(own, splits=5).table()
     valid = [row for row in table if "paper" not in row["control"]]
     assert all(row["test risk"] <= row["ε"] for row in valid)
-    assert all(row["layers saved, %"] > 20 for row in valid)
+    assert all(row["layers saved, %"] > 15 for row in valid)
+    assert diffusion(own, splits=5).study.loss == "lpips_64"

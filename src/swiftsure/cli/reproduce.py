@@ -199,7 +199,10 @@ def diffusion(
         Path | None,
         typer.Option(help="Threshold record of pairs of images; the library's own by default."),
     ] = None,
-    loss: Annotated[str, typer.Option(help="Loss of the record that is controlled.")] = "lpips",
+    loss: Annotated[
+        str | None,
+        typer.Option(help="Loss of the record that is controlled; by default LPIPS."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Pairs to calibrate on.")] = 500,
     splits: Splits = 100,
     delta: options.Delta = 0.1,
@@ -227,7 +230,7 @@ def diffusion(
     _show_sweep(
         result,
         output,
-        f"Means over {splits} splits: {loss} against the full model, n = {n:,}",
+        f"Means over {splits} splits: {result.study.loss} against the full model, n = {n:,}",
         json,
     )
 

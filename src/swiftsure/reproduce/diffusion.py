@@ -14,13 +14,19 @@ from swiftsure.reproduce.sweeps import CONTROLS, Source, SweepResult, loaded
 
 __all__ = ["diffusion"]
 
-EPSILONS = np.round(np.arange(0.01, 0.201, 0.01), 2)
+EPSILONS = np.round(np.arange(0.01, 0.301, 0.01), 2)
+
+LOSSES = ("lpips_64", "lpips")
+"""What is controlled unless another loss is asked for, the first that a record has.
+
+LPIPS sees little in images of fewer than 64 pixels, whose records also have it of enlarged ones.
+"""
 
 
 def diffusion(
     record: Source = None,
     *,
-    loss: str = "lpips",
+    loss: str | None = None,
     n_calibration: int = 500,
     splits: int = 100,
     delta: float = 0.1,
@@ -34,12 +40,15 @@ def diffusion(
     ----------
     record : ThresholdRecord, or file
         Of pairs. Default: of the network that was trained for the library.
-    loss : str
-        Which of the record's inconsistencies is controlled.
+    loss : str, optional
+        Which of the record's inconsistencies is controlled; LPIPS by default, of images enlarged to
+        64 pixels where the record has that.
     n_calibration : pairs to calibrate on
     splits : random splits into calibration and test pairs
     """
     pairs = loaded(record, assets.DIFFUSION)
+    if loss is None:
+        loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     study = evaluate(
         pairs,
         "consistency",
@@ -52,5 +61,5 @@ def diffusion(
         seed=seed,
         progress=progress,
     )
-    title = f"{pairs.n:,} pairs, n = {n_calibration:,}"
-    return SweepResult(study, title, "diffusion")
+    title = f"{loss}, {pairs.n:,} pairs, n = {n_calibration:,}"
+    return SweepResult(study, title, "diffusion", shown=(0.05, 0.1, 0.2, 0.3))

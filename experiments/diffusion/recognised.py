@@ -1,0 +1,83 @@
+"""How many images of each class a classifier recognises, from the root of the repository:
+`python -m experiments.diffusion.recognised uvit_cifar10`.
+
+From what `records.py` wrote: new samples in full and at every level that it shows, given to the
+MSDNet that comes with the library. Adds the shares that it takes for what they should be to
+NAME.json. For networks on CIFAR-10, whose classes both know.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from experiments.diffusion.records import classes, network
+from experiments.diffusion.train import HERE
+from swiftsure import ThresholdRecord, assets
+from swiftsure.diffusion import DeeDiff
+from swiftsure.diffusion.schedules import sampler_from_settings
+from swiftsure.torch.models.embedded import embedded_msdnet, prepared
+
+SEED = 2
+"""Other samples than those of the record and of its pilot."""
+
+
+@torch.inference_mode()
+def predicted(images: np.ndarray, device: str, batch: int = 500) -> np.ndarray:
+    """Return the class of each image, (n, height, width, 3) of bytes, by all of MSDNet."""
+    model, inputs = embedded_msdnet().to(device), prepared(images.transpose(0, 3, 1, 2))
+    parts = [model(part.to(device))[-1].argmax(dim=1).cpu() for part in inputs.split(batch)]
+    return torch.cat(parts).numpy()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="of the recipe")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--record", type=Path, help="the one in the results by default")
+    parser.add_argument("--n", type=int, default=1000, help="samples at each level")
+    parser.add_argument("--batch", type=int, default=250)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report_file = arguments.results / f"{arguments.name}.json"
+    report = json.loads(report_file.read_text())
+    if report["recipe"]["data"]["name"] != "cifar10":
+        parser.error(f"{arguments.name} was not trained on CIFAR-10, whose classes MSDNet knows")
+    settings = ThresholdRecord.load(
+        arguments.record or arguments.results / f"{arguments.name}.parquet"
+    ).settings
+    fast = DeeDiff(
+        network(arguments.results / f"{arguments.name}.safetensors", report["recipe"]).to(device),
+        sampler=sampler_from_settings(settings["sampler"]),
+        dtype=settings.get("dtype"),
+    )
+    labels = classes(arguments.n, fast.n_classes, SEED)
+    shares: dict[float | None, float] = {}  # levels of two losses may share a threshold
+    found = {}
+    for loss, levels in report["levels"].items():
+        for threshold in levels.values():
+            if threshold not in shares:
+                made = fast.generate(
+                    arguments.n,
+                    labels=labels,
+                    seed=SEED,
+                    thresholds=[threshold] * arguments.n,
+                    batch_size=arguments.batch,
+                )
+                right = predicted(made.pixels(), device) == labels
+                shares[threshold] = round(float(right.mean()), 4)
+        found[loss] = {level: shares[threshold] for level, threshold in levels.items()}
+    report["recognised"] = {
+        "n": arguments.n,
+        "of_real_images": assets.network()["test_accuracy"][-1],
+        **found,
+    }
+    history = report.pop("history")
+    report_file.write_text(json.dumps(report | {"history": history}, indent=2) + "\n")
+    print(json.dumps(report["recognised"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
