@@ -272,6 +272,41 @@ def test_samples_are_shown_at_levels_of_risk(script, tiny):
     assert np.abs(made.astype(int) - shown).max() <= 1
 
 
+def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
+    train(script, tiny)
+    options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8)
+    script("records", "tiny", *options)
+    recognised = script("recognised")
+    labels = script("records").classes(6, 10, recognised.SEED)
+    asked = []
+
+    def predicted(images, device):
+        asked.append(images)
+        return np.where(np.arange(6) < 3, labels, labels + 1)  # the first half is recognised
+
+    monkeypatch.setattr(recognised, "predicted", predicted)
+    before = json.loads((tiny / "out" / "tiny.json").read_text())
+    script("recognised", "tiny", "--results", tiny / "out", "--n", 6)
+    report = json.loads((tiny / "out" / "tiny.json").read_text())
+    found = report.pop("recognised")
+    assert report == before
+    assert found["ssim"] == dict.fromkeys(before["levels"]["ssim"], 0.5)
+    assert found["of_real_images"] > 0.9
+    assert len(asked) == len(set(before["levels"]["ssim"].values()))
+    fast = DeeDiff(
+        script("records").network(tiny / "out" / "tiny.safetensors", report["recipe"]),
+        sampler=DDIM(4, Schedule(20, last_beta=0.5, time_scale=1000.0)),
+    )
+    full = fast.generate(6, labels=labels, seed=recognised.SEED).pixels()
+    np.testing.assert_array_equal(asked[0], full)
+
+
+def test_the_classifier_knows_real_images(script):
+    images, labels, _ = ss.assets.sample_images()
+    found = script("recognised").predicted(images[:60].transpose(0, 2, 3, 1), "cpu", batch=40)
+    assert (found == labels[:60]).mean() > 0.85
+
+
 def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatch):
     train(script, tiny)
     options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8)

@@ -30,10 +30,10 @@ def test_every_exit_is_guided(plain):
     """Against two plain runs of the network, one by one."""
     images, times, labels = batch_of()
     with torch.no_grad():
-        state = Guided(plain, 2.5).begin((images, times, labels))
+        guided = Guided(plain, 2.5)
+        state = guided.begin((images, times, labels))
         with_label = plain.begin((images, times, labels))
         without = plain.begin((images, times, torch.full_like(labels, NONE)))
-        guided = Guided(plain, 2.5)
         for k in range(plain.n_exits):
             state = guided.advance(k, state)
             with_label, without = plain.advance(k, with_label), plain.advance(k, without)
@@ -88,7 +88,7 @@ def test_images_that_leave_take_both_their_runs_along(plain, monkeypatch):
         return advance(k, state)
 
     monkeypatch.setattr(plain, "advance", counted)
-    levels = torch.tensor([-1.0, 2.0, 2.0, -1.0, 2.0, 2.0])  # the first and the fourth leave at once
+    levels = torch.tensor([-1.0, 2.0, 2.0, -1.0, 2.0, 2.0])  # two leave at once
     with torch.no_grad():
         found = denoise(guided, batch_of(), levels, ExitRule(None), looks=True)
     assert seen == [12] + [8] * (plain.n_exits - 1)
@@ -106,7 +106,13 @@ def test_policies_are_bound_to_the_scale(plain):
     level = confidence_levels(DeeDiff(guided, sampler=SAMPLER), 6, labels=LABELS)[-1]
     labels = np.arange(60) % 3
     record = sweep(
-        guided, 60, thresholds=[level], losses=["mse"], sampler=SAMPLER, labels=labels, progress=False
+        guided,
+        60,
+        thresholds=[level],
+        losses=["mse"],
+        sampler=SAMPLER,
+        labels=labels,
+        progress=False,
     )
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.5)
     assert policy.threshold == pytest.approx(level)

@@ -50,10 +50,10 @@ class DeeDiff:
     ----------
     model : StagedModel
         From (images, times[, labels]) to the noise, with its own confidence at every exit, as
-        `swiftsure.torch.models.UViT`, or `Guided`; in evaluation mode. It says the shape of its
-        images as `image_shape`, and how many classes there are as `n_classes`. Where it has `confidence_at(exit_index,
-        state)` and `estimate(exit_index, state, rows=None)`, noise is estimated for those alone who
-        leave; otherwise `head` gives both at every exit.
+        `swiftsure.torch.models.UViT` or `Guided`; in evaluation mode. It has `image_shape`,
+        (channels, height, width), and where it takes labels `n_classes`. Where it has
+        `confidence_at(exit_index, state)` and `estimate(exit_index, state, rows=None)`, noise is
+        estimated for those alone who leave; otherwise `head` gives both at every exit.
     policy : Policy, ExitRule or float, optional
         A policy made from a record of `sweep`; or a threshold, without a promise. None: the full
         model at all steps.
@@ -279,10 +279,11 @@ class DeeDiff:
         samples = torch.from_numpy(numbers).to(device)
         classes = () if labels is None else (torch.from_numpy(labels).to(device),)
         images = sample_noise(seed, samples, sampler.schedule.n_times, self.image_shape)
+        seen = sampler.schedule.times(torch.tensor(sampler.times, device=device))
         for k, time in enumerate(sampler.times):
-            times = sampler.schedule.times(torch.full((len(numbers),), time, device=device))
             with inference(device, self.dtype):
-                noise = answer((images, times, *classes)).to(images.dtype)
+                batch = (images, seen[k].expand(len(numbers)), *classes)
+                noise = answer(batch).to(images.dtype)
             with torch.inference_mode():
                 fresh = None
                 if sampler.draws(k):

@@ -88,7 +88,8 @@ class Guided(Staged):
 
     def confidence_at(self, exit_index: int, state: Any) -> Tensor:
         """Return how sure an exit is of both runs, (n,), on average."""
-        return _paired(self.model.confidence_at(exit_index, _apart(state))).mean(dim=1)
+        both: Tensor = _paired(self.model.confidence_at(exit_index, _apart(state)))
+        return both.mean(dim=1)
 
     def estimate(self, exit_index: int, state: Any, rows: Tensor | None = None) -> Tensor:
         """Return the guided noise of all images, or those of some rows."""
