@@ -87,22 +87,6 @@ def test_nothing_runs_after_all_have_left():
     assert model.advanced == [(0, N)]
 
 
-def test_a_block_is_run_before_the_answer_where_the_step_before_went_on():
-    model = Sure(0.5)
-    with torch.inference_mode():
-        step = RecordedSteps(model, batch_of(model, 0), ExitRule(None), looks=True, dtype=None)
-
-        def runs(level):
-            model.advanced.clear()
-            found = step(batch_of(model, 1), torch.full((N,), level))
-            return [k for k, _ in model.advanced], set(found.exits.tolist())
-
-        assert runs(0.4) == ([0], {0})
-        assert runs(0.6) == ([0, 1, 2, 3], {3})
-        assert runs(0.4) == ([0, 1], {0})  # one block in vain
-        assert runs(0.4) == ([0], {0})
-
-
 def test_without_looks_no_early_head_runs():
     model = network()
     batch = batch_of(model, 0)
