@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default; a record's is its")
     parser.add_argument("--results", type=Path, help="folder of a trained network and its record")
     parser.add_argument("--name", help="of its recipe")
+    parser.add_argument("--record", type=Path, help="the one in that folder by default")
     parser.add_argument("--loss", nargs="+", default=["lpips"], help="of its record, one or more")
     arguments = parser.parse_args()
     if arguments.results is None:
@@ -145,7 +146,7 @@ def main() -> None:
     else:
         name = arguments.name
         model = trained(arguments.results, name).to(arguments.device)
-        record = ThresholdRecord.load(arguments.results / f"{name}.parquet")
+        record = ThresholdRecord.load(arguments.record or arguments.results / f"{name}.parquet")
         variants = certified(model, record, arguments.loss)
     show(TITLE, measure(name, variants, arguments.batch, arguments.repeats), Console())
 

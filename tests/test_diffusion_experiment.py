@@ -301,6 +301,35 @@ def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
     np.testing.assert_array_equal(asked[0], full)
 
 
+def test_levels_are_drawn_with_what_they_cost(script, tmp_path):
+    picture = script("picture")
+    report = {
+        "record": {"thresholds": [None, 0.9, 0.7, 0.5], "layers": [9.0, 7.25, 4.0, 1.0]},
+        "levels": {"lpips": {"0.0": None, "0.05": 0.90001, "0.1": 0.5}},
+    }
+    lines = picture.captions(report, "lpips")
+    assert lines == [
+        "ε = 0\n9.0 layers of 9",
+        "ε = 0.05\n7.2 layers of 9",
+        "ε = 0.1\n1.0 layers of 9",
+    ]
+    report["recognised"] = {"lpips": {"0.0": 0.889, "0.05": 0.8, "0.1": 0.25}}
+    lines = picture.captions(report, "lpips")
+    assert [line.splitlines()[2] for line in lines] == [
+        "89 % recognised",
+        "80 % recognised",
+        "25 % recognised",
+    ]
+    (tmp_path / "net.json").write_text(json.dumps(report))
+    Image.new("RGB", (64, 96)).save(tmp_path / "net_levels_lpips.webp")
+    script("picture", "net", "--results", tmp_path, "--loss", "lpips")
+    with Image.open(tmp_path / "net_levels_lpips.png") as drawn:
+        assert drawn.width > 64
+    Image.new("RGB", (64, 64)).save(tmp_path / "net_levels_lpips.webp")
+    with pytest.raises(ValueError, match="has 2 rows, but the report 3 levels of lpips"):
+        script("picture", "net", "--results", tmp_path, "--loss", "lpips")
+
+
 def test_the_classifier_knows_real_images(script):
     images, labels, _ = ss.assets.sample_images()
     found = script("recognised").predicted(images[:60].transpose(0, 2, 3, 1), "cpu", batch=40)
