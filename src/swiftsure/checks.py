@@ -102,7 +102,7 @@ def finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def within(
-    name: str, array: NDArray[Any], low: float, high: float, slack: float = 0.0
+    name: str, array: NDArray[Any], low: float, high: float, slack: float = 0.0, hint: str = ""
 ) -> NDArray[Any]:
     """Return `array` clipped to [low, high]; what lies out by more than `slack` is refused.
 
@@ -114,7 +114,7 @@ def within(
         value = smallest if smallest < low - slack else largest
         where = tuple(int(i) for i in np.argwhere(array == value)[0])
         raise ValueError(
-            f"`{name}` must lie in [{low:g}, {high:g}], but got {value:g} at index {where}."
+            f"`{name}` must lie in [{low:g}, {high:g}], but got {value:g} at index {where}.{hint}"
         )
     clipped: NDArray[Any] = np.clip(array, low, high)
     return clipped if smallest < low or largest > high else array

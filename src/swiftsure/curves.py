@@ -365,10 +365,10 @@ def dial_array(thresholds: ArrayLike) -> Floats:
     return values
 
 
-def in_range(name: str, values: NDArray[Any], declared: LossRange) -> NDArray[Any]:
+def in_range(name: str, values: NDArray[Any], declared: LossRange, hint: str = "") -> NDArray[Any]:
     """Return losses checked against their declared range, mended where rounding passed it."""
     checks.finite(name, values)
-    values = checks.within(name, values, declared.low, declared.high, SLACK * declared.high)
+    values = checks.within(name, values, declared.low, declared.high, SLACK * declared.high, hint)
     if declared.whole and not (values == np.rint(values)).all():
         raise ValueError(f"`{name}` is declared whole, so it must hold whole numbers only.")
     return values

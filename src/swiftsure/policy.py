@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from swiftsure import checks
 from swiftsure.bounds import minimum_samples
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
+from swiftsure.records.checks import confidence_array
 
 __all__ = [
     "BUDGET",
@@ -138,7 +140,15 @@ class Policy(_Frozen):
         levels = self.thresholds
         if levels is None:
             raise ValueError("This policy sets a threshold of a whole run, not of exits.")
-        return exit_indices(confidences, levels, strict=self.strict, min_exit=self.min_exit)
+        scores = checks.numbers("confidences", confidences)
+        n_early = len(levels)
+        if scores.ndim != 2 or scores.shape[1] != n_early:
+            raise ValueError(
+                f"`confidences` must have shape (n, {n_early}), a column for each exit but the"
+                f" last, but got {checks.shape_text(scores.shape)}."
+            )
+        scores = confidence_array("confidences", scores, None)
+        return exit_indices(scores, levels, strict=self.strict, min_exit=self.min_exit)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON, whole or not at all."""
@@ -158,7 +168,8 @@ class Policy(_Frozen):
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is not a JSON file ({error}).") from None
+            why = "" if isinstance(error, UnicodeDecodeError) else f" ({error})"
+            raise ValueError(f"{path} is not a JSON file, as policies are{why}.") from None
         if not isinstance(content, dict) or content.get("format") != "swiftsure-policy":
             raise ValueError(f"{path} is JSON, but not a Swiftsure policy.")
         version = content.get("version")
@@ -304,7 +315,7 @@ def _nothing_certified(certificate: Certificate) -> str:
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (no valid method can with fewer than {fewest:,})"
-    return text
+    return f"{text}; allow more, or calibrate on more"
 
 
 def fewest_samples(certificate: Certificate) -> int:

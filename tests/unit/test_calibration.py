@@ -16,7 +16,7 @@ def records():
     """One of each kind of exit record: plain, with own costs, with groups."""
     rng = np.random.default_rng(0)
     logits, labels = random_logits(n=600)
-    costs = {"flops": [1.0, 3.0, 4.0, 8.0], "ms": rng.random((600, 4))}
+    costs = {"flops": [1.0, 3.0, 4.0, 8.0], "ms": rng.random((600, 4)).cumsum(axis=1)}
     return {
         "plain": RECORD,
         "costs": ss.ExitRecord.from_logits(logits, labels, costs=costs),

@@ -336,8 +336,16 @@ def test_a_policy_of_runs_has_no_exits():
 
 
 def test_confidences_of_another_network_are_refused():
-    with pytest.raises(ValueError, match=r"`thresholds` must have shape \(n_exits - 1=2,\)"):
+    with pytest.raises(
+        ValueError, match=r"\(n, 3\), a column for each exit but the last, .* \(1, 2"
+    ):
         exit_policy().exits([[0.5, 0.5]])
+
+
+@pytest.mark.parametrize("value", [95.0, -0.1, float("nan")])
+def test_what_is_no_confidence_does_not_leave(value):
+    with pytest.raises(ValueError, match="`confidences` must"):
+        exit_policy().exits([[0.5, value, 0.5]])
 
 
 def test_settings_with_details_are_told_in_short():

@@ -23,7 +23,7 @@ def exit_record(**changes):
         "confidences": made.confidences,
         "losses": {**made.losses, "rouge/l": rng.random((30, 4)).astype(np.float32)},
         "inconsistencies": made.inconsistencies,
-        "costs": {"flops": [1.5, 2, 3, 1 / 3], "ms": rng.random((30, 4))},
+        "costs": {"flops": [1 / 3, 1.5, 2, 3], "ms": rng.random((30, 4)).cumsum(axis=1)},
         "loss_ranges": {"rouge/l": (-0.5, 1.25)},
         "inconsistency_ranges": {"brier": ss.LossRange(-2, 2)},
         "ids": [f"sample-{i} λ" for i in range(30)],
@@ -163,9 +163,9 @@ def test_an_unknown_loss_is_refused_with_the_known(tmp_path, losses):
 def test_a_record_of_the_other_kind_says_how_to_load_it(tmp_path):
     exit_record().save(tmp_path / "exits.parquet")
     threshold_record().save(tmp_path / "thresholds.parquet")
-    with pytest.raises(ValueError, match=r"holds a ExitRecord; load it with ExitRecord\.load"):
+    with pytest.raises(ValueError, match=r"holds an ExitRecord, .* ExitRecord\.load"):
         ss.ThresholdRecord.load(tmp_path / "exits.parquet")
-    with pytest.raises(ValueError, match=r"holds a ThresholdRecord; load it with ThresholdRecord"):
+    with pytest.raises(ValueError, match=r"holds a ThresholdRecord, .* ThresholdRecord\.load"):
         ss.ExitRecord.load(tmp_path / "thresholds.parquet")
 
 
@@ -336,6 +336,19 @@ def test_npz_of_logits_with_an_unknown_array(tmp_path):
     np.savez(tmp_path / "a.npz", logits=np.zeros((2, 2, 2)), label=[0, 1])
     with pytest.raises(ValueError, match=r"logits, labels, .* got 'label'. Did you mean 'labels'"):
         ss.load_record(tmp_path / "a.npz")
+
+
+def test_npz_with_a_misspelt_array(tmp_path):
+    np.savez(tmp_path / "a.npz", logit=np.zeros((2, 2, 2)))
+    with pytest.raises(ValueError, match=r"unknown array 'logit'; .* Did you mean 'logits'"):
+        ss.load_record(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["record.csv", "record.NPZ", "record.json"])
+def test_a_name_that_says_it_is_something_else_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"must not end in .*: a record is a Parquet file"):
+        exit_record().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("key", ["loss.brier", "probabilities", "losses", "losses."])

@@ -214,7 +214,8 @@ def test_the_last_column_of_inconsistencies_is_the_full_model_with_itself():
 
 def test_shape_errors_name_the_table_and_both_shapes():
     with pytest.raises(
-        ValueError, match=r"`losses\['mine'\]` .*\(n=3, n_exits=3\), but got \(3, 2\)"
+        ValueError,
+        match=r"`losses\['mine'\]` .*\(n=3, n_exits=3\), but got \(3, 2\), as many .* last exit",
     ):
         small(losses={"mine": TRIPLE[:, :2]})
     with pytest.raises(
@@ -248,7 +249,9 @@ def test_bad_options_of_the_curve_are_refused(arguments, message):
 
 def test_a_record_without_losses_has_no_gap():
     for loss in (None, "zero_one"):
-        with pytest.raises(ValueError, match="`loss`: this record has none for that risk"):
+        with pytest.raises(
+            ValueError, match=r"no losses against labels, .* ask for the risk 'consistency'"
+        ):
             small(losses={}).curve("gap", loss)
 
 
@@ -386,6 +389,38 @@ def test_records_of_other_costs_are_not_joined():
 
 
 # From logits
+
+
+def test_costs_of_single_stages_are_suspected():
+    logits = np.zeros((4, 3, 2))
+    for costs in ([3.0, 2.0, 1.0], [[1, 2, 3], [9, 2, 3], [1, 2, 3], [1, 2, 3]]):
+        with pytest.warns(UserWarning, match=r"costs\['ms'\] fall .* add them up") as caught:
+            ss.ExitRecord.from_logits(logits, costs={"ms": costs})
+        assert len(caught) == 1
+    # Times are measured: one of four samples may well be faster at a later exit.
+    noisy = [[1, 2, 3], [3, 2, 3], [1, 2, 3], [1, 2, 3]]
+    ss.ExitRecord.from_logits(logits, costs={"ms": noisy, "flops": [2.0, 2.0, 3.0]})
+
+
+def test_probabilities_in_place_of_logits_are_suspected():
+    p = np.asarray([[[0.9, 0.1], [0.75, 0.25]], [[0.5, 0.5], [0.0, 1.0]]])
+    with pytest.warns(UserWarning, match="look like probabilities"):
+        ss.ExitRecord.from_logits(p)
+    ss.ExitRecord.from_logits(p * 2)
+
+
+def test_errors_say_what_to_do_next():
+    logits = np.zeros((5, 3, 4))
+    with pytest.raises(ValueError, match=r"shape \(5,\), one a sample of `logits`, \(n, n_exits"):
+        ss.ExitRecord.from_logits(logits, [0, 1, 2])
+    with pytest.raises(ValueError, match=r"`labels` must be 0 to 3, for there are 4 classes"):
+        ss.ExitRecord.from_logits(logits, [0, 1, 2, 3, 4])
+    with pytest.raises(TypeError, match=r"`costs` must be a mapping of names to arrays, .* list"):
+        ss.ExitRecord.from_logits(logits, costs=[1, 2, 3])
+    for place in ("losses", "inconsistencies"):
+        ranges = "loss_ranges" if place == "losses" else "inconsistency_ranges"
+        with pytest.raises(ValueError, match=rf"declare its range: {ranges}={{'euros': \(low"):
+            small(**{place: {"euros": [[4.0, 0, 0]] * 3}})
 
 
 def test_from_logits_by_hand():

@@ -88,7 +88,7 @@ def test_gaps_of_single_precision_are_taken_in_double():
     [
         ({"risk": "gapp"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
         ({"loss": "rouge"}, "`loss` must be one of: rouge_l; .* Did you mean 'rouge_l'"),
-        ({"risk": "consistency"}, "`loss`: this record has none for that risk"),
+        ({"risk": "consistency"}, "no inconsistencies, .* ask for the risk 'gap'"),
     ],
 )
 def test_unknown_names_are_refused(arguments, message):

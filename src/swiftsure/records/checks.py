@@ -1,5 +1,6 @@
 """Checks that every array of a record passes before anything is computed from it."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from swiftsure.losses import LOSSES, LossRange
 
 __all__ = [
     "choose",
+    "chosen_loss",
     "confidence_array",
     "declared_ranges",
     "gap_is_known_by_agreement",
@@ -20,6 +22,7 @@ __all__ = [
     "inconsistency_array",
     "label_array",
     "loss_array",
+    "mapping_of_arrays",
     "replace_fields",
     "temperature_tuple",
 ]
@@ -50,7 +53,11 @@ def loss_array(name: str, values: ArrayLike, axes: Mapping[str, int], declared: 
     array = checks.numbers(name, values)
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
-    return in_range(name, checks.of_shape(name, array, axes), declared)
+    attribute, _, own = name.partition("[")
+    place = "loss_ranges" if attribute == "losses" else "inconsistency_ranges"
+    known = f"{place}={{{own.rstrip(']')}: (low, high)}}"
+    hint = f" If the loss may be that large, declare its range: {known}."
+    return in_range(name, checks.of_shape(name, array, axes), declared, hint)
 
 
 def loss_array_with_gaps(
@@ -99,9 +106,7 @@ def declared_ranges(record: Any) -> tuple[dict[str, LossRange], dict[str, LossRa
     The range given for it, else that of the known loss of its name, else (0, 1).
     """
     for name in ("losses", "inconsistencies", "costs", "loss_ranges", "inconsistency_ranges"):
-        if not isinstance(getattr(record, name), Mapping):
-            kind = type(getattr(record, name)).__name__
-            raise TypeError(f"`{name}` must be a mapping of names to arrays, but got a {kind}.")
+        mapping_of_arrays(name, getattr(record, name))
     if not record.losses and not record.inconsistencies:
         raise ValueError(
             "`losses` or `inconsistencies` must be given: there is nothing to control."
@@ -123,6 +128,28 @@ def replace_fields(record: Any, **values: Any) -> None:
     """Replace arguments of a frozen record by their checked form."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
+
+
+def refuse_a_column_too_many(name: str, values: ArrayLike, axes: Mapping[str, int]) -> None:
+    """Refuse as many losses as confidences: somebody gave those of the last exit too."""
+    expected = tuple(axes.values())
+    if np.shape(values) == (expected[0], expected[1] - 1):
+        raise ValueError(
+            f"`{name}` must have shape {checks.shape_text([f'{a}={n}' for a, n in axes.items()])},"
+            f" but got {checks.shape_text(np.shape(values))}, as many columns as `confidences`:"
+            " these have none for the last exit."
+        )
+
+
+def warn_of_falling_costs(name: str, costs: Array) -> None:
+    """Warn of costs that seem to be those of single stages."""
+    means = costs if costs.ndim == 1 else costs.mean(axis=0)  # single ones may be measured
+    if (np.diff(means) < 0).any():
+        warnings.warn(
+            f"costs['{name}'] fall from one exit to a later one, but the cost of an exit is that of"
+            " all that ran up to it: add them up (numpy.cumsum).",
+            stacklevel=4,
+        )
 
 
 def gap_is_known_by_agreement(loss: str) -> bool:
@@ -177,25 +204,47 @@ def temperature_tuple(values: ArrayLike | None, n_exits: int) -> tuple[float, ..
 def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
     """Return class numbers; negative ones and NaN are missing labels, and come back as -1."""
     array = checks.numbers("labels", labels)
-    checks.of_shape("labels", array, {"n": n})
+    if array.shape != (n,):
+        raise ValueError(
+            f"`labels` must have shape ({n},), one a sample of `logits`, (n, n_exits, n_classes),"
+            f" but got {checks.shape_text(array.shape)}."
+        )
     array = np.where(np.isnan(array), -1.0, array) if array.dtype.kind == "f" else array
     if (array != np.rint(array)).any():
         raise ValueError("`labels` must be whole numbers.")
     if array.max() >= n_classes:
         raise ValueError(
-            f"`labels` must be below the number of classes, {n_classes}, but got {array.max():g}."
+            f"`labels` must be 0 to {n_classes - 1}, for there are {n_classes} classes, but got"
+            f" {array.max():g}."
         )
     numbers: Array = np.where(array < 0, np.int64(-1), array).astype(np.int64)
     return numbers
 
 
+def mapping_of_arrays(name: str, given: Any) -> Mapping[str, Any]:
+    """Return a mapping if it is one."""
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise TypeError(f"`{name}` must be a mapping of names to arrays, but got a {kind}.")
+    return given
+
+
+def chosen_loss(record: Any, risk: str, loss: str | None) -> str:
+    """Return the loss that is meant by a name, or by none, among those that a risk can have."""
+    checks.known("risk", risk, RISKS)
+    tables = {"gap": record.losses, "consistency": record.inconsistencies}
+    if not tables[risk]:
+        lacks = {"gap": "losses against labels", "consistency": "inconsistencies"}[risk]
+        other = next(each for each in RISKS if each != risk)
+        raise ValueError(
+            f"`risk`: this record has no {lacks}, so that there is no {risk} to control; ask for"
+            f" the risk '{other}'."
+        )
+    return choose("loss", loss, tables[risk])
+
+
 def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:
     """Return `value` if known; if None the only option, or the preferred one."""
-    if not options:
-        raise ValueError(
-            f"`{name}`: this record has none for that risk; without labels there is consistency"
-            " alone, and without the last exit's answers the gap alone."
-        )
     if value is not None:
         return checks.known(name, value, options)
     if len(options) == 1:

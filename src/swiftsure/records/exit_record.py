@@ -15,9 +15,9 @@ from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.checks import (
-    RISKS,
     Ranges,
     choose,
+    chosen_loss,
     declared_ranges,
     gap_is_known_by_agreement,
     replace_fields,
@@ -48,7 +48,8 @@ class ExitRecord:
     inconsistencies : mapping of (n, n_exits)
         Losses against the last exit, for the consistency risk (Eq. 8); the last column is 0.
     costs : mapping of (n_exits,) or (n, n_exits)
-        Cost of leaving at each exit, in any unit. The exit's number is always there, as "exit".
+        Cost of leaving at each exit, all that ran before it included, in any unit. The exit's
+        number is always there, as "exit".
     loss_ranges, inconsistency_ranges : mapping, optional
         (low, high) of losses that are not among `swiftsure.losses.LOSSES`; (0, 1) if not given.
     ids : (n,), optional
@@ -101,6 +102,9 @@ class ExitRecord:
         n, n_early = next(iter(scores.values())).shape
         axes = {"n": n, "n_exits": n_early + 1}
         ranges, soft = declared_ranges(self)
+        for table in ("losses", "inconsistencies"):
+            for name, values in getattr(self, table).items():
+                record_checks.refuse_a_column_too_many(f"{table}['{name}']", values, axes)
         aside = {
             name: record_checks.inconsistency_array(
                 f"inconsistencies['{name}']", values, axes, soft[name], full=n_early
@@ -120,6 +124,7 @@ class ExitRecord:
         costs = {"exit": np.arange(1.0, n_early + 2)}
         for name, values in self.costs.items():
             costs[name] = cost_array(name, values, (n, n_early + 1), "n_exits")
+            record_checks.warn_of_falling_costs(name, costs[name])
         replace_fields(
             self,
             confidences=scores,
@@ -166,6 +171,8 @@ class ExitRecord:
             or with q's most probable class (the paper's code; another risk).
         temperatures : scalar or (n_exits,)
             Logits are divided by these, which must come from other data than the calibration's.
+        costs, ids, groups
+            As of `ExitRecord`.
         seed : int
             For `label="sample"`.
 
@@ -176,9 +183,10 @@ class ExitRecord:
         0.0
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
+        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
         return cls(
             **fields,
-            costs={} if costs is None else {k: np.asarray(v) for k, v in costs.items()},
+            costs={name: np.asarray(values) for name, values in given.items()},
             ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
             groups=None if groups is None else np.asarray(groups),
         )
@@ -231,7 +239,7 @@ class ExitRecord:
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         """
-        loss = self._choose_loss(risk, loss)
+        loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
         if risk == "gap":
@@ -399,10 +407,6 @@ class ExitRecord:
                 **raw, score=scores or "top1", losses=losses or ("zero_one", "brier")
             )
         return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
-
-    def _choose_loss(self, risk: str, loss: str | None) -> str:
-        checks.known("risk", risk, RISKS)
-        return choose("loss", loss, self.losses if risk == "gap" else self.inconsistencies)
 
 
 def _any_setting(curve: RiskCurve, rows: Array, test: Callable[[Array], Array]) -> Array:

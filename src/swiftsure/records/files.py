@@ -1,5 +1,6 @@
 """Records as files: Parquet, one row a sample; plain npz is read too."""
 
+import difflib
 import json
 import os
 import zipfile
@@ -21,6 +22,9 @@ __all__ = ["VERSION", "kind", "load", "logits", "save"]
 VERSION = 1
 """Version of the file layout; a file of a newer one is refused."""
 
+OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
+"""Endings that would say something else of a file than that it is Parquet."""
+
 KEY = b"swiftsure"
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
 """Attributes of a record that hold one table a name, and the prefix of their columns."""
@@ -30,8 +34,11 @@ Array = NDArray[Any]
 
 def save(record: Any, path: str | os.PathLike[str]) -> None:
     """Write a record: a column a table, the rest in the file's own metadata."""
-    if os.fspath(path).endswith(".npz"):
-        raise ValueError(f"`path` must not end in .npz: a record is a Parquet file; got {path}.")
+    suffix = Path(path).suffix.lower()
+    if suffix in OTHERS:
+        raise ValueError(
+            f"`path` must not end in {suffix}: a record is a Parquet file; got {path}."
+        )
     columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
     if record.groups is not None:
         columns["group"] = pa.array(record.groups)
@@ -102,8 +109,11 @@ def load(
     """Return what a record's constructor takes; `only` names the tables to read."""
     found = kind(path)
     if found != expected:
-        classes = {"exits": "ExitRecord", "thresholds": "ThresholdRecord"}
-        raise ValueError(f"{path} holds a {classes[found]}; load it with {classes[found]}.load.")
+        classes = {"exits": "an ExitRecord", "thresholds": "a ThresholdRecord"}
+        raise ValueError(
+            f"{path} holds {classes[found]}, but {classes[expected]} is needed here (to load it as"
+            f" what it is: {classes[found].split()[1]}.load)."
+        )
     only = {**only, "inconsistencies": only.get("losses")}
     return _load_npz(path, only) if _is_npz(path) else _load_parquet(path, only)
 
@@ -171,10 +181,13 @@ def _load_npz(
                     value = tuple(value.tolist()) if attribute.endswith("_ranges") else value
                     arguments.setdefault(attribute, {})[name] = value
             else:
+                near = difflib.get_close_matches(key, ["logits", "labels", *single, *groups], n=1)
+                hint = f" Did you mean '{near[0]}'?" if near else ""
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
                     " confidences, and confidences.NAME, losses.NAME, inconsistencies.NAME,"
-                    " costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME."
+                    " costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME; or in their place"
+                    f" logits, and with them labels, ids, groups and costs.NAME.{hint}"
                 )
     return arguments
 
@@ -206,7 +219,10 @@ def _header(path: str | os.PathLike[str]) -> dict[str, Any]:
         metadata = pq.read_schema(path).metadata or {}
         header = json.loads(metadata[KEY])
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}).") from None
+        raise ValueError(
+            f"{path} is not a readable Parquet file ({error}). A record is one that `record.save`"
+            " wrote, or an npz of plain arrays."
+        ) from None
     except (KeyError, ValueError):
         raise ValueError(
             f"{path} is a Parquet file, but not a Swiftsure record: it was not written by"

@@ -1,5 +1,6 @@
 """From a classifier's logits to the confidences and losses of a record."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,6 +48,13 @@ def reduced_logits(
     chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in loss_names]
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
     rng = np.random.default_rng(seed)
+    first = values[:CHUNK]
+    if (first >= 0).all() and np.allclose(first.sum(axis=2, dtype=np.float64), 1, atol=1e-3):
+        warnings.warn(
+            "`logits` look like probabilities, of which another softmax makes too little"
+            " confidence: pass their logarithms.",
+            stacklevel=3,
+        )
 
     parts: dict[str, list[Array]] = {}
     for start in range(0, n, CHUNK):

@@ -14,7 +14,7 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
-from swiftsure.records.checks import RISKS, Ranges, choose, declared_ranges, replace_fields
+from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
 
 __all__ = ["ThresholdRecord"]
 
@@ -126,9 +126,8 @@ class ThresholdRecord:
                 "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
                 " out, or record other thresholds."
             )
-        checks.known("risk", risk, RISKS)
+        loss = chosen_loss(self, risk, loss)
         tables = self.losses if risk == "gap" else self.inconsistencies
-        loss = choose("loss", loss, tables)
         if risk == "gap":
             values = np.subtract(tables[loss], tables[loss][:, :1], dtype=np.float64)
             declared = LossRange.of(self.loss_ranges[loss]).gap()

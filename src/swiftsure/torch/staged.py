@@ -37,6 +37,9 @@ __all__ = [
 ]
 
 
+FROM_ARRAYS = " (torch.from_numpy makes one of an array)"
+
+
 @runtime_checkable
 class StagedModel(Protocol):
     """What the runtime needs of a model."""
@@ -189,7 +192,7 @@ def batch_size(tree: Any) -> int:
             return leaf.shape[0]
     raise TypeError(
         "`batch` must hold at least one tensor with the batch first, but got"
-        f" {type(tree).__name__} without any."
+        f" {type(tree).__name__} without any{FROM_ARRAYS}."
     )
 
 
@@ -199,7 +202,8 @@ def device_of(tree: Any) -> torch.device:
         if isinstance(leaf, Tensor):
             return leaf.device
     raise TypeError(
-        f"`batch` must hold at least one tensor, but got {type(tree).__name__} without any."
+        f"`batch` must hold at least one tensor, but got {type(tree).__name__} without any"
+        f"{FROM_ARRAYS}."
     )
 
 
