@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
 
 import swiftsure as ss  # noqa: E402
+from diffusion.builders import random_weights  # noqa: E402
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule  # noqa: E402
 from swiftsure.torch.models import UViT  # noqa: E402
 
@@ -272,6 +273,20 @@ def test_samples_are_shown_at_levels_of_risk(script, tiny):
     assert np.abs(made.astype(int) - shown).max() <= 1
 
 
+def test_small_images_are_recorded_with_both_forms_of_lpips(script, tiny):
+    train(script, tiny, "--steps", 2)
+    weights = {name: tensor.numpy() for name, tensor in random_weights().items()}
+    np.savez(tiny / "lpips.npz", **weights)
+    options = ("--results", tiny / "out", "--n", 4, "--steps", 2, "--thresholds", 3)
+    script("records", "tiny", *options, "--lpips", tiny / "lpips.npz")
+    record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
+    assert list(record.inconsistencies) == ["lpips", "lpips_64", "ssim", "mse"]
+    report = json.loads((tiny / "out" / "tiny.json").read_text())
+    assert list(report["levels"]) == ["lpips", "lpips_64"]
+    for loss in report["levels"]:
+        assert (tiny / "out" / f"tiny_levels_{loss}.webp").is_file()
+
+
 def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
     train(script, tiny)
     options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8)
@@ -282,7 +297,7 @@ def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
 
     def predicted(images, device):
         asked.append(images)
-        return np.where(np.arange(6) < 3, labels, labels + 1)  # the first half is recognised
+        return np.where(np.arange(6) < 2, labels, labels + 1)  # the first two are recognised
 
     monkeypatch.setattr(recognised, "predicted", predicted)
     before = json.loads((tiny / "out" / "tiny.json").read_text())
@@ -290,7 +305,7 @@ def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
     report = json.loads((tiny / "out" / "tiny.json").read_text())
     found = report.pop("recognised")
     assert report == before
-    assert found["ssim"] == dict.fromkeys(before["levels"]["ssim"], 0.5)
+    assert found["ssim"] == dict.fromkeys(before["levels"]["ssim"], 0.3333)
     assert found["of_real_images"] > 0.9
     assert len(asked) == len(set(before["levels"]["ssim"].values()))
     fast = DeeDiff(
@@ -299,11 +314,16 @@ def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
     )
     full = fast.generate(6, labels=labels, seed=recognised.SEED).pixels()
     np.testing.assert_array_equal(asked[0], full)
+    last = list(before["levels"]["ssim"].values())[-1]
+    early = fast.generate(6, labels=labels, seed=recognised.SEED, thresholds=[last] * 6).pixels()
+    np.testing.assert_array_equal(asked[-1], early)
+    assert (asked[0] != asked[-1]).any()
 
 
 def test_levels_are_drawn_with_what_they_cost(script, tmp_path):
     picture = script("picture")
     report = {
+        "recipe": {"model": {"image_size": 16}},
         "record": {"thresholds": [None, 0.9, 0.7, 0.5], "layers": [9.0, 7.25, 4.0, 1.0]},
         "levels": {"lpips": {"0.0": None, "0.05": 0.90001, "0.1": 0.5}},
     }
@@ -321,11 +341,11 @@ def test_levels_are_drawn_with_what_they_cost(script, tmp_path):
         "25 % recognised",
     ]
     (tmp_path / "net.json").write_text(json.dumps(report))
-    Image.new("RGB", (64, 96)).save(tmp_path / "net_levels_lpips.webp")
-    script("picture", "net", "--results", tmp_path, "--loss", "lpips")
+    Image.new("RGB", (32, 48)).save(tmp_path / "net_levels_lpips.webp")
+    script("picture", "net", "--results", tmp_path)
     with Image.open(tmp_path / "net_levels_lpips.png") as drawn:
         assert drawn.width > 64
-    Image.new("RGB", (64, 64)).save(tmp_path / "net_levels_lpips.webp")
+    Image.new("RGB", (32, 32)).save(tmp_path / "net_levels_lpips.webp")
     with pytest.raises(ValueError, match="has 2 rows, but the report 3 levels of lpips"):
         script("picture", "net", "--results", tmp_path, "--loss", "lpips")
 
@@ -368,7 +388,9 @@ def test_every_recipe_is_whole(script, path):
     n = sum(p.numel() for p in model.parameters())
     assert n < (20e6 if "cifar10" in path.stem else 50e6)
     Schedule(**recipe["schedule"])
-    assert set(recipe["training"]) == set(tomllib.loads(TINY)["training"])
+    missing = set(tomllib.loads(TINY)["training"]) - set(recipe["training"])
+    assert missing <= {"most_signal", "unlabelled"}
+    assert ("unlabelled" in missing) == ("guidance" not in recipe)
 
 
 def test_celeba_is_read_as_published(script, tmp_path):

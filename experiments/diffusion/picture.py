@@ -15,9 +15,6 @@ from PIL import Image
 
 from experiments.diffusion.train import HERE
 
-TILE = 32
-"""Pixels a side of an image."""
-
 
 def captions(report: dict[str, Any], loss: str) -> list[str]:
     """Return a line a level: ε, layers of the full model's, and the share that is recognised."""
@@ -39,13 +36,14 @@ def draw(report: dict[str, Any], loss: str, sheet: Path, target: Path) -> None:
     """Draw a sheet with its captions."""
     with Image.open(sheet) as image:
         pixels = np.asarray(image.convert("RGB"))
-    rows, columns = (side // TILE for side in pixels.shape[:2])
+    tile = report["recipe"]["model"]["image_size"]
+    rows, columns = (side // tile for side in pixels.shape[:2])
     lines = captions(report, loss)
     if len(lines) != rows:
         raise ValueError(f"{sheet} has {rows} rows, but the report {len(lines)} levels of {loss}")
     figure, axes = plt.subplots(figsize=(1.6 + 0.75 * columns, 0.75 * rows), layout="constrained")
     axes.imshow(pixels, interpolation="nearest")
-    axes.set_yticks(TILE * (np.arange(rows) + 0.5), lines, fontsize=9)
+    axes.set_yticks(tile * (np.arange(rows) + 0.5), lines, fontsize=9)
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -57,12 +55,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--loss", default="lpips_64")
+    parser.add_argument("--loss", help="the last of those whose levels are shown by default")
     arguments = parser.parse_args()
     report = json.loads((arguments.results / f"{arguments.name}.json").read_text())
-    sheet = arguments.results / f"{arguments.name}_levels_{arguments.loss}.webp"
+    loss = arguments.loss or list(report["levels"])[-1]
+    sheet = arguments.results / f"{arguments.name}_levels_{loss}.webp"
     target = sheet.with_suffix(".png")
-    draw(report, arguments.loss, sheet, target)
+    draw(report, loss, sheet, target)
     print(target)
 
 

@@ -54,7 +54,7 @@ def batches(
     size = plan["batch"]
     if n < size:
         raise ValueError(f"the recipe's batch of {size} is more than the {n} images")
-    weights = weights_of_times(schedule, plan["most_signal"]).to(device)
+    weights = weights_of_times(schedule, plan.get("most_signal", math.inf)).to(device)
     while True:
         order = torch.randperm(n, device=device, generator=random)
         for index in order[: n - n % size].split(size):

@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from swiftsure.diffusion.lpips import LAYERS
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.exits import exit_indices
 from swiftsure.torch import Scored, Staged
 from swiftsure.torch.models import UViT
 
-__all__ = ["Exact", "Sure", "confidence_levels", "network", "retold"]
+__all__ = ["TINY", "Exact", "Sure", "confidence_levels", "network", "random_weights", "retold"]
 
 TINY = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 4, "n_heads": 2, "mlp_ratio": 2}
 
@@ -110,3 +111,28 @@ def retold(model, sampler, sample, level, *, seed=0, label=None, strict=False, m
             taken.append(exit_index)
             looked.append(scores[0])
     return images.clamp(-1, 1)[0], taken, np.asarray(looked)
+
+
+def random_weights(style="lpips", seed=0):
+    """AlexNet and linear layers of random numbers, under the names of a style."""
+    random = torch.Generator().manual_seed(seed)
+    found = {}
+    for k, layer in enumerate(LAYERS):
+        kernel = torch.randn(layer.shape, generator=random) * 0.05
+        bias = torch.randn(layer.shape[:1], generator=random) * 0.05
+        linear = torch.rand(1, layer.shape[0], 1, 1, generator=random) * 2
+        if style == "jax":
+            found |= {
+                f"AlexNet_0.Conv_{k}.kernel": kernel.permute(2, 3, 1, 0).contiguous(),
+                f"AlexNet_0.Conv_{k}.bias": bias,
+                f"NetLinLayer_{k}.Conv_0.kernel": linear.permute(2, 3, 1, 0).contiguous(),
+            }
+        else:
+            where = f"net.slice{k + 1}" if style == "lpips" else "features"
+            own = f"lin{k}" if style == "lpips" else f"lins.{k}"
+            found |= {
+                f"{where}.{layer.number}.weight": kernel,
+                f"{where}.{layer.number}.bias": bias,
+                f"{own}.model.1.weight": linear,
+            }
+    return found

@@ -1,5 +1,7 @@
 """Generation: the full sampler where nothing exits, the exit rule where something does."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import swiftsure as ss
-from diffusion.builders import Exact, Sure, confidence_levels, network, retold
-from swiftsure.diffusion import DDIM, DDPM, DeeDiff, ExitRule, Schedule
+from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, retold
+from swiftsure.diffusion import DDIM, DDPM, DeeDiff, ExitRule, Schedule, pilot_thresholds, sweep
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import Staged
@@ -463,6 +465,34 @@ def test_labels_must_be_classes(labels, message):
 def test_rules_that_fit_no_model_are_refused(rule, message):
     with pytest.raises(ValueError, match=message):
         DeeDiff(network(), rule)
+
+
+def test_a_network_without_early_exits_is_run_in_full():
+    full = network()
+    lone = UViT(**TINY, early_exits=False)
+    lone.load_state_dict({k: v for k, v in full.state_dict().items() if k in lone.state_dict()})
+    options = {"sampler": DDIM(4, Schedule(40))}
+    expected = DeeDiff(full, **options).generate(3)
+    found = DeeDiff(lone.eval(), **options).generate(3)
+    torch.testing.assert_close(found.images, expected.images)
+    np.testing.assert_array_equal(found.layers, expected.layers)
+    np.testing.assert_allclose(found.flops, expected.flops, rtol=0.01)
+    for use in (pilot_thresholds, partial(sweep, n=2, thresholds=[0.5], losses=["mse"])):
+        with pytest.raises(ValueError, match="n_exits` must be at least 2"):
+            use(lone)
+
+
+def test_what_is_no_sampler_or_no_list_of_thresholds_is_refused():
+    with pytest.raises(TypeError, match=r"`sampler` must be one, such as DDIM.* got 'ddim'"):
+        DeeDiff(network(), sampler="ddim")
+    with pytest.raises(ValueError, match=r"`thresholds` must be one an image, 2, but got 0\.3"):
+        DeeDiff(network(), sampler=DDIM(2)).generate(2, thresholds=0.3)
+
+
+def test_a_network_in_half_precision_says_how_to_run_it_so():
+    with pytest.raises(TypeError, match=r"must be torch.bfloat16 as the network is, .* `dtype=`"):
+        DeeDiff(network().bfloat16(), sampler=DDIM(2)).generate(1)
+    DeeDiff(network(), sampler=DDIM(2), dtype="bfloat16").generate(1)
 
 
 def test_models_in_training_or_without_exits_are_refused():

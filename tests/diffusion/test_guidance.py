@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import swiftsure as ss
-from diffusion.builders import confidence_levels, network, retold
+from diffusion.builders import Sure, confidence_levels, network, retold
 from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Guided, Schedule, sweep
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import check
@@ -135,13 +135,58 @@ def test_a_network_without_a_class_of_none_is_refused(n_classes, has):
         Guided(network(n_classes=n_classes), 2.0)
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf")])
+def test_a_network_of_another_kind_is_refused(plain):
+    for other in (Sure(), Guided(plain, 2.0)):
+        with pytest.raises(TypeError, match=f"must be a UViT, but got a {type(other).__name__}"):
+            Guided(other, 2.0)
+
+
+def test_a_batch_that_is_none_is_refused_as_by_the_network(plain):
+    guided = Guided(plain, 2.0)
+    images, times, labels = batch_of()
+    for batch, message in (
+        ((images, times), r"\(images, timesteps, labels\), but got a tuple of 2"),
+        (images, "but got a Tensor"),
+        ((images, times, labels[:4]), r"`labels` must have shape \(6,\).* but got \(4,\)"),
+        ((images, times[:, None], labels), r"`timesteps` must have shape \(6,\)"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            guided.begin(batch)
+
+
+def test_half_precision_rounds_before_noise_is_guided_and_not_in_between(plain):
+    """In bfloat16, from 2.5 times a difference that was rounded itself, errors would double."""
+    batch = batch_of()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        guided = Guided(plain, 2.5)
+        state = guided.advance(0, guided.begin(batch))
+        found = guided.estimate(0, state)
+        doubled = (batch[0].repeat_interleave(2, dim=0), batch[1].repeat_interleave(2))
+        labels = torch.stack([batch[2], torch.full_like(batch[2], NONE)], dim=1).flatten()
+        both = plain.estimate(0, plain.advance(0, plain.begin((*doubled, labels))))
+    assert found.dtype == both.dtype == torch.bfloat16
+    a, b = both.double()[::2], both.double()[1::2]
+    assert torch.equal(found, (b + 2.5 * (a - b)).bfloat16())
+
+
+def test_a_scale_is_kept_with_the_weights(plain):
+    other = Guided(network(seed=1, n_classes=4), 1.0)
+    other.load_state_dict(Guided(plain, 3.0).state_dict())
+    assert other.scale == 3
+    assert DeeDiff(other).fingerprint == DeeDiff(Guided(plain, 3.0)).fingerprint
+
+
+@pytest.mark.parametrize("scale", [0, 1e39, -1.0, float("nan"), float("inf")])
 def test_a_scale_that_is_none_is_refused(plain, scale):
     with pytest.raises(ValueError, match="`scale` must be in"):
         Guided(plain, scale)
 
 
-def test_it_is_in_the_mode_of_its_network():
+def test_it_is_in_the_mode_of_its_network_and_leaves_its_parts_alone():
     model = network(n_classes=4)
     assert not Guided(model, 2.0).training
+    model.mid_block.train()
+    with pytest.raises(ValueError, match="evaluation mode"):
+        DeeDiff(Guided(model, 2.0))
+    assert model.mid_block.training
     assert Guided(model.train(), 2.0).training

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from diffusion.builders import random_weights
 from swiftsure import losses
 from swiftsure.diffusion import Lpips, Mse, Ssim
 from swiftsure.diffusion.image_losses import IMAGE_LOSSES, image_loss
-from swiftsure.diffusion.lpips import LAYERS
 
 WEIGHTS = Path(__file__).resolve().parents[2].parent / "shared" / "weights"
 PUBLISHED = WEIGHTS / "lpips_alexnet.npz"
@@ -26,31 +26,6 @@ def pairs(n=3, side=32, seed=0):
     random = torch.Generator().manual_seed(seed)
     images, noise = torch.rand(2, n, 3, side, side, generator=random).unbind(0)
     return images, images + torch.linspace(0, 1, n).view(n, 1, 1, 1) * (noise - images)
-
-
-def random_weights(style="lpips", seed=0):
-    """AlexNet and linear layers of random numbers, under the names of a style."""
-    random = torch.Generator().manual_seed(seed)
-    found = {}
-    for k, layer in enumerate(LAYERS):
-        kernel = torch.randn(layer.shape, generator=random) * 0.05
-        bias = torch.randn(layer.shape[:1], generator=random) * 0.05
-        linear = torch.rand(1, layer.shape[0], 1, 1, generator=random) * 2
-        if style == "jax":
-            found |= {
-                f"AlexNet_0.Conv_{k}.kernel": kernel.permute(2, 3, 1, 0).contiguous(),
-                f"AlexNet_0.Conv_{k}.bias": bias,
-                f"NetLinLayer_{k}.Conv_0.kernel": linear.permute(2, 3, 1, 0).contiguous(),
-            }
-        else:
-            where = f"net.slice{k + 1}" if style == "lpips" else "features"
-            own = f"lin{k}" if style == "lpips" else f"lins.{k}"
-            found |= {
-                f"{where}.{layer.number}.weight": kernel,
-                f"{where}.{layer.number}.bias": bias,
-                f"{own}.model.1.weight": linear,
-            }
-    return found
 
 
 # ------------------------------------------------------------------------------------------ LPIPS
@@ -304,6 +279,17 @@ def test_other_declared_ranges_nan_and_shapes_are_refused():
         Ssim()(images[..., :10], images[..., :10])
 
 
+def test_what_is_no_tensor_and_no_range_is_refused():
+    images = torch.zeros(1, 3, 12, 12)
+    with pytest.raises(
+        TypeError, match=r"`others` must be a tensor, .* ndarray: torch\.from_numpy"
+    ):
+        Mse()(images, images.numpy())
+    for image_range in (None, (0, 255), 1):
+        with pytest.raises(ValueError, match=r"`image_range` must be \(-1, 1\) or \(0, 1\)"):
+            Mse()(images, images, image_range=image_range)
+
+
 def test_arrays_that_are_no_images_are_refused():
     images = np.zeros((2, 3, 3, 12, 12))
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
@@ -320,7 +306,8 @@ def test_arrays_that_are_no_images_are_refused():
 
 def test_small_images_are_enlarged_if_so_wished():
     torch.manual_seed(0)
-    images, others = torch.rand(2, 2, 3, 32, 40)
+    images = torch.rand(2, 3, 32, 40)
+    others = (images + 0.05 * torch.rand(2, 3, 32, 40)).clamp(0, 1)  # near: far ones are clipped
     plain, larger = Lpips(random_weights()), Lpips(random_weights(), side=64)
     assert (plain.name, larger.name) == ("lpips", "lpips_64")
     enlarged = (
@@ -328,9 +315,15 @@ def test_small_images_are_enlarged_if_so_wished():
         for each in (images, others)
     )
     options = {"image_range": (0, 1)}
-    torch.testing.assert_close(larger(images, others, **options), plain(*enlarged, **options))
-    big = torch.rand(2, 2, 3, 64, 70)
-    torch.testing.assert_close(larger(*big, **options), plain(*big, **options))
+    found = larger(images, others, **options)
+    torch.testing.assert_close(found, plain(*enlarged, **options))
+    assert (found > 0).all()
+    assert (found < 1).all()
+    assert (found - plain(images, others, **options)).abs().min() > 1e-3
+    big = torch.rand(2, 3, 64, 70)
+    pair = big, (big + 0.05 * torch.rand(2, 3, 64, 70)).clamp(0, 1)
+    torch.testing.assert_close(larger(*pair, **options), plain(*pair, **options))
+    assert (larger(*pair, **options) < 1).all()
     tiny = torch.rand(2, 2, 3, 8, 8)
     assert larger(*tiny, **options).shape == (2,)
     with pytest.raises(ValueError, match=r"3 channels .* but got \(1, 8, 8\)"):

@@ -5,7 +5,7 @@ import torch
 
 from diffusion.builders import network
 from pytorch.reference import Reference
-from swiftsure.diffusion import Schedule, deediff_losses
+from swiftsure.diffusion import Guided, Schedule, deediff_losses
 from swiftsure.torch.models import UViT
 
 REFERENCE = Reference("deediff")
@@ -97,3 +97,10 @@ def test_shapes_must_fit():
     images, times, noise = batch(model)
     with pytest.raises(ValueError, match="`noise` must have the images' shape"):
         deediff_losses(model, images, times, noise[:1])
+
+
+def test_a_guided_network_is_not_trained():
+    guided = Guided(network(n_classes=3), 2.0)
+    images = torch.zeros(1, 3, 8, 8)
+    with pytest.raises(TypeError, match="must be a UViT, but got a Guided; guidance comes after"):
+        deediff_losses(guided, images, torch.zeros(1), images, torch.tensor([0]))

@@ -53,7 +53,8 @@ class DeeDiff:
         `swiftsure.torch.models.UViT` or `Guided`; in evaluation mode. It has `image_shape`,
         (channels, height, width), and where it takes labels `n_classes`. Where it has
         `confidence_at(exit_index, state)` and `estimate(exit_index, state, rows=None)`, noise is
-        estimated for those alone who leave; otherwise `head` gives both at every exit.
+        estimated for those alone who leave; otherwise `head` gives both at every exit. Without a
+        policy it needs no early exits.
     policy : Policy, ExitRule or float, optional
         A policy made from a record of `sweep`; or a threshold, without a promise. None: the full
         model at all steps.
@@ -94,7 +95,7 @@ class DeeDiff:
         dtype: str | None = None,
         graphs: bool = False,
     ) -> None:
-        refuse_unstaged(model)
+        refuse_unstaged(model, fewest=1 if policy is None else 2)
         refuse_training(model)
         if not hasattr(model, "image_shape"):
             raise TypeError(
@@ -172,12 +173,12 @@ class DeeDiff:
         """
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
-        given = [self.rule.threshold] * len(numbers) if thresholds is None else list(thresholds)
-        levels = checked_thresholds("thresholds", given)
-        if levels.shape != numbers.shape:
+        given: Any = [self.rule.threshold] * len(numbers) if thresholds is None else thresholds
+        if not isinstance(given, Sequence | np.ndarray) or len(given) != len(numbers):
             raise ValueError(
-                f"`thresholds` must be one an image, {len(numbers)}, but got {len(levels)}."
+                f"`thresholds` must be one an image, {len(numbers)}, but got {given!r}."
             )
+        levels = checked_thresholds("thresholds", list(given))
 
         def batch(rows: slice, labelled: Labels) -> Generated:
             return self._batch(numbers[rows], labelled, levels[rows], seed, advance)

@@ -3,7 +3,7 @@
 Ho and Salimans, *Classifier-Free Diffusion Guidance* (2022).
 """
 
-from math import inf
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from swiftsure.torch.models.uvit import UViT
 from swiftsure.torch.staged import Scored, Staged
 
 __all__ = ["Guided"]
+
+MOST = 1000.0
+"""No scale is larger: there noise is enlarged until nothing else is left."""
 
 
 class Guided(Staged):
@@ -37,7 +40,7 @@ class Guided(Staged):
     Raises
     ------
     ValueError
-        If the network has fewer than two classes, or the scale is none.
+        If the network has fewer than two classes, or the scale is not in (0, 1000).
 
     Examples
     --------
@@ -56,24 +59,24 @@ class Guided(Staged):
 
     def __init__(self, model: UViT, scale: float) -> None:
         super().__init__()
-        n_classes = getattr(model, "n_classes", None)
-        if n_classes is None or n_classes < 2:
+        if not isinstance(model, UViT):
+            raise TypeError(f"`model` must be a UViT, but got a {type(model).__name__}.")
+        if model.n_classes is None or model.n_classes < 2:
             raise ValueError(
                 "`model` must have at least two classes, the last of which stands for no label, but"
-                f" it has {n_classes or 'none'}."
+                f" it has {model.n_classes or 'none'}."
             )
         self.model = model
-        self.n_classes = n_classes - 1
+        self.n_classes = model.n_classes - 1
         self.n_exits, self.n_blocks = model.n_exits, model.n_blocks
         self.image_shape = model.image_shape
         # A buffer, so that fingerprints tell scales apart.
-        checked = checks.between("scale", scale, 0, inf)
-        self.register_buffer("scale", torch.tensor(float(checked)))
-        self.train(model.training)
+        self.register_buffer("scale", torch.tensor(checks.between("scale", scale, 0, MOST)))
+        self.training = model.training  # and leave the modes of its parts alone
 
-    def begin(self, batch: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def begin(self, batch: Sequence[Tensor]) -> Any:
         """Return the state of both runs of each image, (n, 2, ...)."""
-        images, times, labels = batch
+        images, times, labels = self.model.checked(batch)
         none = torch.full_like(labels, self.n_classes)
         twice = (images.repeat_interleave(2, dim=0), times.repeat_interleave(2))
         return _paired(self.model.begin((*twice, torch.stack([labels, none], dim=1).flatten())))

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,9 @@ class ImageLoss(nn.Module):
         ValueError
             If the shapes differ, or a pixel lies outside of the declared range or is NaN.
         """
-        if tuple(image_range) not in RANGES:
-            raise ValueError(f"`image_range` must be (-1, 1) or (0, 1), but got {image_range}.")
+        _refuse_arrays(images=images, others=others)
+        if image_range not in [*RANGES, *map(list, RANGES)]:
+            raise ValueError(f"`image_range` must be (-1, 1) or (0, 1), but got {image_range!r}.")
         if images.ndim != 4 or images.shape != others.shape or images.numel() == 0:
             raise ValueError(
                 "`images` and `others` must have one shape (n, channels, height, width), but got"
@@ -60,6 +62,13 @@ class ImageLoss(nn.Module):
         low, high = image_range
         pair = [_scaled(name, x, low, high) for name, x in (("images", images), ("others", others))]
         return self.distance(*pair).clamp(self.range.low, self.range.high)
+
+
+def _refuse_arrays(**given: Any) -> None:
+    for name, images in given.items():
+        if not isinstance(images, Tensor):
+            kind = type(images).__name__
+            raise TypeError(f"`{name}` must be a tensor, but got a {kind}: torch.from_numpy?")
 
 
 def _scaled(name: str, images: Tensor, low: float, high: float) -> Tensor:

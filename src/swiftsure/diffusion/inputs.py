@@ -27,6 +27,8 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
 
 def accepted_sampler(settings: dict[str, Any], sampler: Sampler | None) -> Sampler:
     """Return the sampler of a policy's settings, which one that is given must equal."""
+    if not isinstance(sampler, Sampler | None):
+        raise TypeError(f"`sampler` must be one, such as DDIM(50) or DDPM(), but got {sampler!r}.")
     if "sampler" not in settings:
         return DDIM() if sampler is None else sampler
     made_for = settings["sampler"]

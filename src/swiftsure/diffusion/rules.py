@@ -28,7 +28,8 @@ class ExitRule:
     strict : bool
         Leave on `>` rather than `≥`, as the published code does.
     min_exit : int
-        Exits before this one are never taken; 1 in the published code.
+        Exits before this one are never taken. (In the published code, who is sure at the first
+        exit leaves at the second.)
     """
 
     threshold: float | None = None

@@ -146,7 +146,7 @@ class StepCosts(NamedTuple):
             answers = np.where(last, answers, 0.0)  # a look has the answer already
         looks = np.where(last | (exits < min_exit), 0.0, looks)
         n_blocks = getattr(model, "n_blocks", model.n_exits)
-        layers = np.minimum(exits + 1, n_blocks).astype(np.float64)
+        layers = np.where(last, n_blocks, np.minimum(exits + 1, n_blocks)).astype(np.float64)
         return cls(layers, stages + np.cumsum(looks) + answers, float(stages[-1] + answers[-1]))
 
 

@@ -27,7 +27,7 @@ from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards, joined
 from swiftsure.torch.fingerprint import fingerprint
-from swiftsure.torch.staged import StagedModel
+from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["pilot_thresholds", "sweep"]
 
@@ -99,6 +99,7 @@ def sweep(
     ThresholdRecord(n=3, K=3, losses=[], inconsistencies=['mse'], costs=['layers', 'flops'])
     """
     checks.count("n", n)
+    refuse_unstaged(model)
     run = _Sweep(
         DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype),
         _grid(thresholds),
@@ -155,6 +156,7 @@ def pilot_thresholds(
         Images of the pilot.
     """
     checks.count("n_thresholds", n_thresholds)
+    refuse_unstaged(model)
     fast = DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype)
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])

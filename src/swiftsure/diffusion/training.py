@@ -70,6 +70,11 @@ def deediff_losses(
     >>> tuple(losses.exits.shape)
     (4,)
     """
+    if not isinstance(model, UViT):
+        raise TypeError(
+            f"`model` must be a UViT, but got a {type(model).__name__}; guidance comes after"
+            " training."
+        )
     if noise.shape != images.shape:
         raise ValueError(
             f"`noise` must have the images' shape {tuple(images.shape)}, but got"

@@ -207,7 +207,7 @@ def device_of(tree: Any) -> torch.device:
     )
 
 
-def refuse_unstaged(model: Any, *, selects: bool = True) -> None:
+def refuse_unstaged(model: Any, *, selects: bool = True, fewest: int = 2) -> None:
     """Raise if a model is not staged; one that always runs in full need not select."""
     for name in ("begin", "advance", "head", *(["select"] if selects else [])):
         if not callable(getattr(model, name, None)):
@@ -215,7 +215,7 @@ def refuse_unstaged(model: Any, *, selects: bool = True) -> None:
                 f"`model` must have a method `{name}`, but {type(model).__name__} has none: cut"
                 " a plain network with `swiftsure.torch.cut`, or write a subclass of `Staged`."
             )
-    checks.count("model.n_exits", getattr(model, "n_exits", 0), 2)
+    checks.count("model.n_exits", getattr(model, "n_exits", 0), fewest)
 
 
 def check(model: StagedModel, batch: Any) -> None:

@@ -181,7 +181,7 @@ class UViT(Staged):
 
     def begin(self, batch: Sequence[Tensor]) -> State:
         """Return the tokens of images and what goes with them, (images, timesteps[, labels])."""
-        images, timesteps, *labels = self._checked(batch)
+        images, timesteps, *labels = self.checked(batch)
         tokens = self.patch_embed(images).flatten(2).transpose(1, 2)
         extras = [waves(timesteps, self.width).to(tokens.dtype)]
         if self.label_emb is not None:
@@ -282,7 +282,8 @@ class UViT(Staged):
         named = {ours[name]: value for name, value in given.items()}
         return cls(**named, early_exits=early_exits)
 
-    def _checked(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+    def checked(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return a batch if it is one: (images, timesteps), and labels where there are classes."""
         parts = ["images", "timesteps"] + ["labels"] * (self.label_emb is not None)
         if not isinstance(batch, tuple | list) or len(batch) != len(parts):
             kind = type(batch).__name__
@@ -292,6 +293,13 @@ class UViT(Staged):
             expected = checks.shape_text(["n", *self.image_shape])
             got = checks.shape_text(batch[0].shape)
             raise ValueError(f"`images` must have shape {expected}, but got {got}.")
+        own, device = self.pos_embed.dtype, batch[0].device.type
+        if batch[0].dtype != own and not torch.is_autocast_enabled(device):
+            raise TypeError(
+                f"`images` must be {own} as the network is, but got {batch[0].dtype}. To run it in"
+                " half precision leave it in float32, and use autocast (or `dtype=` of whoever runs"
+                " it)."
+            )
         n = len(batch[0])
         for name, part in zip(parts[1:], batch[1:], strict=True):
             if part.shape != (n,):
