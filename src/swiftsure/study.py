@@ -116,6 +116,11 @@ class Study:
     seconds: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     full_seconds: float = float("nan")
 
+    def name(self, label: str) -> str:
+        """Return a control's label, with a warning where it promises nothing."""
+        promised = self.controls[label].guarantee != "none"
+        return label if promised else f"{label}: no guarantee"
+
     def summary(self) -> list[dict[str, Any]]:
         """Return one row a control and level: means, spreads over splits, rates with intervals."""
         rows = []

@@ -39,7 +39,11 @@ def experiments() -> None:
 def calm_cnndm(
     data: Annotated[
         Path,
-        typer.Option(help="npz with thresholds, mean_layers and rouge_l.", show_default=False),
+        typer.Option(
+            help="npz with thresholds, mean_layers and rouge_l, from the measurements that the"
+            " paper's authors published with their code.",
+            show_default=False,
+        ),
     ],
     splits: Splits = 400,
     delta: options.Delta = 0.1,

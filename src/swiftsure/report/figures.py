@@ -72,9 +72,8 @@ def study_figure(
         above, below = axes[:2, column]
         rates = {label: 1 / seconds for label, seconds in study.seconds.items()}
         for color, label in zip(_colors(), study.labels, strict=False):
-            promised = study.controls[label].guarantee != "none"
-            legend = label if promised else f"{label}: no guarantee"
-            style = "-" if promised else (0, (5, 1.5))
+            legend = study.name(label)
+            style = "-" if legend == label else (0, (5, 1.5))
             drawn = (study.test_risk, study.exit_layer, rates)
             for axis, values in zip(axes[:, column], drawn, strict=False):
                 _band(axis, study.epsilons, values[label], color, legend, style)
@@ -173,7 +172,8 @@ def policy_figure(
     if isinstance(policy.threshold, float) and policy.certificate.index is not None:
         chosen = f" {threshold_text(policy.threshold)}"
         below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
-    above.legend(frameon=False, fontsize=9, loc="upper left")
+    # Above the axes, where no curve and no line can be.
+    above.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return finished(figure, path)
 
 
