@@ -22,8 +22,8 @@ __all__ = [
     "chart",
     "line",
     "log_ticks",
-    "named_apart",
     "shortened",
+    "with_named_lines",
 ]
 
 WIDTH, HEIGHT = 340.0, 230.0
@@ -36,6 +36,8 @@ TITLE_LETTER, TITLE_CAPITAL, TITLE_WIDE = 7.2, 9.8, 12.5
 """Widths of letters, capitals and the widest letters in a title, in the widest of usual fonts."""
 ROOM = 15.0
 """Height of a line's name."""
+SWATCH = 40.0
+"""What a name takes beside its letters: the piece of line before it, and space."""
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,13 @@ def line(
     return Line(points, kind, dots, label)
 
 
-def named_apart(axes: Chart, lines: Sequence[Line], level: float) -> tuple[Line, ...]:
-    """Return lines with their names at the left, where lines that start at 0 leave room.
-
-    That is above the level, or below it where it runs close to the top.
-    """
-    names = ROOM * len(lines)
-    first = TOP + 10 if axes.y(level) - TOP > names + ROOM else axes.y(level) + 16
-    return tuple(
-        replace(each, label_at=(LEFT + 6, round(first + ROOM * k, 1)))
-        for k, each in enumerate(lines)
-    )
+def with_named_lines(axes: Chart, lines: Sequence[Line]) -> Chart:
+    """Return a chart with lines, and their names in a row below it, where no line runs."""
+    x, named = LEFT, []
+    for each in lines:
+        named.append(replace(each, label_at=(round(x, 1), HEIGHT + 9)))
+        x += SWATCH + LETTER * len(each.label)
+    return replace(axes, lines=tuple(named), height=HEIGHT + ROOM)
 
 
 def bar_chart(

@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 from swiftsure.policy import percent
-from swiftsure.report.charts import Chart, Mark, bar_chart, chart, line, log_ticks, named_apart
+from swiftsure.report.charts import (
+    Chart,
+    Mark,
+    bar_chart,
+    chart,
+    line,
+    log_ticks,
+    with_named_lines,
+)
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
 from swiftsure.report.levels import Setting
@@ -46,8 +54,7 @@ def risk_chart(found: Findings, promise: int) -> Chart:
         lines.insert(0, line(axes, along.upper_settings, along.upper, "upper", label=name))
     level = axes.y(kept.epsilon)
     return replace(
-        axes,
-        lines=named_apart(axes, lines, kept.epsilon),
+        with_named_lines(axes, lines),
         horizontals=(Mark(level, "level", f"ε = {kept.epsilon:g}"), Mark(level, WHAT_IF)),
         verticals=_setting_marks(found, axes),
     )
