@@ -315,7 +315,7 @@ def _nothing_certified(certificate: Certificate) -> str:
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (no valid method can with fewer than {fewest:,})"
-    return f"{text}; allow more, or calibrate on more"
+    return f"{text}; allow a larger loss, or calibrate on more {certificate.unit}"
 
 
 def fewest_samples(certificate: Certificate) -> int:

@@ -174,7 +174,7 @@ class DeeDiff:
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
         given: Any = [self.rule.threshold] * len(numbers) if thresholds is None else thresholds
-        if not isinstance(given, Sequence | np.ndarray) or len(given) != len(numbers):
+        if not hasattr(given, "__len__") or len(given) != len(numbers):
             raise ValueError(
                 f"`thresholds` must be one an image, {len(numbers)}, but got {given!r}."
             )
