@@ -116,6 +116,15 @@ class Study:
     seconds: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     full_seconds: float = float("nan")
 
+    def __str__(self) -> str:
+        """Say what was studied, and where its numbers are."""
+        return (
+            f"Study of the {self.loss} {self.risk} under {', '.join(self.labels)}, at"
+            f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
+            f" of {self.n_pool:,} samples, n = {self.n_calibration:,}. Its numbers: summary(), a"
+            " row a control and level; to_pandas(), a row a split."
+        )
+
     def name(self, label: str) -> str:
         """Return a control's label, with a warning where it promises nothing."""
         promised = self.controls[label].guarantee != "none"

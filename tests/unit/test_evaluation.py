@@ -567,6 +567,13 @@ def test_without_pandas_the_error_says_what_to_install(study, monkeypatch):
         study.to_pandas()
 
 
+def test_a_study_says_what_it_is_in_words(study):
+    text = str(study)
+    assert f"under {', '.join(study.labels)}, at {len(EPSILONS)} levels" in text
+    assert f"n = {study.n_calibration:,}" in text
+    assert "summary()" in text
+
+
 def test_the_summary_holds_means_spreads_and_intervals(study):
     rows = study.summary()
     assert [(row["control"], row["epsilon"]) for row in rows] == [

@@ -125,8 +125,6 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
 
 def about_reliability(found: Findings) -> str:
     """Say what the reliability diagrams show, or what the record lacks for them."""
-    if found.exit_losses is None:
-        return NO_EXITS
     if found.reliability is None:
         return (
             "The record does not hold what reliability diagrams need: the probability of the"
