@@ -109,13 +109,13 @@ def test_a_network_is_trained_reported_and_shown(script, tiny):
 
 
 def test_some_images_hide_their_label_and_those_with_little_noise_come_rarely(script):
-    train, recipe = script("train"), tomllib.loads(TINY)
+    recipe = tomllib.loads(TINY)
     recipe["training"]["batch"] = 1000
     part = script("images").Images(
         torch.zeros(1000, 3, 2, 2, dtype=torch.uint8), torch.arange(1000) % 10
     )
     schedule = Schedule(**recipe["schedule"])
-    stream = train.batches(part, recipe, schedule, torch.Generator().manual_seed(0))
+    stream = script("batches").batches(part, recipe, schedule, torch.Generator().manual_seed(0))
     drawn = [next(stream) for _ in range(20)]
     labels = torch.cat([batch.labels for batch in drawn])
     assert (labels == 10).float().mean().item() == pytest.approx(0.2, abs=0.01)
@@ -129,7 +129,7 @@ def test_some_images_hide_their_label_and_those_with_little_noise_come_rarely(sc
 
 
 def test_times_are_drawn_alike_unless_a_recipe_says_otherwise(script):
-    assert (script("train").weights_of_times(Schedule(50), torch.inf) == 1).all()
+    assert (script("batches").weights_of_times(Schedule(50), torch.inf) == 1).all()
 
 
 def test_training_follows_the_clock(script, tiny):

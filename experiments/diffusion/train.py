@@ -15,9 +15,9 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from experiments.diffusion.batches import Batch, batches, noisy
 from experiments.diffusion.easing import ease
 from experiments.diffusion.images import Images, load
 from experiments.training import Recording
@@ -35,68 +36,6 @@ HERE = Path(__file__).parent
 PARTS = ("denoising", "uncertainty", "layers")
 LOOK = 25
 """Steps between looks at the clock and the losses: each look waits for the device."""
-
-
-class Batch(NamedTuple):
-    """What the network learns from: noisy images, their times, the noise, and labels if any."""
-
-    images: Tensor
-    times: Tensor
-    noise: Tensor
-    labels: Tensor | None
-
-
-def batches(
-    part: Images, recipe: dict[str, Any], schedule: Schedule, random: torch.Generator
-) -> Iterator[Batch]:
-    """Yield batches without end: images in random order, half of them mirrored."""
-    plan, n, device = recipe["training"], len(part.labels), part.images.device
-    size = plan["batch"]
-    if n < size:
-        raise ValueError(f"the recipe's batch of {size} is more than the {n} images")
-    weights = weights_of_times(schedule, plan.get("most_signal", math.inf)).to(device)
-    while True:
-        order = torch.randperm(n, device=device, generator=random)
-        for index in order[: n - n % size].split(size):
-            clean = part.images[index].float() / 127.5 - 1
-            mirrored = torch.rand(size, 1, 1, 1, device=device, generator=random) < 0.5
-            clean = torch.where(mirrored, clean.flip(3), clean)
-            labels = part.labels[index]
-            if "guidance" in recipe:
-                hidden = torch.rand(size, device=device, generator=random) < plan["unlabelled"]
-                labels = labels.masked_fill(hidden, recipe["model"]["n_classes"] - 1)
-            times = torch.multinomial(weights, size, replacement=True, generator=random)
-            yield noisy(clean, labels, times, recipe, schedule, random)
-
-
-def weights_of_times(schedule: Schedule, most_signal: float) -> Tensor:
-    """Return how often each time is learnt from, (T,).
-
-    There is the most to gain in error where there is hardly any noise, and the least to see: times
-    where the signal is more than `most_signal` times the noise, in variance, come up the more
-    rarely the more it is (Hang et al., 2023).
-    """
-    signal = torch.from_numpy(schedule.signal).float()
-    return (most_signal * (1 - signal) / signal).clamp(max=1)
-
-
-def noisy(
-    clean: Tensor,
-    labels: Tensor,
-    times: Tensor,
-    recipe: dict[str, Any],
-    schedule: Schedule,
-    random: torch.Generator,
-) -> Batch:
-    """Return images at some times."""
-    noise = torch.randn(clean.shape, device=clean.device, generator=random)
-    conditioned = recipe["model"].get("n_classes") is not None
-    return Batch(
-        schedule.noised(clean, noise, times),
-        schedule.times(times),
-        noise,
-        labels if conditioned else None,
-    )
 
 
 def recorded(

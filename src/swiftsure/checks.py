@@ -73,14 +73,17 @@ def shape_text(shape: Sequence[int | str]) -> str:
     return "(" + ", ".join(str(length) for length in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
-def of_shape(name: str, array: NDArray[Any], axes: Mapping[str, int | None]) -> NDArray[Any]:
+def of_shape(
+    name: str, array: NDArray[Any], axes: Mapping[str, int | None], hint: str = ""
+) -> NDArray[Any]:
     """Return `array` if it has the named axes; a length of None means any but zero."""
     expected = shape_text([a if n is None else f"{a}={n}" for a, n in axes.items()])
     lengths = list(axes.values())
     if array.ndim != len(lengths) or any(
         n is not None and n != got for n, got in zip(lengths, array.shape, strict=True)
     ):
-        raise ValueError(f"`{name}` must have shape {expected}, but got {shape_text(array.shape)}.")
+        got = shape_text(array.shape)
+        raise ValueError(f"`{name}` must have shape {expected}, but got {got}.{hint}")
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, but got shape {shape_text(array.shape)}.")
     return array

@@ -125,7 +125,7 @@ class Study:
             " row a control and level; to_pandas(), a row a split."
         )
 
-    def name(self, label: str) -> str:
+    def legend(self, label: str) -> str:
         """Return a control's label, with a warning where it promises nothing."""
         promised = self.controls[label].guarantee != "none"
         return label if promised else f"{label}: no guarantee"

@@ -215,7 +215,7 @@ def test_the_last_column_of_inconsistencies_is_the_full_model_with_itself():
 def test_shape_errors_name_the_table_and_both_shapes():
     with pytest.raises(
         ValueError,
-        match=r"`losses\['mine'\]` .*\(n=3, n_exits=3\), but got \(3, 2\), as many .* last exit",
+        match=r"`losses\['mine'\]` .*\(n=3, n_exits=3\), but got \(3, 2\)\. .* none for the last",
     ):
         small(losses={"mine": TRIPLE[:, :2]})
     with pytest.raises(

@@ -57,7 +57,15 @@ def loss_array(name: str, values: ArrayLike, axes: Mapping[str, int], declared: 
     place = "loss_ranges" if attribute == "losses" else "inconsistency_ranges"
     known = f"{place}={{{own.rstrip(']')}: (low, high)}}"
     hint = f" If the loss may be that large, declare its range: {known}."
-    return in_range(name, checks.of_shape(name, array, axes), declared, hint)
+    return in_range(name, _of_shape(name, array, axes), declared, hint)
+
+
+def _of_shape(name: str, array: Array, axes: Mapping[str, int]) -> Array:
+    """Return losses of the right shape; say so where confidences of the last exit were given."""
+    n, n_columns = axes.values()
+    as_many = "n_exits" in axes and array.shape == (n, n_columns - 1)
+    hint = " `confidences` have as many columns, but need none for the last exit." * as_many
+    return checks.of_shape(name, array, axes, hint)
 
 
 def loss_array_with_gaps(
@@ -78,7 +86,7 @@ def loss_array_with_gaps(
             f"`{name}` holds NaN in row {row}. Labels may be missing only for prediction losses"
             " whose `inconsistencies` are given under the same name."
         )
-    checks.of_shape(name, array, axes)
+    _of_shape(name, array, axes)
     partly = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
     if partly.size:
         raise ValueError(f"`{name}` must be NaN in whole rows, but row {partly[0]} is so in part.")
@@ -128,17 +136,6 @@ def replace_fields(record: Any, **values: Any) -> None:
     """Replace arguments of a frozen record by their checked form."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
-
-
-def refuse_a_column_too_many(name: str, values: ArrayLike, axes: Mapping[str, int]) -> None:
-    """Refuse as many losses as confidences: somebody gave those of the last exit too."""
-    expected = tuple(axes.values())
-    if np.shape(values) == (expected[0], expected[1] - 1):
-        raise ValueError(
-            f"`{name}` must have shape {checks.shape_text([f'{a}={n}' for a, n in axes.items()])},"
-            f" but got {checks.shape_text(np.shape(values))}, as many columns as `confidences`:"
-            " these have none for the last exit."
-        )
 
 
 def warn_of_falling_costs(name: str, costs: Array) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -102,9 +102,6 @@ class ExitRecord:
         n, n_early = next(iter(scores.values())).shape
         axes = {"n": n, "n_exits": n_early + 1}
         ranges, soft = declared_ranges(self)
-        for table in ("losses", "inconsistencies"):
-            for name, values in getattr(self, table).items():
-                record_checks.refuse_a_column_too_many(f"{table}['{name}']", values, axes)
         aside = {
             name: record_checks.inconsistency_array(
                 f"inconsistencies['{name}']", values, axes, soft[name], full=n_early
@@ -329,18 +326,14 @@ class ExitRecord:
         index = np.asarray(rows)
         if index.size == 0:
             raise ValueError("`rows` must not be empty.")
-        return ExitRecord(
-            {k: v[index] for k, v in self.confidences.items()},
+        return replace(
+            self,
+            confidences={k: v[index] for k, v in self.confidences.items()},
             losses={k: v[index] for k, v in self.losses.items()},
             inconsistencies={k: v[index] for k, v in self.inconsistencies.items()},
             costs={k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()},
-            loss_ranges=self.loss_ranges,
-            inconsistency_ranges=self.inconsistency_ranges,
             ids=self.ids[index],
             groups=None if self.groups is None else self.groups[index],
-            fingerprint=self.fingerprint,
-            temperatures=self.temperatures,
-            dtype=self.dtype,
         )
 
     @classmethod
@@ -371,18 +364,14 @@ class ExitRecord:
             if values.ndim == 2:
                 costs[name] = np.concatenate([record.costs[name] for record in records])
         groups = [record.groups for record in records if record.groups is not None]
-        return cls(
-            joined("confidences"),
+        return replace(
+            first,
+            confidences=joined("confidences"),
             losses=joined("losses"),
             inconsistencies=joined("inconsistencies"),
             costs=costs,
-            loss_ranges=first.loss_ranges,
-            inconsistency_ranges=first.inconsistency_ranges,
             ids=np.concatenate([record.ids for record in records]),
             groups=np.concatenate(groups) if groups else None,
-            fingerprint=first.fingerprint,
-            temperatures=first.temperatures,
-            dtype=first.dtype,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

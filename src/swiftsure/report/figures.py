@@ -72,7 +72,7 @@ def study_figure(
         above, below = axes[:2, column]
         rates = {label: 1 / seconds for label, seconds in study.seconds.items()}
         for color, label in zip(_colors(), study.labels, strict=False):
-            legend = study.name(label)
+            legend = study.legend(label)
             style = "-" if legend == label else (0, (5, 1.5))
             drawn = (study.test_risk, study.exit_layer, rates)
             for axis, values in zip(axes[:, column], drawn, strict=False):

@@ -73,7 +73,7 @@ class SweepResult:
         if self.speed is not None:
             found[f"{self.speed} a second"] = {k: 1 / each for k, each in study.seconds.items()}
         return [
-            {"control": study.name(label), "ε": float(study.epsilons[j])}
+            {"control": study.legend(label), "ε": float(study.epsilons[j])}
             | {name: float(values[label][:, j].mean()) for name, values in found.items()}
             for label in study.labels
             for j in columns
