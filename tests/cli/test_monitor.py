@@ -113,6 +113,24 @@ def test_losses_that_come_too_late_are_told(run, folder):
     assert json.loads(run("monitor", "late.jsonl", *options, "--json").out)["too_late"] == 1
 
 
+@pytest.mark.parametrize("late", [2, 4, 1])
+def test_other_late_losses_are_faults_though_a_request_was_given_up(run, folder, late):
+    """A second loss of request 2, one of 4, which nothing announced, and a second one of 1."""
+    text = (
+        '{"id": 1}\n{"id": 2, "loss": 0}\n{"id": 3, "loss": 0}\n{"id": 5, "loss": 0}\n'
+        f'{{"id": 1, "loss": 1}}\n{{"id": {late}, "loss": 1}}\n'
+    )
+    (folder / "late.jsonl").write_text(text)
+    for _ in range(2):  # the second time from the state
+        done = run(
+            "monitor", "late.jsonl", *EPSILON, "--patience", "1", "--state", "state.json", "--json"
+        )
+        found = json.loads(done.out)
+        assert done.status == 1
+        assert found["fault"].startswith("line 6 of the stream: `request` must be above 5")
+        assert (found["n"], found["given_up"], found["too_late"]) == (4, 1, 1)
+
+
 def test_odd_exits_are_told_and_stop_nothing(run, folder):
     stream(folder / "odd.jsonl", np.zeros(10), exit=99)
     options = ("--policy", "deployed.json")

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from guarantees.checkers import ROUNDING, RefutedError, check_rate
-from swiftsure.monitor import Monitor, RequestOrder, _evidence
+from swiftsure.monitor import Monitor, RequestOrder, StreamFaultError, Watch, _evidence
 
 Floats = NDArray[np.float64]
 
@@ -336,6 +336,73 @@ def test_missing_losses_count_as_the_lowest_whatever_the_reason():
     check_rate(alarms["lowest"], 100, 0.1)
     with pytest.raises(RefutedError):
         check_rate(alarms["skip"], 100, 0.1)
+
+
+def errors_first(rng: np.random.Generator, n: int = 6_000, delay: int = 80, risk: float = 0.02):
+    """Lines of a stream that announces only its first request, whose loss never comes.
+
+    The losses of 1,000 requests come in order. After that errors are still reported at once, but
+    successes `delay` requests later. Returns the lines, and which is the first late one.
+    """
+    requests = np.arange(1, n + 1)
+    losses = (rng.random(n) < risk).astype(float)
+    arrival = requests + np.where((losses > 0) | (requests <= 1_000), 0, delay)
+    there = np.argsort(arrival, kind="stable")
+    requests, losses = requests[there], losses[there]
+    late = np.flatnonzero(requests < np.maximum.accumulate(requests))
+    found = [f'{{"id": {k}, "loss": {x}}}' for k, x in zip(requests, losses, strict=True)]
+    return ['{"id": 0}', *found], int(late[0]) + 1
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The line at which a stream was refused, or None, and whether an alarm was raised."""
+
+    fault: int | None
+    alarm: bool
+
+
+def read(lines: list[str], order: Callable[..., RequestOrder], missing: str) -> Reported:
+    watch = Watch(Monitor(0.05, 0.01), patience=1, missing=missing)
+    watch.order = order(watch.monitor, patience=1, missing=missing)
+    try:
+        watch.feed("".join(line + "\n" for line in lines).encode())
+    except StreamFaultError:
+        return Reported(watch.lines, watch.monitor.alarm)
+    return Reported(None, watch.monitor.alarm)
+
+
+def check_faults(order: Callable[..., RequestOrder], missing: str, draws: int) -> None:
+    """A stream that reports errors first is refused at its first late loss, without an alarm."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(draws):
+        lines, fault = errors_first(rng)
+        found = read(lines, order, missing)
+        if found.alarm and found.fault is None:
+            raise RefutedError("a false alarm was raised, and no error")
+        if found.fault != fault:
+            raise RefutedError(f"line {fault} was let through")
+        alarms += found.alarm
+    check_rate(alarms, draws, 0.01)
+
+
+class DropsAllThatIsLate(RequestOrder):
+    """Once a request was given up, takes any late loss for that of such a request."""
+
+    def arrive(self, request: int, loss: float) -> bool:
+        if self.given_up and not self.waits_for(request) and request <= self._last:
+            self.too_late += 1
+            return self.monitor.alarm
+        return super().arrive(request, loss)
+
+
+@pytest.mark.parametrize("missing", ["lowest", "skip"])
+def test_errors_that_are_reported_first_are_a_fault_and_not_a_false_alarm(missing):
+    """The risk is 2 %, the level 5 %. One request was given up before, which must not matter."""
+    check_faults(RequestOrder, missing, draws=200)
+    with pytest.raises(RefutedError, match="a false alarm was raised, and no error"):
+        check_faults(DropsAllThatIsLate, missing, draws=3)
 
 
 # ------------------------------------------------------------------------------------------ power

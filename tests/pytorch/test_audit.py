@@ -295,6 +295,23 @@ def test_an_audit_that_fails_in_a_run_does_not_end_it():
     assert (fast.auditor.failed, fast.auditor.order.waiting, monitor.n) == (6, 0, 18)
 
 
+def test_an_audit_that_fails_halfway_gives_up_only_what_has_no_loss(monkeypatch):
+    monitor = consistency_monitor()
+    fast = EarlyExit(Played(3), policy_for(monitor, 0.99, 3), audit=1.0, monitor=monitor)
+    order, arrive = fast.auditor.order, fast.auditor.order.arrive
+
+    def failing(request, loss):
+        if request == 2:
+            raise RuntimeError("interrupted")
+        return arrive(request, loss)
+
+    monkeypatch.setattr(order, "arrive", failing)
+    with pytest.warns(RuntimeWarning, match="interrupted"):
+        fast(logits(6, 3))
+    assert (order.given_up, order.waiting, monitor.n) == (4, 0, 6)
+    assert order.state().given_up_requests == (2, 3, 4, 5)
+
+
 def test_threads_share_an_auditor():
     monitor = consistency_monitor()
     fast, _, _ = audited(0.5, monitor)

@@ -353,6 +353,171 @@ def test_memory_is_what_waits():
         assert order.waiting <= 100
 
 
+def everything(order):
+    return order.state(), order.monitor.state()
+
+
+def assert_out_of_order(order, request, words="each has one loss"):
+    """Expect that a loss of a request is refused, and changes nothing."""
+    before = everything(order)
+    for loss in (0.0, 1.0):
+        with pytest.raises(ValueError, match=rf"`request` must.*got {request}\b.*{words}"):
+            order.arrive(request, loss)
+    assert everything(order) == before
+
+
+@pytest.fixture(params=["lowest", "skip"])
+def one_given_up(request):
+    """Requests 10, 20, 30, 40, of which 20 was given up and the others are folded."""
+    order = RequestOrder(Monitor(0.05), missing=request.param)
+    order.arrive(10, 1.0)
+    order.expect(20)
+    for later in (30, 40):
+        order.arrive(later, 0.0)
+    order.give_up(20)
+    return order
+
+
+def test_a_second_loss_is_refused_after_another_request_was_given_up(one_given_up):
+    for folded in (10, 30, 40):
+        assert_out_of_order(one_given_up, folded)
+
+
+def test_a_late_loss_that_was_not_announced_is_refused_after_a_request_was_given_up(one_given_up):
+    for unknown in (0, 15, 39):
+        assert_out_of_order(one_given_up, unknown)
+
+
+def test_a_request_that_was_given_up_may_have_one_late_loss(one_given_up):
+    before = one_given_up.monitor.state()
+    assert one_given_up.arrive(20, 1.0) is False
+    assert (one_given_up.given_up, one_given_up.too_late) == (1, 1)
+    assert one_given_up.monitor.state() == before
+    assert_out_of_order(one_given_up, 20)
+
+
+@pytest.mark.parametrize("missing", ["lowest", "skip"])
+def test_a_late_loss_may_come_while_earlier_requests_wait(missing):
+    order = RequestOrder(Monitor(0.05), missing=missing)
+    for request in (1, 2, 3):
+        order.expect(request)
+    order.give_up(2)
+    order.arrive(2, 1.0)
+    assert order.too_late == 1
+    assert_out_of_order(order, 2)
+    order.arrive(1, 0.0)
+    order.arrive(3, 0.0)
+    assert (order.monitor.n, order.monitor.mean) == (3 if missing == "lowest" else 2, 0.0)
+
+
+def test_giving_up_twice_counts_once(one_given_up):
+    before = everything(one_given_up)
+    one_given_up.give_up(20)
+    assert everything(one_given_up) == before
+
+
+@pytest.mark.parametrize("unknown", [10, 15, 30, 50])
+def test_only_a_request_that_waits_can_be_given_up(one_given_up, unknown):
+    """One that was never announced would be left out, though "lowest" promises to count it."""
+    before = everything(one_given_up)
+    with refused("request"):
+        one_given_up.give_up(unknown)
+    assert everything(one_given_up) == before
+
+
+def test_nothing_can_be_given_up_at_the_start():
+    with pytest.raises(ValueError, match="never announced with `expect`"):
+        RequestOrder(Monitor(0.05)).give_up(0)
+
+
+@pytest.mark.parametrize("request_", [True, 1.0, np.float64(1.0), "1"])
+def test_what_is_not_a_whole_number_is_not_found_as_one(request_):
+    order = RequestOrder(Monitor(0.05))
+    order.expect(1)
+    with refused("request"):
+        order.arrive(request_, 1.0)
+    with refused("request"):
+        order.give_up(request_)
+    assert (order.monitor.n, order.waiting) == (0, 1)
+
+
+def test_numbers_of_numpy_are_kept_in_a_state():
+    order = RequestOrder(Monitor(0.05))
+    for request in np.arange(3):
+        order.expect(request)
+    order.give_up(np.int64(2))
+    assert type(order.state().last) is int
+    assert order.state().given_up_requests == (2,)
+
+
+def test_requests_given_up_long_ago_are_forgotten_but_never_silently(monkeypatch):
+    monkeypatch.setattr("swiftsure.monitor.order.REMEMBERED", 3)
+    order = RequestOrder(Monitor(0.05), patience=1)
+    for request in range(6):
+        order.expect(request)
+    assert order.given_up == 5
+    assert order.state().given_up_requests == (2, 3, 4)
+    for forgotten in (0, 1):
+        assert_out_of_order(order, forgotten, words="one of 2 requests that were given up")
+    with pytest.raises(ValueError, match="one of 2 requests that were given up"):
+        order.give_up(0)
+    order.arrive(3, 1.0)
+    assert order.too_late == 1
+    assert_out_of_order(order, 3)
+
+
+def test_the_state_stays_small_however_many_are_given_up(tmp_path):
+    watch = Watch(Monitor(0.05), patience=1)
+    for request in range(100_500):
+        watch.order.expect(10**8 + request)
+    path = tmp_path / "state.json"
+    watch.save(path)
+    assert len(watch.order.state().given_up_requests) == 100_000
+    assert path.stat().st_size < 2e6
+    assert Watch.load(path).order.state() == watch.order.state()
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["expect", "arrive", "give_up", "restart"]), st.integers(0, 8)),
+        max_size=40,
+    ),
+    st.sampled_from(["lowest", "skip"]),
+    st.sampled_from([None, 1, 3]),
+)
+def test_no_loss_disappears(steps, missing, patience):
+    """Each loss is folded, waits, or was of a request given up; one per request, or an error."""
+    order = RequestOrder(Monitor(0.05), patience=patience, missing=missing)
+    announced, losses_of = set(), {}
+    for step, request in steps:
+        if step == "restart":
+            again = RequestOrder(order.monitor, patience=patience, missing=missing)
+            again.restore(type(order.state()).model_validate_json(order.state().model_dump_json()))
+            assert again.state() == order.state()
+            order = again
+            continue
+        late = bool(announced) and request <= max(announced)
+        before = everything(order)
+        try:
+            order.arrive(request, 1.0) if step == "arrive" else getattr(order, step)(request)
+        except ValueError:
+            assert everything(order) == before
+            continue
+        if step == "arrive":
+            assert request in announced or not late
+            assert request not in losses_of
+            losses_of[request] = order.too_late
+        if step == "give_up":
+            assert request in announced
+        announced.add(request)
+    known = sum(loss == 1.0 for _, loss in order.state().line)
+    folded = round(order.monitor.mean * order.monitor.n) if order.monitor.n else 0
+    assert len(losses_of) == folded + known + order.too_late
+    counted = order.monitor.n + order.waiting
+    assert len(announced) == counted + (order.given_up if missing == "skip" else 0)
+
+
 # ------------------------------------------------------------------------------------------- drift
 
 
@@ -676,6 +841,85 @@ def test_states_of_before_are_read(tmp_path):
     assert not watch.mostly_unreadable
     with path.open("rb") as file:
         watch.resume(file)
+
+
+def with_order(state, **changes):
+    """Change the order's part of a state file, None taking a field away, with a fresh checksum."""
+    from swiftsure.monitor.state import _checksum
+
+    content = json.loads(state.read_text())
+    order = {**content["order"], **changes}
+    content["order"] = {name: value for name, value in order.items() if value is not None}
+    parts = {k: v for k, v in content.items() if k not in ("format", "version", "checksum")}
+    content["checksum"] = _checksum(parts)
+    state.write_text(json.dumps(content))
+
+
+@pytest.fixture(params=["lowest", "skip"])
+def late_state(tmp_path, request):
+    """The state after requests 1, 2 and 5, of which the first was given up."""
+    watch = Watch(Monitor(0.2), patience=1, missing=request.param)
+    watch.feed(lines({"id": 1}, {"id": 2, "loss": 0}, {"id": 5, "loss": 0}))
+    watch.save(tmp_path / "state.json")
+    return tmp_path / "state.json"
+
+
+def test_a_restart_remembers_what_was_given_up(late_state):
+    watch = Watch.load(late_state)
+    for line in ({"id": 2, "loss": 1}, {"id": 4, "loss": 1}):  # a second one, and not announced
+        with pytest.raises(StreamFaultError, match="each has one loss"):
+            Watch.load(late_state).feed(lines(line))
+    watch.feed(lines({"id": 1, "loss": 1}))
+    assert (watch.order.given_up, watch.order.too_late) == (1, 1)
+    watch.save(late_state)
+    with pytest.raises(StreamFaultError, match="each has one loss"):
+        Watch.load(late_state).feed(lines({"id": 1, "loss": 1}))
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_numbers_that_start_again_after_a_restart_are_a_fault(late_state, announced):
+    """A service that counts from 0 again would have its losses dropped up to the old number."""
+    watch = Watch.load(late_state)
+    first = [{"id": 0}, {"id": 0, "loss": 1}] if announced else [{"id": 0, "loss": 1}]
+    with pytest.raises(StreamFaultError, match=r"line 1 of the stream.*must be above 5"):
+        watch.feed(lines(*first))
+
+
+def test_a_state_of_before_does_not_know_which_requests_were_given_up(late_state):
+    """So a late loss may be of any request, and is refused."""
+    with_order(late_state, given_up_requests=None)
+    watch = Watch.load(late_state)
+    assert watch.order.given_up == 1
+    for request in (1, 2):
+        with pytest.raises(StreamFaultError, match="states of earlier versions remember none"):
+            Watch.load(late_state).feed(lines({"id": request, "loss": 1}))
+    watch.feed(lines({"id": 6}, {"id": 7, "loss": 0}, {"id": 6, "loss": 0}))
+    assert watch.order.waiting == 0
+
+
+def test_a_state_of_before_that_dropped_other_losses_is_refused(late_state):
+    with_order(late_state, given_up_requests=None, too_late=2)
+    with pytest.raises(ValueError, match=r"damaged monitor state: 2 losses .*void"):
+        Watch.load(late_state)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"given_up_requests": [1, 1], "given_up": 2},
+        {"given_up_requests": [1, 2]},
+        {"given_up_requests": [6]},
+        {"given_up_requests": [-1]},
+        {"given_up_requests": [3], "line": [[3, None]]},
+        {"line": [[3, 0.0], [3, 1.0]]},
+        {"line": [[4, 0.0], [3, 1.0]]},
+        {"line": [[6, 0.0]]},
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(late_state, changes):
+    with_order(late_state, **changes)
+    with pytest.raises(ValueError, match=r"damaged monitor state: (a request|requests|\d)"):
+        Watch.load(late_state)
 
 
 def test_what_waits_and_drifts_is_restored_too(tmp_path, policy):

@@ -1,8 +1,9 @@
 """RequestOrder: late losses, folded in the order of the requests."""
 
 from collections import OrderedDict
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swiftsure import checks
 from swiftsure.monitor.risk import Monitor
@@ -12,17 +13,46 @@ __all__ = ["OrderState", "RequestOrder"]
 
 MISSING = ("lowest", "skip")
 
+REMEMBERED = 100_000
+"""How many requests that were given up are remembered, so that state files stay below 2 MB."""
+
 
 class OrderState(Section):
     """Everything that a request order knows, but its monitor."""
 
-    last: int | None
+    last: int | None = Field(ge=0)
     given_up: int = Field(ge=0)
     too_late: int = Field(ge=0)
     line: tuple[tuple[int, float | None], ...]
     patience: int | None = None
     missing: str | None = None
     """None in a state that does not say, nor what the patience was."""
+    given_up_requests: tuple[int, ...] = ()
+    """Requests that were given up and whose loss has not come since, in the order of giving up.
+
+    Only the last `REMEMBERED`. States of earlier versions have none, so they remember none.
+    """
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        """Refuse what no request order can hold: restoring it would lose or misplace losses."""
+        last = -1 if self.last is None else self.last
+        line, given_up = dict(self.line), set(self.given_up_requests)
+        requests = [request for request, _ in self.line]
+        seen = given_up.union(requests)
+        if requests != sorted(line) or (seen and not 0 <= min(seen) <= max(seen) <= last):
+            raise ValueError("requests must be ascending, and none above the last one")
+        if len(given_up) != len(self.given_up_requests):
+            raise ValueError("a request was given up twice")
+        if any(line.get(request, 0.0) is None for request in given_up):
+            raise ValueError("a request that was given up still waits for its loss")
+        if self.too_late + len(given_up) > self.given_up:
+            raise ValueError(
+                f"{self.too_late:,} losses were left out as too late, but only {self.given_up:,}"
+                " requests were given up: losses of other requests were left out too, which voids"
+                " the guarantee"
+            )
+        return self
 
 
 class RequestOrder:
@@ -46,7 +76,16 @@ class RequestOrder:
     -----
     Requests have whole numbers that grow. Gaps between them are fine if they do not depend on the
     losses, such as requests that a coin did not choose. A loss that is known to be missing is no
-    such gap: `expect` its request, then `give_up`. It holds the losses that wait, no more.
+    such gap: `expect` its request, then `give_up`.
+
+    A request whose loss comes after later requests must be announced with `expect` when it is made.
+    Its loss is an error otherwise: those that were folded before it are not a fair sample. The only
+    late loss that is accepted is the first one of a request that was given up. It is left out and
+    counted in `too_late`.
+
+    Memory: the losses that wait, and the last 100,000 requests that were given up and whose loss
+    has not come. A late loss of a request that was given up before those is an error too, as nobody
+    can tell it from a second loss.
 
     Examples
     --------
@@ -70,6 +109,8 @@ class RequestOrder:
         self._last: int | None = None
         # Each request with its loss, None while that is not known.
         self._line: OrderedDict[int, float | None] = OrderedDict()
+        # Requests that were given up and whose loss has not come since, oldest first.
+        self._given_up: OrderedDict[int, None] = OrderedDict()
 
     @property
     def waiting(self) -> int:
@@ -82,28 +123,40 @@ class RequestOrder:
         return self._last is not None
 
     def expect(self, request: int) -> None:
-        """Note a request whose loss will come later."""
-        self._stand_in_line(request, None)
+        """Announce a request whose loss will come later.
+
+        Raises
+        ------
+        ValueError
+            If the request is not above all that came before.
+        """
+        self._stand_in_line(_number(request), None)
         self._release()
 
     def arrive(self, request: int, loss: float) -> bool:
         """Take a loss, of a request that waits or of a new one; return whether there is an alarm.
 
+        The first loss of a request that was given up is left out, and counted in `too_late`.
+
         Raises
         ------
         ValueError
-            If the loss is NaN or outside its range, or the request had its loss already.
+            If the loss is NaN or outside its range, if the request had its loss already, or if it
+            was not announced before a later request came. Each voids the guarantee, and nothing is
+            folded.
         """
+        number = _number(request)
         value = self.monitor.accepted(loss)
-        if request not in self._line:
-            if self.given_up and self._last is not None and request <= self._last:
-                self.too_late += 1  # its place in the order has passed
-                return self.monitor.alarm
-            self._stand_in_line(request, value)
-        elif self._line[request] is not None:
-            raise self._twice(request)
+        if number in self._given_up:
+            del self._given_up[number]
+            self.too_late += 1
+            return self.monitor.alarm
+        if number not in self._line:
+            self._stand_in_line(number, value)
+        elif self._line[number] is not None:
+            raise self._out_of_order(number)
         else:
-            self._line[request] = value
+            self._line[number] = value
         self._release()
         return self.monitor.alarm
 
@@ -112,15 +165,29 @@ class RequestOrder:
         return self._line.get(request, 0.0) is None
 
     def give_up(self, request: int) -> None:
-        """Wait no longer for the loss of a request; one that does not wait for it is left alone."""
-        if self.waits_for(request):
-            self._forsake(request)
-            self._release()
+        """Stop waiting for the loss of a request; nothing changes if it was given up already.
+
+        Raises
+        ------
+        ValueError
+            If the request does not wait for its loss. One that was never announced would be left
+            out without a trace, whatever `missing` says: `expect` it first, when it is made.
+        """
+        number = _number(request)
+        if number in self._given_up:
+            return
+        if not self.waits_for(number):
+            raise ValueError(
+                f"`request` must be one that waits for its loss, but got {number}, which was never"
+                " announced with `expect`, or has its loss already (see `waits_for`)."
+                f"{self._forgotten()}"
+            )
+        self._forsake(number)
+        self._release()
 
     def _stand_in_line(self, request: int, loss: float | None) -> None:
-        checks.count("request", request, least=0)
         if self._last is not None and request <= self._last:
-            raise self._twice(request)
+            raise self._out_of_order(request)
         self._last = request
         self._line[request] = loss
 
@@ -139,15 +206,31 @@ class RequestOrder:
 
     def _forsake(self, request: int) -> None:
         self.given_up += 1
+        self._given_up[request] = None
+        while len(self._given_up) > REMEMBERED:
+            self._given_up.popitem(last=False)
         if self.missing == "skip":
             del self._line[request]
         else:
             self._line[request] = self.monitor.loss_range.low
 
-    def _twice(self, request: int) -> ValueError:
+    def _out_of_order(self, request: int) -> ValueError:
         return ValueError(
-            f"`request` must be a new one, above {self._last}, or one that waits for its loss, but"
-            f" got {request}: numbers grow with requests, and each has one loss."
+            f"`request` must be above {self._last}, the last one, or wait for its loss, but got"
+            f" {request}: it was not announced before later requests, or it came twice. Announce"
+            " requests in the order in which they are made; each has one loss."
+            f"{self._forgotten()}"
+        )
+
+    def _forgotten(self) -> str:
+        """Say that the request may have been given up, if some of those are not remembered."""
+        n = self.given_up - self.too_late - len(self._given_up)
+        if not n:
+            return ""
+        return (
+            f" Or it is one of {n:,} requests that were given up but are not remembered (the last"
+            f" {REMEMBERED:,} are; states of earlier versions remember none): then delete this late"
+            " entry, which would be left out anyway."
         )
 
     def state(self) -> OrderState:
@@ -159,6 +242,7 @@ class RequestOrder:
             line=tuple(self._line.items()),
             patience=self.patience,
             missing=self.missing,
+            given_up_requests=tuple(self._given_up),
         )
 
     def restore(self, state: OrderState) -> None:
@@ -174,6 +258,7 @@ class RequestOrder:
             self._refuse_other("missing", self.missing, state.missing)
         self._last, self.given_up, self.too_late = state.last, state.given_up, state.too_late
         self._line = OrderedDict(state.line)
+        self._given_up = OrderedDict.fromkeys(state.given_up_requests)
 
     @staticmethod
     def _refuse_other(name: str, wanted: object, kept: object) -> None:
@@ -182,3 +267,8 @@ class RequestOrder:
                 f"`{name}` must be {kept!r}, as in the state, but got {wanted!r}: a rule that"
                 " changes on the way may depend on what was seen. Start anew with another file."
             )
+
+
+def _number(request: int) -> int:
+    """Return the number of a request; checked first, as True and 1.0 would be found as 1."""
+    return checks.count("request", request, least=0)

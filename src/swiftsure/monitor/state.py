@@ -55,7 +55,8 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise _damaged(path, f"{where}: {first['msg']}") from None
+        what = first["msg"].removeprefix("Value error, ")
+        raise _damaged(path, f"{where}: {what}" if where else what) from None
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:

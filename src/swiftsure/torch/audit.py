@@ -311,12 +311,13 @@ class Auditor:
                 self.order.arrive(request, loss)
 
     def _forsake(self, chosen: _Chosen) -> None:
-        """Wait no longer for requests that could not be answered."""
+        """Give up the requests that still wait: their losses will not come."""
         if self.order is None:
             return
         with self._lock:
             for request in chosen.ids.tolist():
-                self.order.give_up(request)
+                if self.order.waits_for(request):
+                    self.order.give_up(request)
 
 
 def _nothing(out: ExitOutput, chosen: _Chosen) -> Audit:
