@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import _bets, _kernels, checks, tails
+from swiftsure import _bets, _kernels, _trinomial, checks, tails
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 
@@ -52,7 +52,7 @@ class Bound(ABC):
     name : str
     assumes : str
         What its validity rests on, for certificates.
-    needs : {"any", "non-negative", "binary"}
+    needs : {"any", "non-negative", "binary", "ternary"}
         Which losses it is valid for.
     """
 
@@ -70,6 +70,11 @@ class Bound(ABC):
                 f"`bound` '{self.name}' needs losses declared 0/1, but these are declared to lie in"
                 f" [{low:g}, {high:g}]; use 'star', or declare binary losses."
             )
+        if self.needs == "ternary" and not loss_range.ternary:
+            raise ValueError(
+                f"`bound` '{self.name}' needs losses declared to be -1, 0 or 1, but these are"
+                f" declared to lie in [{low:g}, {high:g}]; use 'star', or declare whole losses."
+            )
         if self.needs == "non-negative" and low < 0:
             raise ValueError(
                 f"`bound` '{self.name}' needs losses of at least 0, but these may be as low as"
@@ -79,6 +84,12 @@ class Bound(ABC):
     @abstractmethod
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
         """Return a p-value of "the risk is at least ε" for each setting, (K,)."""
+
+    def passes(
+        self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,)."""
+        return np.asarray(self.p_values(curve, rows, epsilon, pool) <= delta)
 
     @abstractmethod
     def select(
@@ -149,6 +160,53 @@ class SummaryBound(Bound):
         if self.p_of_summary is None:
             raise TypeError(f"bound {self.name!r} has no p-value")
         return np.minimum(1.0, self.p_of_summary(*totals, n, epsilon, declared))
+
+
+@dataclass(frozen=True)
+class TrinomialBound(Bound):
+    """The exact test for losses of −1, 0 and 1, by how many there are of each."""
+
+    def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:  # noqa: ARG002
+        """Return a p-value for each setting, (K,)."""
+        counts = zip(*(each.tolist() for each in self._counts(curve, rows)), strict=True)
+        return np.asarray([_trinomial.p_value(b, c, len(rows), epsilon) for b, c in counts])
+
+    def passes(
+        self,
+        curve: RiskCurve,
+        rows: Rows,
+        epsilon: float,
+        delta: float,
+        pool: int = 0,  # noqa: ARG002
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,)."""
+        b, c = self._counts(curve, rows)
+        return np.asarray(b <= _trinomial.certified_counts(len(rows), epsilon, delta)[b + c])
+
+    def select(
+        self,
+        curve: RiskCurve,
+        rows: Rows,
+        epsilons: Floats,
+        delta: float,
+        start: int,
+        pool: int,  # noqa: ARG002
+    ) -> NDArray[np.int64]:
+        """Walk the path for each level: p-values need not fall as ε grows."""
+        b, c = self._counts(curve, rows)
+        tests = (_trinomial.certified_counts(len(rows), float(e), delta) for e in epsilons)
+        return np.asarray([last_before_failure(b <= test[b + c], start) for test in tests])
+
+    def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:  # noqa: ARG002
+        """Return an upper bound of the risk at a setting."""
+        b, c = (int(each[setting]) for each in self._counts(curve, rows))
+        return _trinomial.upper_bound(b, c, len(rows), delta)
+
+    @staticmethod
+    def _counts(curve: RiskCurve, rows: Rows) -> tuple[Rows, Rows]:
+        """Return how many losses are +1, and how many −1, at each setting."""
+        sums, squares = (np.rint(each).astype(np.int64) for each in curve.totals(rows))
+        return (squares + sums) // 2, (squares - sums) // 2
 
 
 @dataclass(frozen=True)
@@ -261,6 +319,9 @@ BOUNDS: dict[str, Bound] = {
             p_of_summary=tails.binomial_p,
             p_of_pool=tails.binomial_pool_p,
         ),
+        TrinomialBound(
+            "trinomial", f"{_IID}; losses of -1, 0 or 1; exact whatever their order", "ternary"
+        ),
         SummaryBound("hoeffding", f"{_IID}; bounded losses", p_of_summary=tails.hoeffding_p),
         SummaryBound(
             "bentkus", f"{_IID}; losses in [0, B]", "non-negative", p_of_summary=tails.bentkus_p
@@ -295,15 +356,31 @@ BOUNDS: dict[str, Bound] = {
 """Bounds by name."""
 
 
-def auto(loss_range: LossRange) -> Bound:
-    """Return the tightest bound for what the loss declares: exact binomial, or STaR."""
-    return BOUNDS["binomial" if loss_range.binary else "star"]
+TRINOMIAL_LARGEST = 50_000
+"""Samples up to which "auto" is the exact trinomial test; finding its cut-off then takes seconds.
+
+Beyond, STaR loses little against it.
+"""
 
 
-def resolve(bound: str, loss_range: LossRange) -> Bound:
+def auto(loss_range: LossRange, n: int | None = None, pool: int | None = None) -> Bound:
+    """Return the tightest bound for what the loss declares, and for the number of samples.
+
+    Exact tests for losses of 0 and 1, and of −1, 0 and 1 (0-1 gaps); otherwise STaR. Nothing that
+    was observed plays a part.
+    """
+    if loss_range.binary:
+        return BOUNDS["binomial"]
+    few = n is None or n <= TRINOMIAL_LARGEST
+    return BOUNDS["trinomial" if loss_range.ternary and few and pool is None else "star"]
+
+
+def resolve(
+    bound: str, loss_range: LossRange, n: int | None = None, pool: int | None = None
+) -> Bound:
     """Return a bound by name, refused if it is not valid for the declared losses."""
     if bound == "auto":
-        return auto(loss_range)
+        return auto(loss_range, n, pool)
     chosen = BOUNDS[checks.known("bound", bound, ["auto", *BOUNDS])]
     chosen.refuse(loss_range)
     return chosen
@@ -394,18 +471,19 @@ def _single(
     checks.of_shape("losses", values, {"n": None})
     declared = declared_for(bound, LossRange.of(loss_range))
     curve = RiskCurve.from_losses([0.0], values[:, None], loss_range=declared, relative=False)
-    chosen = resolve(bound, declared)
+    chosen = resolve(bound, declared, curve.n, pool)
     return curve, chosen, pool_size(pool, curve.n, chosen)
 
 
 def declared_for(bound: str, declared: LossRange) -> LossRange:
-    """Return the range, made whole where asking for the binomial test declares it.
+    """Return the range, declared whole where the bound asked for needs that.
 
-    Who asks for the binomial test of losses in [0, 1] says that they are 0 or 1; the values are
-    then checked to be so.
+    Requesting the binomial test declares losses in [0, 1] to be 0 or 1, and requesting the
+    trinomial test declares those in [-1, 1] to be -1, 0 or 1; the values are then checked.
     """
-    if bound == "binomial" and (declared.low, declared.high) == (0.0, 1.0):
-        return LossRange(0, 1, whole=True)
+    whole = {"binomial": (0.0, 1.0), "trinomial": (-1.0, 1.0)}.get(bound)
+    if whole == (declared.low, declared.high):
+        return LossRange(*whole, whole=True)
     return declared
 
 

@@ -331,7 +331,7 @@ def lowest_epsilon(
     source = "each setting" if known else f"{size:,} other sample{'s' if size > 1 else ''}"
     rule = Control("ucb", bound)
     prepared = rule.prepare(ordered)
-    chosen_bound = bounds.resolve(bound, prepared.loss_range)
+    chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
     level = chosen_bound.upper(prepared, rest, index, delta, 0) if index else 0.0
     certified = level < curve.loss_range.high
     result = ControlResult(

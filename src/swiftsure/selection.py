@@ -202,7 +202,7 @@ class Control:
         start: int,
         pool: int | None,
     ) -> NDArray[np.int64]:
-        bound = bounds.resolve(self.bound, curve.loss_range)
+        bound = bounds.resolve(self.bound, curve.loss_range, len(rows), pool)
         size = bounds.pool_size(pool, len(rows), bound)
         if self.name == "crc":
             levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
@@ -220,7 +220,7 @@ class Control:
                     "`correction='bonferroni'` needs a path fixed beforehand, not breakpoints."
                 )
             each = delta / max(1, curve.n_settings - start)
-            passes = [bound.p_values(curve, rows, e, size)[start:] <= each for e in epsilons]
+            passes = [bound.passes(curve, rows, e, each, size)[start:] for e in epsilons]
             return np.asarray([_last(p) + start for p in passes], np.int64)
         return bound.select(curve, rows, epsilons, delta, start, size)
 
@@ -256,7 +256,9 @@ class Control:
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` goes with ucb and ltt; {self.name} has no use for it.")
         prepared = self.prepare(curve)
-        bound = bounds.resolve(self.bound, prepared.loss_range) if self.uses_bound else None
+        bound = None
+        if self.uses_bound:
+            bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
         if ordered:
             curve = curve.shuffled(seed)
@@ -291,6 +293,8 @@ class Control:
             rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
         if bound is not None and bound.name == "binomial":
             rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
+        if bound is not None and bound.name == "trinomial":
+            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is -1, 0 or 1"
         return tuple(rests)
 
     def options(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ __all__ = [
     "ANY_LOSS",
     "NON_NEGATIVE",
     "ORDER_FREE",
+    "UP_TO_ONE",
     "certifies",
     "curve_of",
     "p_value",
@@ -21,14 +22,17 @@ __all__ = [
     "upper_bound",
 ]
 
-NON_NEGATIVE = [name for name, bound in BOUNDS.items() if bound.needs != "binary"]
+UP_TO_ONE = [name for name, bound in BOUNDS.items() if bound.needs != "ternary"]
+"""Bounds for losses of 0 or 1."""
+
+NON_NEGATIVE = [name for name in UP_TO_ONE if BOUNDS[name].needs != "binary"]
 """Bounds for losses in [0, B]."""
 
 ANY_LOSS = [name for name, bound in BOUNDS.items() if bound.needs == "any"]
 """Bounds for losses that may be negative."""
 
-ORDER_FREE = [name for name, bound in BOUNDS.items() if not bound.uses_order]
-"""Bounds that see only sums."""
+ORDER_FREE = [name for name in UP_TO_ONE if not BOUNDS[name].uses_order]
+"""Bounds for losses of 0 or 1 that see only sums."""
 
 Floats = NDArray[np.float64]
 

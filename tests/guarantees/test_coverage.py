@@ -30,6 +30,9 @@ CASES = [
     pytest.param(bound, *case, id=f"{bound}-{name}")
     for name, case in LOSSES.items()
     for bound in (NON_NEGATIVE if case[2] == 0 else ANY_LOSS)
+] + [
+    pytest.param("trinomial", *LOSSES[name], id=f"trinomial-{name}")
+    for name in ("0-1 gap", "gap below 0")
 ]
 
 

@@ -16,6 +16,7 @@ from guarantees.rules import (
     ANY_LOSS,
     NON_NEGATIVE,
     ORDER_FREE,
+    UP_TO_ONE,
     certifies,
     p_value,
     upper_bound,
@@ -30,9 +31,9 @@ WIDE_GAP = Sequences([-2, 0.5, 2], 6)
 WIDE = Sequences([0, 0.5, 2], 6)
 
 CASES = [
-    *(pytest.param(name, BINARY, 0, 1, id=f"{name}-binary") for name in BOUNDS),
+    *(pytest.param(name, BINARY, 0, 1, id=f"{name}-binary") for name in UP_TO_ONE),
     *(pytest.param(name, WIDE, 0, 2, id=f"{name}-up to 2") for name in NON_NEGATIVE),
-    *(pytest.param(name, GAP, -1, 1, id=f"{name}-gap") for name in ANY_LOSS),
+    *(pytest.param(name, GAP, -1, 1, id=f"{name}-gap") for name in [*ANY_LOSS, "trinomial"]),
     *(pytest.param(name, WIDE_GAP, -2, 2, id=f"{name}-gap up to 2") for name in ANY_LOSS),
 ]
 
@@ -86,7 +87,7 @@ def test_upper_bounds_cover(bound, sequences, low, high, delta):
     check_coverage(upper_bound(bound), sequences, Task(0.5, delta, low, high))
 
 
-@pytest.mark.parametrize("bound", ANY_LOSS)
+@pytest.mark.parametrize("bound", [*ANY_LOSS, "trinomial"])
 @pytest.mark.parametrize("n", [4, 8, 10])
 def test_upper_bounds_cover_losses_at_both_ends(bound, n):
     """Losses of −B and B alone leave the least room: bounds must cover means of either sign."""

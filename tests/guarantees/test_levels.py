@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 import swiftsure as ss
 from guarantees.checkers import Task
-from guarantees.rules import NON_NEGATIVE, curve_of
+from guarantees.rules import NON_NEGATIVE, UP_TO_ONE, curve_of
 from guarantees.strategies import EPSILONS, deltas, levels, properties, sequences, tables
-from swiftsure.bounds import BOUNDS
 
 RULES = {
     **{f"ucb {bound}": ss.Control("ucb", bound) for bound in NON_NEGATIVE},
@@ -156,7 +155,7 @@ def test_a_wealth_that_was_lost_whole_is_not_regained_through_rounding():
 # ---------------------------------------------------------------------------------- p-values
 
 
-@pytest.mark.parametrize("bound", [name for name in BOUNDS if name != "wsr"])
+@pytest.mark.parametrize("bound", [name for name in UP_TO_ONE if name != "wsr"])
 @given(data=st.data(), epsilon=levels, delta=deltas)
 @properties(100)
 def test_a_p_value_of_at_most_delta_is_a_certificate_and_the_reverse(bound, data, epsilon, delta):
@@ -169,7 +168,7 @@ def test_a_p_value_of_at_most_delta_is_a_certificate_and_the_reverse(bound, data
     assert (p <= delta) == ss.bounds.certify(losses, epsilon, delta, bound=bound)
 
 
-@pytest.mark.parametrize("bound", [name for name in BOUNDS if name != "binomial"])
+@pytest.mark.parametrize("bound", [name for name in UP_TO_ONE if name != "binomial"])
 @given(losses=sequences(low=0.0), delta=deltas)
 @properties(50)
 def test_an_upper_bound_is_the_smallest_level_that_is_certified(bound, losses, delta):

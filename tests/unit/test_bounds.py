@@ -13,7 +13,7 @@ from scipy import stats
 import swiftsure as ss
 from swiftsure import _bets, _kernels, bounds
 from swiftsure.bounds import BOUNDS, certify, p_value, upper_bound
-from unit.builders import refused
+from unit.builders import UP_TO_ONE, refused
 
 BINARY = ss.LossRange(0, 1, whole=True)
 EPSILON, DELTA = 0.2, 0.1
@@ -116,7 +116,7 @@ def test_sums_that_rounding_carried_past_a_whole_number_count_as_it():
     assert p_value(losses, EPSILON, bound="bentkus") == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("bound", list(BOUNDS))
+@pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_a_p_value_is_at_most_one(bound):
     assert p_value([1.0] * 20, EPSILON, bound=bound) == pytest.approx(1.0)
     assert p_value([1.0] * 20, EPSILON, bound=bound) <= 1.0
@@ -295,7 +295,7 @@ def test_a_large_pool_is_like_none(bound):
     assert p_value(losses, EPSILON, bound=bound, pool=100) < alone
 
 
-@pytest.mark.parametrize("bound", [b for b in BOUNDS if not BOUNDS[b].pools])
+@pytest.mark.parametrize("bound", [b for b in UP_TO_ONE if not BOUNDS[b].pools])
 def test_other_bounds_refuse_a_pool(bound):
     with pytest.raises(ValueError, match=f"`pool` .*binomial, wsr, star, but got '{bound}'"):
         certify([0.0] * 10, EPSILON, bound=bound, pool=20)
@@ -310,7 +310,7 @@ def test_a_pool_is_at_least_the_sample(pool):
 # What all bounds share
 
 
-@pytest.mark.parametrize("bound", list(BOUNDS))
+@pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_a_test_certifies_just_above_the_upper_bound_and_not_below(bound):
     losses = (uniform(200, seed=6) < 0.1).astype(float)
     upper = upper_bound(losses, DELTA, bound=bound)
@@ -319,7 +319,9 @@ def test_a_test_certifies_just_above_the_upper_bound_and_not_below(bound):
     assert not certify(losses, upper - 1e-6, DELTA, bound=bound)
 
 
-@pytest.mark.parametrize("bound", [b for b in BOUNDS if b != "wsr"])  # whose p-value has other bets
+@pytest.mark.parametrize(
+    "bound", [b for b in UP_TO_ONE if b != "wsr"]
+)  # whose p-value has other bets
 @pytest.mark.parametrize("epsilon", [0.12, 0.15, 0.2, 0.3])
 def test_a_test_certifies_where_the_p_value_is_small(bound, epsilon):
     losses = (uniform(200, seed=6) < 0.1).astype(float)
@@ -328,7 +330,7 @@ def test_a_test_certifies_where_the_p_value_is_small(bound, epsilon):
     assert not certify(losses, epsilon, p * 0.999, bound=bound)
 
 
-@pytest.mark.parametrize("bound", list(BOUNDS))
+@pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_no_bound_certifies_what_no_method_can(bound):
     n = bounds.minimum_samples(0.05, DELTA, ss.LossRange(0, 1))
     assert not certify([0.0] * (n - 1), 0.05, DELTA, bound=bound)
@@ -364,7 +366,12 @@ def test_losses_that_may_be_negative_have_no_such_floor():
 
 def test_auto_follows_what_is_declared_and_not_what_is_seen():
     assert bounds.auto(BINARY).name == "binomial"
-    assert bounds.auto(BINARY.gap()).name == "star"
+    assert bounds.auto(BINARY.gap()).name == "trinomial"
+    assert bounds.auto(ss.LossRange(-1, 1)).name == "star"
+    assert bounds.auto(ss.LossRange(-2, 2, whole=True)).name == "star"
+    assert bounds.auto(BINARY.gap(), n=50_000).name == "trinomial"
+    assert bounds.auto(BINARY.gap(), n=50_001).name == "star"
+    assert bounds.auto(BINARY.gap(), n=100, pool=200).name == "star"
     assert bounds.auto(ss.LossRange(0, 1)).name == "star"
     losses = [0, 1] * 20
     assert p_value(losses, 0.6) == p_value(losses, 0.6, bound="star")
@@ -374,9 +381,9 @@ def test_auto_follows_what_is_declared_and_not_what_is_seen():
 
 def test_only_bets_depend_on_order():
     losses = (uniform(100, seed=6) < 0.1).astype(float)
-    for name, bound in BOUNDS.items():
+    for name in UP_TO_ONE:
         same = p_value(np.sort(losses), EPSILON, bound=name) == p_value(losses, EPSILON, bound=name)
-        assert same is not bound.uses_order, name
+        assert same is not BOUNDS[name].uses_order, name
 
 
 @pytest.mark.parametrize("bound", ["bentkus", "hoeffding_bentkus"])

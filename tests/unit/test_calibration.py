@@ -7,7 +7,14 @@ import pytest
 
 import swiftsure as ss
 from swiftsure import bounds, control
-from unit.builders import first_exits, random_logits, random_record, refused, table_curve
+from unit.builders import (
+    UP_TO_ONE,
+    first_exits,
+    random_logits,
+    random_record,
+    refused,
+    table_curve,
+)
 
 RECORD = random_record(n=600)
 
@@ -84,7 +91,7 @@ def test_the_certificate_of_groups():
 
 
 def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
-    for bound in bounds.BOUNDS:
+    for bound in UP_TO_ONE:
         policy = ss.calibrate(
             RECORD, loss="zero_one", epsilon=0.3, bound=bound, seed=4, zero_bounded=True
         )
@@ -352,7 +359,7 @@ def test_one_call_gives_one_policy():
         assert first == second
 
 
-@pytest.mark.parametrize("bound", list(bounds.BOUNDS))
+@pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_the_seed_matters_to_bets_only(bound):
     arguments = {"loss": "zero_one", "epsilon": 0.1, "bound": bound, "zero_bounded": True}
     policies = [ss.calibrate(RECORD, **arguments, seed=seed) for seed in range(3)]

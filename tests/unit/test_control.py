@@ -11,7 +11,7 @@ from scipy import stats
 import swiftsure as ss
 from swiftsure import bounds, control
 from swiftsure.control import Control
-from unit.builders import exit_cases, random_record, refused, table_curve
+from unit.builders import UP_TO_ONE, exit_cases, random_record, refused, table_curve
 
 EPSILON, DELTA = 0.1, 0.1
 
@@ -52,7 +52,7 @@ def test_where_setting_0_is_not_the_full_model_it_is_tested_too():
     assert control.ucb(chance, EPSILON).index == 0
 
 
-@given(exit_cases(), st.sampled_from(list(bounds.BOUNDS)), st.sampled_from([0.1, 0.5, 1.0, 1.9]))
+@given(exit_cases(), st.sampled_from(UP_TO_ONE), st.sampled_from([0.1, 0.5, 1.0, 1.9]))
 def test_the_walk_agrees_with_a_test_of_each_setting(case, bound, epsilon):
     confidences, losses, path, _, rule = case
     times = 40
@@ -96,7 +96,7 @@ def test_rows_are_the_calibration_samples_in_their_order():
         assert chosen == Control(name).indices(part, np.asarray([0.1]), DELTA), name
 
 
-@pytest.mark.parametrize("bound", list(bounds.BOUNDS))
+@pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_ltt_in_fixed_sequence_chooses_what_ucb_does(bound):
     curve = random_record(n=600).curve(loss="zero_one", zero_bounded=True)
     results = [choose(curve, 0.15, DELTA, bound) for choose in (control.ucb, control.ltt)]
@@ -315,7 +315,7 @@ def test_the_seed_orders_the_samples_of_bets(bound):
         control.ucb(moved, 0.2, bound=bound, seed=4)
 
 
-@pytest.mark.parametrize("bound", [b for b in bounds.BOUNDS if not bounds.BOUNDS[b].uses_order])
+@pytest.mark.parametrize("bound", [b for b in UP_TO_ONE if not bounds.BOUNDS[b].uses_order])
 def test_the_seed_changes_nothing_for_other_bounds(bound):
     curve = table_curve([0, 3, 9, 15, 20, 30])
     first, second = (control.ucb(curve, EPSILON, bound=bound, seed=seed) for seed in (0, 1))
@@ -323,11 +323,11 @@ def test_the_seed_changes_nothing_for_other_bounds(bound):
     assert first.seed is None
 
 
-def test_auto_is_binomial_only_where_losses_are_declared_binary():
+def test_auto_is_exact_only_where_losses_are_declared_whole():
     assert control.ucb(table_curve([0, 1], binary=True), EPSILON).bound == "binomial"
     assert control.ucb(table_curve([0, 1]), EPSILON).bound == "star"
     gap = ss.RiskCurve.from_losses([1, 0], [[0, 1]], loss_range=ss.LossRange(-1, 1, whole=True))
-    assert control.ucb(gap, EPSILON).bound == "star"
+    assert control.ucb(gap, EPSILON).bound == "trinomial"
     assert control.ucb(gap, EPSILON, zero_bounded=True).bound == "binomial"
     with refused("bound"):
         control.ucb(gap, EPSILON, bound="binomial")

@@ -267,7 +267,12 @@ def test_every_kind_of_policy_has_a_page(record, options, said):
 
 def test_bets_on_every_setting_are_made_for_few_levels(record):
     policy = ss.calibrate(
-        record, loss="zero_one", control="ltt", correction="bonferroni", path=[0.99, 0.9]
+        record,
+        loss="zero_one",
+        control="ltt",
+        bound="star",
+        correction="bonferroni",
+        path=[0.99, 0.9],
     )
     found = findings(record, policy, [0.99, 0.9])
     assert len(found.levels[0].epsilons) == 11

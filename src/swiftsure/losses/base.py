@@ -21,7 +21,8 @@ class LossRange:
     low, high : float
         Smallest and largest possible loss.
     whole : bool
-        Whether losses are whole numbers; whole numbers in [0, 1] admit the exact binomial test.
+        Whether losses are whole numbers; whole numbers in [0, 1] admit the exact binomial test, and
+        those in [-1, 1] the exact trinomial test.
 
     Examples
     --------
@@ -49,6 +50,11 @@ class LossRange:
     def binary(self) -> bool:
         """Whether every loss is 0 or 1."""
         return self.whole and (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def ternary(self) -> bool:
+        """Whether every loss is −1, 0 or 1, as a 0-1 gap is."""
+        return self.whole and (self.low, self.high) == (-1.0, 1.0)
 
     @classmethod
     def of(cls, value: "LossRange | tuple[float, float]") -> "LossRange":

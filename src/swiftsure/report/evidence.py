@@ -95,7 +95,9 @@ class Evidence:
         """Whether a choice takes long: bets on every setting, without a walk that stops early."""
         return any(
             rule.correction == "bonferroni"
-            and bounds.resolve(rule.bound, curve.loss_range).uses_order
+            and bounds.resolve(
+                rule.bound, curve.loss_range, curve.n, self.policy.certificate.pool
+            ).uses_order
             for rule, curve in zip(self.rules, self.tested, strict=True)
         )
 
@@ -291,7 +293,7 @@ def _bounded_again(evidence: Evidence) -> Policy:
     most = curve.n - 1 if curve.has_exits else curve.n  # costs of exits take samples of their own
     if not 1 <= certificate.n <= most:
         raise _mismatch("the number behind the bound", f"{certificate.n:,}", f"at most {most:,}")
-    bound = bounds.resolve(rule.bound, curve.loss_range)
+    bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n)
     if evidence.index:
         level = bound.upper(curve, evidence.rows, evidence.index, evidence.delta, 0)
     else:  # the budget allows the full model, or no level below the largest loss was certified

@@ -224,7 +224,7 @@ def _upper_bounds(evidence: Evidence, promise: int, settings: Indices) -> tuple[
         epsilon, delta = rule.split_level(epsilon, curve.loss_range.high, curve.n)
     elif rule.correction == "bonferroni":
         delta /= max(1, curve.n_settings - 1)
-    bound = bounds.resolve(rule.bound, curve.loss_range)
+    bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n, certificate.pool)
     rows, pool = evidence.rows, certificate.pool or 0
     upper = [bound.upper(curve, rows, int(k), delta, pool) if k else 0.0 for k in settings]
     return np.asarray(upper), f"{100 * (1 - delta):.4g} % upper bound", epsilon
