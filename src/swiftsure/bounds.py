@@ -237,6 +237,16 @@ class BettingBound(Bound):
             selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
         return selected
 
+    def passes(
+        self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,): one bet per setting."""
+
+        def certified(setting: int) -> bool:
+            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+
+        return np.asarray([certified(setting) for setting in range(curve.n_settings)])
+
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from swiftsure import bounds, checks
+from swiftsure import _trinomial, bounds, checks
 from swiftsure.calibration import make_policy
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
@@ -30,8 +30,11 @@ __all__ = [
 
 Record = ExitRecord | ThresholdRecord | RiskCurve
 
-MOST_SAMPLES = 10_000_000
-"""Where the search for a plan ends."""
+MOST_SAMPLES, MOST_SIMULATED = 10_000_000, 200_000
+"""Where the search for a plan ends, by an exact formula and by simulation."""
+
+PLAN_DRAWS, PLAN_BLOCK = 1600, 200
+"""Calibration sets that are drawn to find a power, and how many of them at once."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,12 @@ class SamplePlan:
     n : int
         Samples with which a setting of risk `risk` is certified with probability `power`.
     floor : int or None
-        Fewer than this certify nothing, whatever the method; None for losses below 0.
+        With fewer samples the tests here certify nothing, even if every loss is 0; None for losses
+        that can be negative.
+    bound : str
+        The test that was planned for: the one that calibration will run.
+    disagreement : float or None
+        How often the setting does better or worse than the full model, for gaps.
     """
 
     n: int
@@ -52,51 +60,178 @@ class SamplePlan:
     delta: float
     risk: float
     power: float
+    bound: str
+    disagreement: float | None = None
 
 
 def samples_needed(
     epsilon: float,
     delta: float = 0.1,
     *,
-    risk: float = 0.0,
+    risk: float | None = None,
     power: float = 0.9,
-    loss_range: LossRange | tuple[float, float] = (0, 1),
+    loss_range: LossRange | tuple[float, float] | None = None,
+    disagreement: float | None = None,
+    pilot: Record | None = None,
+    loss: str | None = None,
+    bound: str = "auto",
 ) -> SamplePlan:
     """Return how many calibration samples a promise needs, before any are drawn.
 
-    Assumes losses of 0 and B only, which vary most for their mean, and the exact binomial test.
+    The power is that of the test that calibration will run: exact for losses of 0 and 1 and for
+    0-1 gaps, by simulation (with a margin of one standard error) for all others. Without a pilot,
+    losses are taken to be 0 and B only, or −B, 0 and B, which vary most for their mean and their
+    rate of disagreement.
 
     Parameters
     ----------
     epsilon, delta : float
         The promise: risk at most ε with probability 1 − δ.
-    risk : float
-        The true risk that a setting worth certifying is expected to have, below ε.
+    risk : float, optional
+        The true risk that a setting worth certifying is expected to have, below ε; 0 by default.
+        With a pilot, the largest risk of such a setting; half of ε by default.
     power : float
         How sure to be that such a setting is certified.
-    loss_range : (low, high) or LossRange
+    loss_range : (low, high) or LossRange, optional
+        Losses of 0 and 1 by default.
+    disagreement : float, optional
+        For losses that can be negative: how often the setting's loss differs from the full model's.
+        The number of samples depends on it: gaps of +1 and −1 cancel in the risk, and still vary.
+    pilot : record or RiskCurve, optional
+        Takes the place of `loss_range` and `disagreement`: the losses are those of its fastest
+        setting with at most the given risk. Calibrate on other samples than these.
+    loss : str, optional
+        Which loss of the pilot, where it has several.
+    bound : str
+        As in `calibrate`.
 
     Examples
     --------
     >>> samples_needed(0.01).n, samples_needed(0.05, risk=0.02).n
     (230, 258)
+    >>> gap = LossRange(-1, 1, whole=True)
+    >>> [samples_needed(0.05, risk=0.02, loss_range=gap, disagreement=r).n for r in (0.03, 0.1)]
+    [307, 769]
     """
-    declared = LossRange.of(loss_range)
-    level = checks.between("epsilon", epsilon, 0.0, declared.high) / declared.high
+    if pilot is not None:
+        if loss_range is not None or disagreement is not None:
+            raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
+        curve = pilot if isinstance(pilot, RiskCurve) else pilot.curve(loss=loss)
+        declared = curve.loss_range
+        level = checks.between("epsilon", epsilon, 0.0, declared.high)
+        values = _pilot_losses(curve, 0.5 * level if risk is None else risk)
+        weights = np.full(len(values), 1 / len(values))
+    else:
+        declared = LossRange.of(LossRange(0, 1, whole=True) if loss_range is None else loss_range)
+        level = checks.between("epsilon", epsilon, 0.0, declared.high)
+        values, weights = _assumed_losses(declared, level, risk or 0.0, disagreement)
     checks.between("delta", delta, 0.0, 1.0)
     checks.between("power", power, 0.0, 1.0)
-    if not 0 <= risk < epsilon:
-        raise ValueError(f"`risk` must be in [0, epsilon), but got {risk:g}.")
-
-    lossless = bounds.minimum_samples(epsilon, delta, LossRange(0.0, declared.high))
-    n = lossless if risk == 0 else _fewest_samples(level, delta, risk / declared.high, power)
+    expected = float(values @ weights)
+    declared = bounds.declared_for(bound, declared)
+    bounds.resolve(bound, declared)  # refused early where it is not valid for the losses
+    if declared.binary and bound in ("auto", "binomial"):
+        rate = expected / declared.high
+        lossless = bounds.minimum_samples(level, delta, declared)
+        n = lossless if rate == 0 else _fewest_samples(level, delta, rate, power)
+    else:
+        n = _samples_by_power(level, delta, values, weights, declared, power, bound)
     if n is None:
         raise ValueError(
-            f"`risk` of {risk:g} is too close to epsilon = {epsilon:g}: more than ten million"
-            " samples would be needed."
+            f"`risk` of {expected:g} is too close to epsilon = {epsilon:g}: more samples would be"
+            " needed than can be planned for."
         )
-    floor = bounds.minimum_samples(epsilon, delta, declared)
-    return SamplePlan(n, floor, float(epsilon), delta, risk, power)
+    return SamplePlan(
+        n=n,
+        floor=bounds.minimum_samples(level, delta, declared),
+        epsilon=level,
+        delta=delta,
+        risk=expected,
+        power=power,
+        bound=bounds.resolve(bound, declared, n).name,
+        disagreement=float(weights[values != 0].sum()) if declared.low < 0 else None,
+    )
+
+
+def _pilot_losses(curve: RiskCurve, risk: float) -> NDArray[np.float64]:
+    """Return the losses of a pilot's fastest setting with at most this risk."""
+    fits = np.flatnonzero(curve.risk() <= risk)
+    if not fits.size:
+        raise ValueError(f"`pilot` has no setting with a risk of at most {risk:g}.")
+    return curve.loss_at(int(fits[-1]))
+
+
+def _assumed_losses(
+    declared: LossRange, epsilon: float, risk: float, disagreement: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the values of losses that vary most, and their probabilities."""
+    high = declared.high
+    if declared.low >= 0:
+        if disagreement is not None:
+            raise ValueError("`disagreement` is for losses that can be negative.")
+        if not 0 <= risk < epsilon:
+            raise ValueError(f"`risk` must be in [0, epsilon), but got {risk:g}.")
+        return np.asarray([0.0, high]), np.asarray([1 - risk / high, risk / high])
+    if disagreement is None:
+        raise ValueError(
+            "`disagreement` must be given for losses that can be negative: how often the setting"
+            " does better or worse than the full model. A `pilot` tells it too."
+        )
+    if not -disagreement * high <= risk < epsilon:
+        raise ValueError(
+            f"`risk` must be in [-{disagreement * high:g}, epsilon), but got {risk:g}."
+        )
+    if not abs(risk) / high <= disagreement <= 1:
+        raise ValueError(
+            f"`disagreement` must be in [{abs(risk) / high:g}, 1] for this risk, but got"
+            f" {disagreement:g}."
+        )
+    worse = 0.5 * (disagreement + risk / high)
+    better = disagreement - worse
+    values = np.asarray([high, max(-high, declared.low), 0.0])
+    return values, np.asarray([worse, better, 1 - disagreement])
+
+
+def _samples_by_power(
+    epsilon: float,
+    delta: float,
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    declared: LossRange,
+    power: float,
+    bound: str,
+) -> int | None:
+    """Return about the fewest samples with that power: a normal approximation, then bisection."""
+
+    def enough(n: int) -> bool:
+        chosen = bounds.resolve(bound, declared, n)
+        if chosen.name == "trinomial":
+            plus, minus = float(weights[values > 0].sum()), float(weights[values < 0].sum())
+            return _trinomial.power(n, epsilon, delta, plus, minus) >= power
+        rng = np.random.default_rng(n)
+        passed = 0
+        for _ in range(0, PLAN_DRAWS, PLAN_BLOCK):
+            losses = rng.choice(values, (n, PLAN_BLOCK), p=weights)
+            drawn = RiskCurve.from_losses(
+                np.arange(PLAN_BLOCK), losses, loss_range=declared, relative=False
+            )
+            passed += int(chosen.passes(drawn, np.arange(n), epsilon, delta).sum())
+        share = passed / PLAN_DRAWS
+        return bool(share - np.sqrt(power * (1 - power) / PLAN_DRAWS) >= power)
+
+    spread = np.sqrt(values**2 @ weights) / (epsilon - values @ weights)
+    n = max(8, ceil((spread * (special.ndtri(1 - delta) + special.ndtri(power))) ** 2))
+    few = n
+    while few > 1 and enough(few):
+        few, n = few * 4 // 5, few
+    while few == n or not enough(n):
+        few, n = n, n * 5 // 4
+        if n > MOST_SIMULATED:
+            return None
+    while n - few > max(1, n // (200 if n < 5000 else 40)):
+        middle = (few + n) // 2
+        few, n = (few, middle) if enough(middle) else (middle, n)
+    return n
 
 
 def _fewest_samples(level: float, delta: float, rate: float, power: float) -> int | None:
@@ -293,7 +428,7 @@ def lowest_epsilon(
     >>> sample = Population().sample(4000, seed=0)
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
     >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one")
-    >>> 0 < plan.epsilon < 0.1
+    >>> plan.epsilon < 0.01
     True
     """
     curve = _curve(record, risk, loss, score, path)

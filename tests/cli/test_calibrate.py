@@ -40,7 +40,7 @@ def test_a_pipe_gets_lines_with_tabs(run, record):
             "0.05",
             f"{promise.calibration_risk:.4g}",
             f"{promise.upper_bound:.4g}",
-            "star",
+            "trinomial",
         ],
     ]
     assert costs[0] == ["cost", "full model", "policy", "saved"]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import swiftsure as ss
+from swiftsure.losses import LossRange
 from swiftsure.planning import gain_by_samples, lowest_epsilon, samples_needed
 from swiftsure.policy import Policy
 
@@ -18,7 +19,7 @@ def test_samples_from_the_promise_alone(run, made):
     assert count.startswith("230 calibration samples certify a risk of at most 0.01 (δ = 0.1)")
     assert "losses of 0 or 1" in losses
     assert floor.startswith("Fewer than 230 certify nothing")
-    assert "if no loss is below 0" in floor
+    assert "even if every loss is 0" in floor
     assert not made()
 
 
@@ -29,6 +30,10 @@ def test_samples_from_the_promise_alone(run, made):
         (["--epsilon", "0.1", "--delta", "0.05"], {"epsilon": 0.1, "delta": 0.05}),
         (["--true-risk", "0.02", "--power", "0.7"], {"risk": 0.02, "power": 0.7}),
         (["--epsilon", "0.1", "--loss-bound", "2"], {"epsilon": 0.1, "loss_range": (0, 2)}),
+        (
+            ["--disagreement", "0.04", "--true-risk", "0.01"],
+            {"risk": 0.01, "loss_range": LossRange(-1, 1, whole=True), "disagreement": 0.04},
+        ),
     ],
 )
 def test_samples_as_json(run, options, arguments):

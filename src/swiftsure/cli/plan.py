@@ -25,6 +25,13 @@ def plan(
     loss_bound: Annotated[
         float | None, typer.Option(help="Largest loss, B (2 for Brier).", show_default="1")
     ] = None,
+    disagreement: Annotated[
+        float | None,
+        typer.Option(
+            help="Plan for gaps: how often the setting differs from the full model.",
+            show_default=False,
+        ),
+    ] = None,
     power: Annotated[float, typer.Option(help="How sure to be that it is certified.")] = 0.9,
     saving: Annotated[
         float | None,
@@ -65,17 +72,19 @@ def plan(
     """
     given = {"--saving": saving, "--output": output, "--target": target}
     given |= {"--true-risk": true_risk, "--loss-bound": loss_bound}
+    given |= {"--disagreement": disagreement}
+    alone = ("--true-risk", "--loss-bound", "--disagreement")
     if record is None:
         _refuse(given, ("--saving", "--output", "--target"), "needs a record")
         bound_b = 1.0 if loss_bound is None else loss_bound
-        _promise(epsilon, delta, true_risk or 0.0, bound_b, power, json)
+        _promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
     elif saving is None:
-        _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
+        _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
         _sizes(record, epsilon, delta, target, power, seed, shared, json)
     else:
-        _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
+        _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
         _budget(record, saving, delta, seed, shared, output, json)
@@ -88,11 +97,29 @@ def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
 
 
 def _promise(
-    epsilon: float, delta: float, risk: float, loss_bound: float, power: float, json: bool
+    epsilon: float,
+    delta: float,
+    risk: float,
+    loss_bound: float,
+    disagreement: float | None,
+    power: float,
+    bound: str,
+    json: bool,
 ) -> None:
+    from swiftsure.losses import LossRange
     from swiftsure.planning import samples_needed
 
-    found = samples_needed(epsilon, delta, risk=risk, power=power, loss_range=(0, loss_bound))
+    low = 0.0 if disagreement is None else -loss_bound
+    declared = LossRange(low, loss_bound, whole=loss_bound == 1.0)
+    found = samples_needed(
+        epsilon,
+        delta,
+        risk=risk,
+        power=power,
+        loss_range=declared,
+        disagreement=disagreement,
+        bound=bound,
+    )
     if json:
         print_json(vars(found))
         return
@@ -100,13 +127,18 @@ def _promise(
         f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} (δ = {delta:g}),"
         f" with at least {100 * power:g} % chance for a setting whose true risk is {risk:g}."
     )
+    assumed = f"0 or {loss_bound:g}"
+    if disagreement is not None:
+        assumed = f"{low:g}, 0 or {loss_bound:g}, not 0 for {disagreement:g} of the samples"
     print_text(
-        f"Counted for losses of 0 or {loss_bound:g}, tested exactly; other losses may need more or"
-        " fewer, which a pilot record shows."
+        f"Counted for losses of {assumed}, and the {found.bound} test; other losses may need more"
+        " or fewer, which a pilot record shows."
     )
+    if found.floor is None:
+        return
     print_text(
-        f"Fewer than {found.floor:,} certify nothing, whatever the method, if no loss is below 0;"
-        " gaps can be below 0, and may need fewer."
+        f"Fewer than {found.floor:,} certify nothing, even if every loss is 0. Gaps, which can be"
+        " negative, are planned with --disagreement."
     )
 
 
