@@ -10,7 +10,7 @@ from swiftsure import _kernels, checks
 __all__ = ["NEVER", "calm_decay", "exit_indices", "threshold_array"]
 
 NEVER = np.float32(np.inf)
-"""The threshold that no confidence reaches. 1.0 is not one: float32 softmax does reach 1.0."""
+"""The threshold that no confidence reaches. 1.0 is not one: confidences do reach 1.0."""
 
 
 def threshold_array(

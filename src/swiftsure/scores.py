@@ -1,9 +1,12 @@
 """Confidences of exit outputs: top-1, top difference, entropy; for images, their aggregates.
 
-Every score lies in [0, 1] and is higher where the exit is surer. Computed in float64, returned as
-float32, which is what thresholds are compared in.
+Every score lies in [0, 1] and is higher where the exit is surer. Scores are computed in float64 and
+returned as float32, which is what thresholds are compared in. The three scores of classifiers are
+rounded to multiples of 2**-24, as in `swiftsure.torch.scoring`: both give the same float32 numbers
+for the same logits, so a record made here holds the confidences that the runtime will compute.
 """
 
+import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -26,9 +29,28 @@ __all__ = [
     "top_diff",
 ]
 
+STEPS = 2.0**24
+"""Confidences of classifiers are rounded to multiples of 1 / STEPS.
+
+NumPy and PyTorch agree on float64 values to about 1e-15 only, and float32 is fine enough near 0 to
+show such differences. Multiples of 2**-24 are evenly spaced and exact in float32, so both libraries
+give the same bits, except with a probability of about 1e-8 per value.
+"""
+
+SHIFT = (math.sqrt(5.0) - 1.0) / 2.0
+"""Rounding is floor(x * STEPS + SHIFT).
+
+With a shift of 1/2, values would often lie exactly between two multiples, where an error of 1e-16
+decides: logits are multiples of a power of 2, and the top difference of two classes is half their
+margin where that is small. The golden ratio is the number furthest from all simple fractions.
+"""
+
 
 def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np.float64]:
-    """Return the softmax of `logits` over the last axis, in float64.
+    """Return the softmax of `logits` / `temperature` over the last axis, in float64.
+
+    The class with the largest logit is the most probable one, also where rounding makes several
+    probabilities equal.
 
     Examples
     --------
@@ -36,13 +58,24 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np
     [0.5, 0.5]
     """
     values = checks.finite("logits", checks.numbers("logits", logits, np.float64))
+    top = values.argmax(axis=-1, keepdims=True)
     values = values / np.asarray(temperature, dtype=np.float64)
     values = np.exp(values - values.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = values / values.sum(axis=-1, keepdims=True)
+    # Logits that differ by less than 1e-16 have equal probabilities, of which argmax takes the
+    # first. The runtime predicts from the logits, so raise the right one by the last bit.
+    tied = result.argmax(axis=-1, keepdims=True) != top
+    if tied.any():
+        largest = np.take_along_axis(result, top, axis=-1)
+        np.put_along_axis(result, top, np.where(tied, np.nextafter(largest, 1.0), largest), axis=-1)
     return result
 
 
 def _as_score(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return _clipped(np.floor(np.clip(values, 0.0, 1.0) * STEPS + SHIFT) / STEPS)
+
+
+def _clipped(values: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.clip(values, 0.0, 1.0).astype(np.float32)
 
 
@@ -99,7 +132,7 @@ def mean(pixels: ArrayLike) -> NDArray[np.float32]:
     >>> mean([[[0.0, 1.0], [1.0, 1.0]]])
     array([0.75], dtype=float32)
     """
-    return _as_score(_pixels(pixels).mean(axis=(-2, -1)))
+    return _clipped(_pixels(pixels).mean(axis=(-2, -1)))
 
 
 def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
@@ -113,7 +146,7 @@ def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
     values = _pixels(pixels)
     if not 0 <= q <= 1:
         raise ValueError(f"`q` must be in [0, 1], but got {q}.")
-    return _as_score(np.quantile(values.reshape(*values.shape[:-2], -1), q, axis=-1))
+    return _clipped(np.quantile(values.reshape(*values.shape[:-2], -1), q, axis=-1))
 
 
 def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.float32]:
@@ -145,7 +178,7 @@ def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.flo
         - table[..., rows:, :-columns]
         + table[..., :-rows, :-columns]
     )
-    return _as_score(sums.min(axis=(-2, -1)) / (rows * columns))
+    return _clipped(sums.min(axis=(-2, -1)) / (rows * columns))
 
 
 def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:

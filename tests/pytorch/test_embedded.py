@@ -34,6 +34,12 @@ def test_its_record_is_what_it_does(model, sample):
     np.testing.assert_array_equal(found.costs["flops"], record.costs["flops"])
 
 
+def test_its_record_holds_confidences_as_the_runtime_rounds_them():
+    for values in assets.record().confidences.values():
+        steps = values.astype(np.float64) * 2**24
+        assert np.array_equal(steps, np.round(steps))
+
+
 def test_its_record_is_bound_to_it(model):
     assert assets.record().fingerprint == fingerprint(model)
 

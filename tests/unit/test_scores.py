@@ -12,6 +12,9 @@ from scipy import special, stats
 from swiftsure import scores
 from unit.builders import refused
 
+STEP = 2.0**-24
+"""Scores are rounded to multiples of this."""
+
 
 def distributions(shape=(6, 3), n_classes=7, seed=0):
     return np.random.default_rng(seed).dirichlet(np.full(n_classes, 0.3), size=shape)
@@ -45,13 +48,13 @@ def test_probabilities_refuse_what_is_not_finite(bad):
 def test_top1_is_the_largest():
     p = distributions()
     expected = [[max(row) for row in rows] for rows in p.tolist()]
-    assert np.array_equal(scores.top1(p), np.float32(expected))
+    np.testing.assert_allclose(scores.top1(p), expected, rtol=0, atol=STEP)
 
 
 def test_top_diff_is_first_less_second():
     p = distributions()
     expected = [[np.subtract(*sorted(row)[:-3:-1]) for row in rows] for rows in p.tolist()]
-    np.testing.assert_allclose(scores.top_diff(p), expected, rtol=1e-6)
+    np.testing.assert_allclose(scores.top_diff(p), expected, rtol=0, atol=STEP)
 
 
 def test_top_diff_of_equal_leaders_is_zero():
@@ -75,7 +78,7 @@ def test_one_hot_is_sure(n_classes):
 @pytest.mark.parametrize("n_classes", [2, 5, 1000])
 def test_uniform_is_least_sure(n_classes):
     uniform = np.full((1, n_classes), 1 / n_classes)
-    assert scores.top1(uniform)[0] == np.float32(1 / n_classes)
+    assert scores.top1(uniform)[0] == pytest.approx(1 / n_classes, rel=0, abs=STEP)
     assert scores.top_diff(uniform)[0] == 0.0
     assert scores.entropy(uniform)[0] == pytest.approx(0.0, abs=1e-7)
 
@@ -89,6 +92,24 @@ def test_scores_are_float32_in_the_unit_interval_without_the_class_axis(name):
     assert score.shape == (50, 4)
     assert score.min() >= 0.0
     assert score.max() <= 1.0
+
+
+@pytest.mark.parametrize("name", list(scores.SCORES))
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 20.0])
+def test_scores_are_multiples_of_a_step(name, scale):
+    """So that errors of 1e-15 do not show, also near 0, where float32 is finer."""
+    logits = scale * np.random.default_rng(0).normal(size=(500, 10))
+    steps = scores.SCORES[name](scores.probabilities(logits)) / STEP
+    assert np.array_equal(steps, np.round(steps))
+
+
+def test_the_largest_logit_is_the_most_probable_class():
+    """Also where softmax cannot tell it from the next."""
+    logits = np.asarray([[0.0, 1e-20, -3.0], [0.0, 0.0, 5e-324], [1.0, np.nextafter(1, 2), 1.0]])
+    for temperature in (1.0, 20.0):
+        found = scores.probabilities(logits, temperature)
+        assert found.argmax(axis=-1).tolist() == [1, 2, 1]
+        np.testing.assert_allclose(found, special.softmax(logits / temperature, axis=-1))
 
 
 @pytest.mark.parametrize("score", [scores.top_diff, scores.entropy])

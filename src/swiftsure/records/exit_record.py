@@ -155,6 +155,8 @@ class ExitRecord:
         Parameters
         ----------
         logits : (n, n_exits, n_classes)
+            As the deployed network gives them, in its dtype: confidences are then exactly those
+            that `swiftsure.torch.EarlyExit` will compute.
         labels : (n,), optional
             Class numbers; negative ones are missing labels. Without labels only consistency risks
             can be controlled.

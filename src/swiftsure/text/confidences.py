@@ -10,7 +10,6 @@ from torch.nn.functional import cosine_similarity
 from swiftsure.text.families import Family
 from swiftsure.text.meta import MetaClassifier
 from swiftsure.text.rules import ExitRule
-from swiftsure.torch.scoring import top_diff
 
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
 
@@ -110,7 +109,7 @@ class Softmax(Confidence):
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _spread(likely, look.rows, look.n)
-        return top_diff(logits.float())
+        return _probability_gap(logits)
 
     def _screened(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
@@ -118,13 +117,13 @@ class Softmax(Confidence):
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
         if head.bias is not None:
             short = short + head.bias[listed]
-        scores = top_diff(short.float())
+        scores = _probability_gap(short)
         hopeful = (scores >= look.levels).nonzero().squeeze(1)
         self.seen = None
         if len(hopeful):
             logits = head(inputs[hopeful])
             self.seen = Logits(hopeful, logits)
-            sure = torch.minimum(scores[hopeful], top_diff(logits.float()))
+            sure = torch.minimum(scores[hopeful], _probability_gap(logits))
             scores = scores.index_copy(0, hopeful, sure)
         return scores
 
@@ -189,6 +188,16 @@ def confidence_of(
     if rule.score == "saturation":
         return Saturation(family)
     return Softmax(family, rule.shortlist)
+
+
+def _probability_gap(logits: Tensor) -> Tensor:
+    """Return p₁ − p₂ of each token.
+
+    In float32, unlike `swiftsure.torch.scoring.top_diff`: records of text come from running this
+    code, not from logits, and float64 would take longer over a whole vocabulary.
+    """
+    two = logits.float().softmax(dim=1).topk(2, dim=1).values
+    return two[:, 0] - two[:, 1]
 
 
 def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:

@@ -23,9 +23,9 @@ class ExitOutput:
     Attributes
     ----------
     outputs
-        Whatever the heads give, with the batch first; logits after temperature scaling. Reading
-        them raises where a classifier's output, or the confidence by which a sample left, is NaN,
-        and says of which sample at which exit.
+        Whatever the heads give, with the batch first; logits divided by the exit's temperature, if
+        it is not 1, in float32 or wider. Reading them raises where a classifier's output, or the
+        confidence by which a sample left, is NaN, and says of which sample at which exit.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)

@@ -4,6 +4,12 @@ Classifiers, whose outputs are (n, n_classes), have "top1", "top_diff" and "entr
 whose outputs are maps of logits, (n, n_classes, height, width), has an aggregate of one of them
 over the pixels of an image: "mean_top1", "quantile_entropy", "patch_top_diff", and so on.
 
+A record must hold the confidences that the runtime will compute, so the scores of classifiers have
+one definition: temperature, softmax and score in float64, rounded to multiples of 2**-24, returned
+as float32. `ExitRecord.from_logits`, `collect` and `EarlyExit` then agree to the last bit, whatever
+the dtype of the logits. Scores of maps are computed in float32: records of maps come from `collect`
+only, which calls these same functions, and float64 would take 2 to 4 times as long on a CPU.
+
 Images are scored at the resolution of the logits that the heads give, which is often a quarter of
 the image's: nothing is enlarged for a decision, here or in `collect`. A patch of 50 pixels is then
 200 wide in the image, where the paper means 50. For patches of another size let the head give
@@ -19,7 +25,8 @@ import torch
 from torch import Tensor, special
 
 from swiftsure import checks
-from swiftsure.torch.staged import Scored, plain_output
+from swiftsure.scores import SHIFT, STEPS
+from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
     "AGGREGATES",
@@ -39,31 +46,52 @@ __all__ = [
 MODEL_SCORE = "model"
 """Name of the confidence that a model gives itself."""
 
-Score = Callable[[Tensor], Tensor]
+Score = Callable[[Tensor, float], Tensor]
+"""From logits, (n, n_classes, ...), and a temperature to confidences."""
+
+Aggregate = Callable[[Tensor], Tensor]
+"""From the scores of pixels, (n, height, width), to those of images."""
 
 
-def top1(logits: Tensor) -> Tensor:
+def top1(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the largest class probability; classes on axis 1."""
-    return logits.softmax(dim=1).amax(dim=1)
+    return _as_score(_probabilities(logits, temperature).amax(dim=1), logits)
 
 
-def top_diff(logits: Tensor) -> Tensor:
+def top_diff(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the difference between the two largest class probabilities."""
+    p = _probabilities(logits, temperature)
     if logits.ndim == 2:
-        two = logits.softmax(dim=1).topk(2, dim=1).values
-        return two[:, 0] - two[:, 1]
+        two = p.topk(2, dim=1).values
+        return _as_score(two[:, 0] - two[:, 1], logits)
     # Selecting along any axis but the last is slow: rule out the first, and look once more.
-    p = logits.softmax(dim=1)
     first = p.max(dim=1, keepdim=True)
     second = p.scatter_(1, first.indices, -1.0).amax(dim=1)
     return first.values[:, 0] - second
 
 
-def entropy(logits: Tensor) -> Tensor:
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return 1 minus the entropy over log(n_classes)."""
-    spread = special.entr(logits.softmax(dim=1)).sum(dim=1)  # 0 log 0 = 0, and NaN stays NaN
-    score: Tensor = (1.0 - spread / math.log(logits.shape[1])).clamp(0.0, 1.0)
-    return score
+    p = _probabilities(logits, temperature)
+    spread = special.entr(p).sum(dim=1)  # 0 log 0 = 0, and NaN stays NaN
+    return _as_score((1.0 - spread / math.log(logits.shape[1])).clamp(0.0, 1.0), logits)
+
+
+def _probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """Return class probabilities: a classifier's in float64, those of maps in float32."""
+    if logits.ndim == 2:
+        # MPS has no float64.
+        values = (logits.cpu() if logits.device.type == "mps" else logits).double()
+    else:
+        values = logits.float()
+    return (values if temperature == 1.0 else values / temperature).softmax(dim=1)
+
+
+def _as_score(values: Tensor, logits: Tensor) -> Tensor:
+    """Return values as float32 where the logits are; a classifier's rounded as `STEPS` says."""
+    if logits.ndim != 2:
+        return values
+    return ((values * STEPS + SHIFT).floor() / STEPS).float().to(logits.device)
 
 
 def mean(pixels: Tensor) -> Tensor:
@@ -122,14 +150,14 @@ def _window_sums(values: Tensor, size: int, dim: int) -> Tensor:
         width *= 2
 
 
-def _image_score(aggregate: Score, score: Score) -> Score:
-    return lambda logits: aggregate(score(logits))
+def _image_score(aggregate: Aggregate, score: Score) -> Score:
+    return lambda logits, temperature: aggregate(score(logits, temperature))
 
 
 CLASS_SCORES: dict[str, Score] = {"top1": top1, "top_diff": top_diff, "entropy": entropy}
 """Scores of classifiers, by name."""
 
-AGGREGATES: dict[str, Score] = {"mean": mean, "quantile": quantile, "patch": patch}
+AGGREGATES: dict[str, Aggregate] = {"mean": mean, "quantile": quantile, "patch": patch}
 """From the pixels' scores to the image's, by name."""
 
 IMAGE_SCORES: dict[str, Score] = {
@@ -143,7 +171,14 @@ SCORES: dict[str, Score] = {**CLASS_SCORES, **IMAGE_SCORES}
 
 
 def confidence(name: str, output: Any) -> Tensor:
-    """Return the confidence of each sample, (n,) in float32, by the score's name."""
+    """Return the confidence of each sample, (n,) in float32, by the score's name.
+
+    The temperature of a `Tempered` output is applied here, to the logits as the head gave them: the
+    divided ones are rounded to their dtype.
+    """
+    temperature = 1.0
+    if isinstance(output, Tempered):
+        output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
     if name not in SCORES:
@@ -157,7 +192,7 @@ def confidence(name: str, output: Any) -> Tensor:
         raise ValueError(
             f"`score` {name!r} needs outputs of shape {form}, but got {shape}; {_way_out(values)}."
         )
-    return measure(values.float())
+    return measure(values, temperature)
 
 
 def _own_confidence(output: Any) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "Scored",
     "Staged",
     "StagedModel",
+    "Tempered",
     "all_outputs",
     "batch_size",
     "check",
@@ -64,6 +65,16 @@ class Scored(NamedTuple):
 
     output: Any
     confidence: Tensor
+
+
+class Tempered(NamedTuple):
+    """An exit's output at a temperature other than 1, and what confidences are computed from."""
+
+    given: Any
+    """What the head gave: logits, or `Scored`."""
+    output: Tensor
+    """Its logits, divided by the temperature."""
+    temperature: float
 
 
 class Staged(nn.Module):
@@ -137,7 +148,7 @@ def all_outputs(model: StagedModel, batch: Any) -> list[Any]:
 def exit_outputs(
     model: StagedModel, batch: Any, temperatures: Sequence[float] | None = None
 ) -> Iterator[Any]:
-    """Yield the output of each exit, its logits divided by the exit's temperature."""
+    """Yield the output of each exit, `Tempered` where its temperature is not 1."""
     n, last = batch_size(batch), model.n_exits - 1
     state = model.begin(batch)
     for k in range(model.n_exits):
@@ -150,7 +161,7 @@ def exit_outputs(
 def exit_output(
     model: StagedModel, exit_index: int, state: Any, n: int, temperature: float = 1.0
 ) -> Any:
-    """Return what an exit gives for n samples, its logits divided by a temperature."""
+    """Return what an exit gives for n samples, `Tempered` if the temperature is not 1."""
     output = model.head(exit_index, state)
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
@@ -166,13 +177,26 @@ def exit_output(
             "`temperatures` need exits that give one tensor of logits, but exit"
             f" {exit_index + 1} gives {type(logits).__name__}."
         )
-    scaled = logits / temperature
-    return Scored(scaled, output.confidence) if isinstance(output, Scored) else scaled
+    return Tempered(output, _divided(logits, temperature), temperature)
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits divided by a temperature, in float32 or wider, with the same largest class."""
+    divided = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    if logits.ndim != 2:
+        return divided
+    # Rounding can make the largest logits equal, and argmax would then take the first of them:
+    # another prediction than without a temperature, and than a record of the logits has.
+    top = logits.argmax(dim=1, keepdim=True)
+    largest = divided.gather(1, top)
+    raised = largest.nextafter(torch.full_like(largest, torch.inf))
+    tied = divided.argmax(dim=1, keepdim=True) != top
+    return divided.scatter_(1, top, torch.where(tied, raised, largest))
 
 
 def plain_output(output: Any) -> Any:
-    """Return an output without the model's own confidence."""
-    return output.output if isinstance(output, Scored) else output
+    """Return an output alone: without the model's own confidence, after its temperature."""
+    return output.output if isinstance(output, Scored | Tempered) else output
 
 
 def rows_of(tree: Any, index: Tensor) -> Any:
