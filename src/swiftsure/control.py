@@ -126,8 +126,8 @@ def ucb(
     delta : float
         Failure probability, in (0, 1).
     bound : str
-        Among `swiftsure.bounds.BOUNDS`; "auto" is the exact binomial test for losses declared 0/1,
-        STaR otherwise.
+        Among `swiftsure.bounds.BOUNDS`; "auto" is an exact test for losses declared 0/1 or
+        −1/0/1 (0-1 gaps), STaR otherwise.
     zero_bounded : bool
         Select on max(0, loss) (Eq. 16).
     seed : int

@@ -37,7 +37,7 @@ Score = Annotated[
     str | None, typer.Option(help="Confidence score; top1 if there.", show_default=False)
 ]
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
-Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, …")]
+Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Path_ = Annotated[
