@@ -9,7 +9,13 @@ import numpy as np
 
 from swiftsure._compile import compiled
 
-__all__ = ["LONG", "log_deficit", "select_by_betting", "select_side_by_side"]
+__all__ = [
+    "LONG",
+    "log_deficit",
+    "log_deficit_weighted",
+    "select_by_betting",
+    "select_side_by_side",
+]
 
 ROUNDING = 1e-12
 """Relative error that a few operations may add up to."""
@@ -128,6 +134,39 @@ def log_deficit(losses, levels, rows, setting, epsilon, delta, goal, bound, star
         losses, levels, rows, setting, 0, rows.size, state, epsilon, delta, bound, star, pool
     )
     return state[1]
+
+
+@compiled
+def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, bound, star):  # type: ignore[no-untyped-def]
+    """What `log_deficit` returns for the risk Σ sums / Σ weights: groups that differ in size.
+
+    `sums` is (n_groups, K): the losses of a group over the largest size M. `weights` are the sizes
+    over M. Each bet is on ε · weight − sum, whose mean is at most 0 wherever the risk is ε or more.
+    Its variance is estimated around the risk so far, not around ε: stakes that know ε only by their
+    cap keep the test monotone in ε, as that of samples is. With weights of 1 it is that test.
+    """
+    n = rows.size
+    missing = np.log(goal)
+    least = missing
+    urge = -np.log(delta)
+    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
+    total, weight, deviations = 0.0, 1.0, 0.25 * bound * bound
+    for i in range(n):
+        loss = sums[rows[i], setting]
+        own = weights[rows[i]]
+        scale = 2.0 * (i + 1) / ((n - i if star else n) * deviations)
+        urge = missing if star else urge
+        missing -= log_growth(scale * urge, largest_stake, epsilon * own - loss)
+        if not missing < np.inf:
+            break
+        least = min(least, missing)
+        if least <= 0.0:
+            break
+        total += loss
+        weight += own
+        deviation = loss - (0.5 * bound + total) / weight * own
+        deviations += deviation * deviation
+    return least
 
 
 @compiled

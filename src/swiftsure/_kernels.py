@@ -12,7 +12,7 @@ __all__ = [
     "exit_indices",
     "firing_levels",
     "gather",
-    "group_means",
+    "group_sums",
     "totals_nested",
     "totals_scan",
 ]
@@ -74,14 +74,17 @@ def gather(losses, rows, start, stop):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def group_means(losses, codes, sizes):  # type: ignore[no-untyped-def]
-    """Mean loss of each group at each setting: (n_groups, K)."""
-    out = np.zeros((sizes.size, losses.thresholds.shape[0]), np.float64)
+def group_sums(losses, codes, divisors):  # type: ignore[no-untyped-def]
+    """Sum of the losses of each group at each setting, over its divisor: (n_groups, K).
+
+    Divisors are the sizes for group means, or the same for all groups.
+    """
+    out = np.zeros((divisors.size, losses.thresholds.shape[0]), np.float64)
     for i in range(codes.size):
         for k in range(out.shape[1]):
             out[codes[i], k] += losses.values[i, column(losses, i, k)]
-    for g in range(sizes.size):
-        out[g] /= sizes[g]
+    for g in range(divisors.size):
+        out[g] /= divisors[g]
     return out
 
 

@@ -39,6 +39,9 @@ WSR_LEVEL = 0.1
 STRETCH = 16
 """Settings whose p-values are computed at once."""
 
+EVERY = slice(None)
+"""All settings."""
+
 OUT_OF_REACH = 1e300
 """A wealth that no bet reaches, so that it runs through all samples."""
 
@@ -54,6 +57,9 @@ class Bound(ABC):
         What its validity rests on, for certificates.
     needs : {"any", "non-negative", "binary", "ternary"}
         Which losses it is valid for.
+    weighs : bool
+        Whether it can test averages over the samples of groups that differ in size: its p-value is
+        then monotone in ε, at every setting.
     """
 
     name: str
@@ -61,6 +67,7 @@ class Bound(ABC):
     needs: str = "any"
     uses_order: bool = False
     pools: bool = False
+    weighs: bool = False
 
     def refuse(self, loss_range: LossRange) -> None:
         """Raise if the bound is not valid for losses of this declared range."""
@@ -117,7 +124,8 @@ class SummaryBound(Bound):
 
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
         """Return a p-value for each setting, (K,)."""
-        return self._p(curve.totals(rows), len(rows), epsilon, curve.loss_range, pool)
+        totals = curve.level_totals(rows)(epsilon, EVERY)
+        return self._p(totals, len(rows), epsilon, curve.loss_range, pool)
 
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
@@ -126,14 +134,14 @@ class SummaryBound(Bound):
 
         They fall as ε rises, so each level goes on where the one before it stopped.
         """
-        sums, squares = curve.totals(rows)
+        totals = curve.level_totals(rows)
         selected = np.empty(len(epsilons), np.int64)
         last = start - 1
         for j, epsilon in enumerate(epsilons):
-            while last + 1 < len(sums):
+            while last + 1 < curve.n_settings:
                 ahead = slice(last + 1, last + 1 + STRETCH)
-                totals = sums[ahead], squares[ahead]
-                p = self._p(totals, len(rows), float(epsilon), curve.loss_range, pool)
+                ahead_totals = totals(float(epsilon), ahead)
+                p = self._p(ahead_totals, len(rows), float(epsilon), curve.loss_range, pool)
                 passed = last_before_failure(p <= delta, 0) + 1
                 last += passed
                 if passed < len(p):
@@ -143,11 +151,10 @@ class SummaryBound(Bound):
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the p-value, which falls as ε grows, by bisection."""
-        sums, squares = curve.totals(rows)
-        summary = (sums[setting : setting + 1], squares[setting : setting + 1])
+        totals, here = curve.level_totals(rows), slice(setting, setting + 1)
 
         def certified(epsilon: float) -> bool:
-            p = self._p(summary, len(rows), epsilon, curve.loss_range, pool)
+            p = self._p(totals(epsilon, here), len(rows), epsilon, curve.loss_range, pool)
             return bool(p[0] <= delta)
 
         return smallest_certified(certified, curve.loss_range)
@@ -224,6 +231,8 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet a setting, each stopped as soon as it is decided."""
+        if curve.weights is not None:
+            return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve._losses, _kernels.firing_levels(curve._losses), rows
         test = delta, curve.loss_range.high, self.star
         if pool:  # whether its bets are monotone in ε is not known: each level walks from the start
@@ -246,6 +255,19 @@ class BettingBound(Bound):
             return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
 
         return np.asarray([certified(setting) for setting in range(curve.n_settings)])
+
+    def _select_weighted(
+        self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int
+    ) -> NDArray[np.int64]:
+        selected = np.empty(len(epsilons), np.int64)
+        last = start - 1
+        for j, epsilon in enumerate(epsilons):
+            while last + 1 < curve.n_settings:
+                if not self._deficit(curve, rows, last + 1, epsilon, delta, 1 / delta, 0) <= 0:
+                    break
+                last += 1
+            selected[j] = last
+        return selected
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
@@ -278,6 +300,10 @@ class BettingBound(Bound):
         goal: float,
         pool: int,
     ) -> float:
+        if curve.weights is not None:
+            groups = curve._losses.values, curve.weights, rows
+            test = delta, goal, curve.loss_range.high, self.star
+            return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
         seen = curve._losses, _kernels.firing_levels(curve._losses), rows
         test = delta, goal, curve.loss_range.high, self.star
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
@@ -332,7 +358,9 @@ BOUNDS: dict[str, Bound] = {
         TrinomialBound(
             "trinomial", f"{_IID}; losses of -1, 0 or 1; exact whatever their order", "ternary"
         ),
-        SummaryBound("hoeffding", f"{_IID}; bounded losses", p_of_summary=tails.hoeffding_p),
+        SummaryBound(
+            "hoeffding", f"{_IID}; bounded losses", weighs=True, p_of_summary=tails.hoeffding_p
+        ),
         SummaryBound(
             "bentkus", f"{_IID}; losses in [0, B]", "non-negative", p_of_summary=tails.bentkus_p
         ),
@@ -345,6 +373,7 @@ BOUNDS: dict[str, Bound] = {
         SummaryBound(
             "empirical_bernstein",
             f"{_IID}; bounded losses",
+            weighs=True,
             p_of_summary=tails.empirical_bernstein_p,
         ),
         BettingBound(
@@ -352,6 +381,7 @@ BOUNDS: dict[str, Bound] = {
             f"{_IID}, in an order fixed beforehand; losses of at most B",
             uses_order=True,
             pools=True,
+            weighs=True,
             star=False,
         ),
         BettingBound(
@@ -359,6 +389,7 @@ BOUNDS: dict[str, Bound] = {
             f"{_IID}, in an order fixed beforehand; losses of at most B",
             uses_order=True,
             pools=True,
+            weighs=True,
             star=True,
         ),
     )
@@ -394,6 +425,22 @@ def resolve(
     chosen = BOUNDS[checks.known("bound", bound, ["auto", *BOUNDS])]
     chosen.refuse(loss_range)
     return chosen
+
+
+def refuse_weights(bound: Bound, curve: RiskCurve, pool: int | None = None) -> None:
+    """Raise if a curve averages over the samples of groups, and the bound or a pool cannot."""
+    if curve.weights is None:
+        return
+    if not bound.weighs:
+        names = ", ".join(name for name, other in BOUNDS.items() if other.weighs)
+        raise ValueError(
+            f"`bound` '{bound.name}' does not go with `average='sample'` of groups: its p-value is"
+            f" not monotone in ε for groups that differ in size. Use one of {names}."
+        )
+    if pool is not None:
+        raise ValueError(
+            "`pool` does not go with `average='sample'` of groups; use `average='group'`."
+        )
 
 
 def certify(

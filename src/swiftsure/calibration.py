@@ -7,7 +7,7 @@ import numpy as np
 
 from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult, joint
-from swiftsure.curves import RiskCurve
+from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import PathLike
 from swiftsure.policy import Certificate, Policy, Promise
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -54,6 +54,8 @@ def calibrate(
     missing: Literal["raise", "worst"] = "raise",
     strict: bool = False,
     min_exit: int = 0,
+    average: Average | None = None,
+    max_group_size: int | None = None,
     **options: Any,
 ) -> Policy:
     """Find the fastest setting that keeps the risk at ε, and certify it.
@@ -80,6 +82,10 @@ def calibrate(
         Failure probability.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
+    average, max_group_size
+        For records with groups, as in `ExitRecord.curve`: whether the risk is the average over
+        groups of each group's average ("group", the default), or the average per sample of groups
+        with at most `max_group_size` samples ("sample").
     seed : int
         Fixes the order of the samples for betting bounds.
     risks : list of Risk, optional
@@ -115,6 +121,10 @@ def calibrate(
     if isinstance(record, RiskCurve):
         if risks is not None or score is not None or path is not None:
             raise ValueError("A RiskCurve has its risk, score and path already; leave them out.")
+        if average is not None or max_group_size is not None:
+            raise ValueError(
+                "A RiskCurve has its `average` and `max_group_size` already; leave them out."
+            )
         curve = record.confirmed(risk, loss)
         curves = [curve.zero_bounded() if zero_bounded else curve]
     elif isinstance(record, ExitRecord):
@@ -129,13 +139,23 @@ def calibrate(
                 missing=missing,
                 strict=strict,
                 min_exit=min_exit,
+                average=average,
+                max_group_size=max_group_size,
             )
             for each in wanted
         ]
         score = score or next(iter(record.confidences))
     elif isinstance(record, ThresholdRecord):
         curves = [
-            record.curve(each.risk, each.loss, score, path, zero_bounded=each.zero_bounded)
+            record.curve(
+                each.risk,
+                each.loss,
+                score,
+                path,
+                zero_bounded=each.zero_bounded,
+                average=average,
+                max_group_size=max_group_size,
+            )
             for each in wanted
         ]
         score = None  # among the record's settings, if it is known
@@ -177,6 +197,8 @@ def make_policy(
         options=rule.options(),
         n=chosen.n,
         unit="groups" if curve.grouped else "samples",
+        average=curve.average,
+        max_group_size=curve.max_group_size,
         n_samples=curve.n if isinstance(record, RiskCurve) else record.n,
         path=curve.path_kind,
         n_settings=curve.n_settings,
@@ -235,7 +257,7 @@ def _promise(
         epsilon=result.epsilon,
         loss_range=(curve.loss_range.low, curve.loss_range.high),
         bound=result.bound,
-        calibration_risk=float(curve.loss_at(index).mean()),
+        calibration_risk=curve.risk_at(index),
         upper_bound=upper,
     )
 

@@ -1,9 +1,9 @@
 """RiskCurve: loss and cost of each sample at each setting of a path; all that a control sees."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,8 @@ __all__ = ["RiskCurve"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
+Average = Literal["group", "sample"]
+"""What counts the same in a risk: every group, or every sample."""
 
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
@@ -43,6 +45,14 @@ class RiskCurve:
         Whether setting 0 is the full model, whose loss against itself is 0.
     costs : mapping
         Costs by name: one an exit (or one a setting), or one for each sample as well.
+    grouped : bool
+        Whether rows are groups of samples; see `by_group`.
+    average : {"sample", "group"}
+        What counts the same in risks and mean costs: every sample, or every group.
+    max_group_size : int or None
+        The declared largest group, M, of groups whose risk is an average over samples.
+    weights : (n_groups,) or None
+        Their sizes over M; None where every row counts the same.
     """
 
     thresholds: NDArray[Any]
@@ -53,6 +63,9 @@ class RiskCurve:
     loss_name: str = UNNAMED
     path_kind: str = "given settings"
     grouped: bool = False
+    average: Average = "sample"
+    max_group_size: int | None = None
+    weights: Floats | None = field(repr=False, default=None)
     shuffled_with: int | None = None
     _losses: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
     _nested: bool = field(repr=False, default=False)
@@ -68,6 +81,8 @@ class RiskCurve:
         binary: bool = False,
         relative: bool | None = None,
         groups: ArrayLike | None = None,
+        average: Average | None = None,
+        max_group_size: int | None = None,
         risk: str = "gap",
         loss: str = UNNAMED,
     ) -> "RiskCurve":
@@ -90,7 +105,10 @@ class RiskCurve:
             be where `losses[:, 0]` is 0 throughout; pass False where that is chance. Curves that
             are not relative have setting 0 tested like any other, and are refused by `crc`.
         groups : (n,), optional
-            Labels of dependent rows (frames of one video); the curve then holds group means.
+            Labels of dependent rows (frames of one video); groups are then the unit of every
+            guarantee.
+        average, max_group_size
+            What counts the same where there are groups; see `by_group`.
 
         Raises
         ------
@@ -140,7 +158,7 @@ class RiskCurve:
                 0,
             ),
         )
-        return curve if groups is None else curve.by_group(groups)
+        return curve.averaged(groups, average, max_group_size)
 
     @classmethod
     def from_exits(
@@ -212,11 +230,24 @@ class RiskCurve:
         return bool(self._losses.thresholds.shape[1] > 0)
 
     def risk(self, rows: Rows | None = None) -> Floats:
-        """Return the mean loss at each setting, (K,)."""
-        return self.totals(rows)[0] / (self.n if rows is None else len(rows))
+        """Return the mean loss at each setting, (K,): over samples or groups, as `average` says."""
+        return self.totals(rows)[0] / self.weight(rows)
+
+    def risk_at(self, index: int) -> float:
+        """Return the mean loss at one setting."""
+        return float(self.loss_at(index).sum() / self.weight())
+
+    def weight(self, rows: Rows | None = None) -> float:
+        """Return what a sum over rows is divided by to give a mean."""
+        if self.weights is None:
+            return self.n if rows is None else len(rows)
+        return float((self.weights if rows is None else self.weights[rows]).sum())
 
     def losses(self, rows: Rows | None = None) -> Floats:
-        """Return the loss of every sample at every setting, (n, K): large, so only on request."""
+        """Return the loss of every sample at every setting, (n, K): large, so only on request.
+
+        Of groups it is their mean loss, or their summed loss over `max_group_size`.
+        """
         block: Floats = _kernels.gather(self._losses, self._rows(rows), 0, self.n_settings)
         return block
 
@@ -236,6 +267,25 @@ class RiskCurve:
         kernel = _kernels.totals_nested if self._nested else _kernels.totals_scan
         sums: tuple[Floats, Floats] = kernel(self._losses, self._rows(rows), monotone)
         return sums
+
+    def level_totals(self, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
+        """Return a function of ε and settings: the `totals` of what is tested at the level ε.
+
+        They depend on ε only for averages over the samples of groups, which are filled up to the
+        largest size with losses of ε; see `by_group`.
+        """
+        sums, squares = self.totals(rows)
+        if self.weights is None:
+            return lambda _, settings: (sums[settings], squares[settings])
+        missing = 1.0 - self.weights[rows]
+        crossed = missing @ self.losses(rows)
+        filled, filled_squares = float(missing.sum()), float(missing @ missing)
+
+        def totals(epsilon: float, settings: slice) -> tuple[Floats, Floats]:
+            more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares
+            return sums[settings] + epsilon * filled, squares[settings] + more
+
+        return totals
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the share of samples that leave at each exit, (K, n_exits)."""
@@ -296,6 +346,7 @@ class RiskCurve:
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
+            weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
             _losses=self._losses._replace(  # `take` is three times as fast as indexing
                 values=self._losses.values.take(order, axis=0),
@@ -303,16 +354,67 @@ class RiskCurve:
             ),
         )
 
-    def by_group(self, groups: ArrayLike) -> "RiskCurve":
-        """Return the curve of group means: the unit of every guarantee is then a group."""
+    def averaged(
+        self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
+    ) -> "RiskCurve":
+        """Return the curve by group if there are groups; refuse options of groups if not."""
+        if groups is not None:
+            return self.by_group(groups, average or "group", max_group_size)
+        if average not in (None, "sample"):
+            checks.known("average", average, ["group", "sample"])
+            raise ValueError("`average='group'` needs groups, but these samples have none.")
+        if max_group_size is not None:
+            raise ValueError("`max_group_size` needs groups, but these samples have none.")
+        return self
+
+    def by_group(
+        self,
+        groups: ArrayLike,
+        average: Average = "group",
+        max_group_size: int | None = None,
+    ) -> "RiskCurve":
+        """Return the curve whose rows are groups: groups are then the unit of every guarantee.
+
+        Parameters
+        ----------
+        groups : (n,)
+            Labels of dependent rows (requests of one user, frames of one video).
+        average : {"group", "sample"}
+            What counts the same. "group": the risk is the average over groups of each group's
+            average loss. "sample": it is the average over samples, that is, the expected sum of a
+            group's losses over the expected size of a group.
+        max_group_size : int
+            For "sample", where it is required: the largest number of samples M that a group can
+            have, declared before the data are seen.
+
+        Raises
+        ------
+        ValueError
+            If a group is larger than `max_group_size`.
+
+        Notes
+        -----
+        With m samples in a group, E[Σℓ] / E[m] ≤ ε if and only if Σℓ/M + ε (1 − m/M) has a mean of
+        at most ε: the group, filled up to M samples with losses of ε. It is at most B, so a test at
+        ε of its mean is a test of the risk, with groups as independent units.
+        """
+        checks.known("average", average, ["group", "sample"])
         if self.shuffled_with is not None:
             raise ValueError("`groups` must be given before the samples are shuffled.")
+        if self.weights is not None:
+            raise ValueError("`groups` were given already, with `average='sample'`.")
         labels = np.asarray(groups)
         checks.of_shape("groups", labels, {"n": self.n})
-        _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        divisors, weights = sizes, None
+        if average == "sample":
+            max_group_size = _declared_size(max_group_size, names, sizes)
+            divisors, weights = np.full_like(sizes, max_group_size), sizes / max_group_size
+        elif max_group_size is not None:
+            raise ValueError("`max_group_size` goes with `average='sample'` only.")
 
         def means(losses: _kernels.Losses) -> Floats:
-            table: Floats = _kernels.group_means(losses, codes, sizes)
+            table: Floats = _kernels.group_sums(losses, codes, divisors)
             return table
 
         costs = dict(self.costs)
@@ -328,6 +430,9 @@ class RiskCurve:
             loss_range=LossRange(self.loss_range.low, self.loss_range.high),
             costs=costs,
             grouped=True,
+            average=average,
+            max_group_size=max_group_size,
+            weights=weights,
             _losses=_kernels.Losses(
                 table,
                 np.empty((len(table), 0), np.float32),
@@ -345,6 +450,9 @@ class RiskCurve:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         digest.update(f"{self.loss_range}{self._losses.strict}{self._losses.min_exit}".encode())
+        if self.weights is not None:
+            digest.update(f"{self.max_group_size}".encode())
+            digest.update(np.ascontiguousarray(self.weights).data)
         return f"sha256:{digest.hexdigest()}"
 
     def _rows(self, rows: Rows | None) -> Rows:
@@ -353,6 +461,24 @@ class RiskCurve:
         if rows.size and (rows.min() < 0 or rows.max() >= self.n):  # kernels do not look
             raise IndexError(f"`rows` must be in [0, {self.n}), but go up to {rows.max()}.")
         return rows
+
+
+def _declared_size(declared: int | None, names: NDArray[Any], sizes: Rows) -> int:
+    """Return the declared largest size of a group, refused if a group is larger."""
+    if declared is None:
+        raise ValueError(
+            "`average='sample'` needs `max_group_size`, the largest number of samples that a group"
+            " can have, declared before the data are seen."
+        )
+    largest = checks.count("max_group_size", declared)
+    found = int(sizes.argmax())
+    if sizes[found] > largest:
+        raise ValueError(
+            f"`max_group_size` must be at least the size of every group, but it is {largest:,} and"
+            f" group {names[found]!s} has {sizes[found]:,} samples. Declare the largest size that"
+            " can occur, and calibrate on other samples."
+        )
+    return largest
 
 
 def dial_array(thresholds: ArrayLike) -> Floats:

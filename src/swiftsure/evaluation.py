@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.control import Control
-from swiftsure.curves import RiskCurve
+from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import Path, PathLike
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -51,6 +51,8 @@ def evaluate(
     path: PathLike = None,
     draws: int | None = None,
     progress: bool | None = None,
+    average: Average | None = None,
+    max_group_size: int | None = None,
 ) -> Study:
     """Calibrate on many random parts of a record and see what happens on the rest.
 
@@ -72,6 +74,9 @@ def evaluate(
         Calibration sets drawn with replacement, for the violation rate; `splits` by default.
     progress : bool, optional
         Show a progress bar; by default where standard error is a terminal.
+    average, max_group_size
+        For records with groups, as in `record.curve`: what counts the same in every risk and cost,
+        "group" (the default) or "sample". A curve has its own.
 
     Returns
     -------
@@ -86,7 +91,7 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
-    pool = _pool_curve(record, risk, loss, score, path)
+    pool = _pool_curve(record, risk, loss, score, path, average, max_group_size)
     chosen = _labelled(controls)
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
     checks.of_shape("epsilons", levels, {"m": None})
@@ -148,10 +153,8 @@ class _Runs:
         pool = self._means(curve, self.everything) if self.breakpoints else self.pool_means
         part = self._means(curve, calibration)
         # What is not in the calibration part is in the test part.
-        means = {
-            name: (len(self.everything) * pool[name] - len(calibration) * part[name]) / len(test)
-            for name in pool
-        }
+        total, inside, outside = (curve.weight(r) for r in (self.everything, calibration, test))
+        means = {name: (total * pool[name] - inside * part[name]) / outside for name in pool}
         for label, index in self._choices(calibration).items():
             row = self.found[label]
             row.setdefault("threshold", []).append(curve.thresholds[np.maximum(index, 0)])
@@ -221,6 +224,8 @@ class _Runs:
             draws=draws,
             risk=self.pool.risk_name,
             loss=self.pool.loss_name,
+            unit="groups" if self.pool.grouped else "samples",
+            average=self.pool.average,
             cost=self.cost,
             full_cost=float(self.pool.mean_cost(self.cost)[0]) if self.cost else float("nan"),
             test_risk=risk,
@@ -255,11 +260,14 @@ def _pool_curve(
     loss: str | None,
     score: str | None,
     path: PathLike,
+    average: Average | None,
+    max_group_size: int | None,
 ) -> RiskCurve:
     if isinstance(record, ExitRecord | ThresholdRecord):
         if record.groups is not None and isinstance(path, str) and path == "breakpoints":
             raise ValueError("`path` of breakpoints does not go with groups; pass a grid.")
-        return record.curve(risk or "gap", loss, score, path)
+        counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+        return record.curve(risk or "gap", loss, score, path, **counted)
     if not isinstance(record, RiskCurve):
         raise TypeError(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
@@ -269,6 +277,10 @@ def _pool_curve(
         raise ValueError("`evaluate` needs losses relative to the full model (0 at setting 0).")
     if score is not None or path is not None:
         raise ValueError("A RiskCurve has its score and path already; leave them out.")
+    if average is not None or max_group_size is not None:
+        raise ValueError(
+            "A RiskCurve has its `average` and `max_group_size` already; leave them out."
+        )
     return record.confirmed(risk, loss)
 
 

@@ -11,7 +11,7 @@ from scipy import special
 
 from swiftsure import _trinomial, bounds, checks
 from swiftsure.calibration import make_policy
-from swiftsure.curves import RiskCurve
+from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
@@ -282,6 +282,9 @@ class GainPlan:
         Share of calibration sets that certify anything at all.
     reached : (m,)
         Share that save at least `target` per cent (of all, if there is no target: 1).
+    unit, average
+        What `sizes` count ("samples" or "groups"), and what counts the same in risks and savings
+        ("sample" or "group").
     """
 
     sizes: NDArray[np.int64]
@@ -290,6 +293,8 @@ class GainPlan:
     reached: NDArray[np.float64]
     target: float
     power: float
+    unit: str = "samples"
+    average: str = "sample"
 
     @property
     def n(self) -> int | None:
@@ -316,11 +321,14 @@ def gain_by_samples(
     seed: int = 0,
     score: str | None = None,
     path: PathLike = None,
+    average: Average | None = None,
+    max_group_size: int | None = None,
 ) -> GainPlan:
     """Return what more calibration samples would buy, by drawing from a pilot with replacement.
 
     An estimate, not a guarantee: it is as good as the pilot. The samples it is made from must not
-    be used again to calibrate at a level or size that was chosen with it.
+    be used again to calibrate at a level or size that was chosen with it. `average` and
+    `max_group_size` are those of `record.curve`, for pilots with groups; sizes then count groups.
 
     Examples
     --------
@@ -331,7 +339,7 @@ def gain_by_samples(
     >>> bool(plan.gain[0] < plan.gain[1])
     True
     """
-    curve = _curve(pilot, risk, loss, score, path)
+    curve = _curve(pilot, risk, loss, score, path, average, max_group_size)
     rule = control if isinstance(control, Control) else Control(control)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
     checks.between("delta", delta, 0.0, 1.0)
@@ -357,6 +365,8 @@ def gain_by_samples(
         reached=(gains >= target).mean(axis=1),
         target=target,
         power=power,
+        unit="groups" if curve.grouped else "samples",
+        average=curve.average,
     )
 
 
@@ -400,6 +410,8 @@ def lowest_epsilon(
     seed: int = 0,
     score: str | None = None,
     path: PathLike = None,
+    average: Average | None = None,
+    max_group_size: int | None = None,
 ) -> BudgetPlan:
     """Return the lowest level that can be certified within a compute budget.
 
@@ -420,7 +432,9 @@ def lowest_epsilon(
     cost : str, optional
         Which cost; needed where the record has several besides the exit number.
     choice : float
-        Share of the samples that choose the setting.
+        Share of the samples, or groups, that choose the setting.
+    average, max_group_size
+        For records with groups, as in `record.curve`: what counts the same in risk and costs.
 
     Examples
     --------
@@ -431,7 +445,7 @@ def lowest_epsilon(
     >>> plan.epsilon < 0.01
     True
     """
-    curve = _curve(record, risk, loss, score, path)
+    curve = _curve(record, risk, loss, score, path, average, max_group_size)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
     if curve.path_kind == BREAKPOINTS and curve._losses.strict:
@@ -442,10 +456,11 @@ def lowest_epsilon(
     checks.between("delta", delta, 0.0, 1.0)
     name = _cost_name(curve, cost)
     ordered = curve.shuffled(seed)
+    unit = "group" if curve.grouped else "sample"
     known = not curve.has_exits and curve.costs[name].ndim == 1
     size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
     if size >= curve.n:
-        raise ValueError(f"`record` must hold more than {size} samples for this `choice`.")
+        raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
     limit = _limit(budget, saving, float(mean_cost[0]))
@@ -463,7 +478,7 @@ def lowest_epsilon(
             f" {limit:g}."
         )
     index = int(affordable[0])
-    source = "each setting" if known else f"{size:,} other sample{'s' if size > 1 else ''}"
+    source = "each setting" if known else f"{size:,} other {unit}{'s' if size > 1 else ''}"
     rule = Control("ucb", bound)
     prepared = rule.prepare(ordered)
     chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
@@ -512,9 +527,22 @@ def _limit(budget: float | None, saving: float | None, full: float) -> float:
 
 
 def _curve(
-    record: Record, risk: str, loss: str | None, score: str | None, path: PathLike
+    record: Record,
+    risk: str,
+    loss: str | None,
+    score: str | None,
+    path: PathLike,
+    average: Average | None,
+    max_group_size: int | None,
 ) -> RiskCurve:
-    return record if isinstance(record, RiskCurve) else record.curve(risk, loss, score, path)
+    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    if not isinstance(record, RiskCurve):
+        return record.curve(risk, loss, score, path, **counted)
+    if average is not None or max_group_size is not None:
+        raise ValueError(
+            "A RiskCurve has its `average` and `max_group_size` already; leave them out."
+        )
+    return record
 
 
 def _cost_name(curve: RiskCurve, cost: str | None) -> str:

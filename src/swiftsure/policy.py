@@ -23,6 +23,8 @@ __all__ = [
     "Certificate",
     "Policy",
     "Promise",
+    "average_sentence",
+    "average_words",
     "fewest_samples",
     "percent",
     "promise_sentence",
@@ -53,7 +55,7 @@ class Promise(_Frozen):
     loss_range: tuple[float, float]
     bound: str | None
     calibration_risk: float
-    """Mean loss of the calibration samples at the chosen setting."""
+    """Mean loss at the chosen setting, over the calibration samples or groups (`average`)."""
     upper_bound: float | None
     """For display: the upper bound at δ, as if this setting had been fixed beforehand."""
 
@@ -74,6 +76,11 @@ class Certificate(_Frozen):
     options: dict[str, Any]
     n: int
     unit: Literal["samples", "groups"]
+    """What was drawn independently."""
+    average: Literal["sample", "group"]
+    """What counts the same in risks and costs: every sample, or every group, whatever its size."""
+    max_group_size: int | None = None
+    """The declared largest group, where risks of groups are averages over their samples."""
     n_samples: int
     path: str
     n_settings: int
@@ -221,7 +228,7 @@ def sentence_parts(policy: Policy) -> tuple[str, str]:
 
 def promise_sentence(certificate: Certificate) -> str:
     """Return the probability statement of a certificate."""
-    risks = _risks(certificate.promises)
+    risks = _risks(certificate)
     if certificate.guarantee == "none":
         return f"no guarantee is made (the aim was that {risks})"
     over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
@@ -232,9 +239,54 @@ def promise_sentence(certificate: Certificate) -> str:
     return f"with probability at least {_surety(certificate)} {over}, {risks}"
 
 
-def _risks(promises: tuple[Promise, ...]) -> str:
-    texts = [f"the expected {promise} is at most {promise.epsilon:g}" for promise in promises]
+def _risks(certificate: Certificate) -> str:
+    texts = [
+        f"{_averaged(certificate, promise, 'the expected')} is at most {promise.epsilon:g}"
+        for promise in certificate.promises
+    ]
     return " and ".join(texts)
+
+
+def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
+    """Return what is promised to be small; of groups, with what counts the same."""
+    if certificate.unit == "samples":
+        return f"{article} {promise}"
+    if certificate.average == "group":
+        return (
+            f"the average over groups of each group's average {promise} (every group counts the"
+            " same, whatever its size)"
+        )
+    return (
+        f"the average {promise} per sample (every sample counts the same, whatever its group: the"
+        " expected sum of a group over the expected size of a group)"
+    )
+
+
+def average_words(unit: str, average: str) -> str:
+    """Say in a few words, for tables, what an average of groups is; nothing for plain samples.
+
+    Examples
+    --------
+    >>> average_words("groups", "group"), average_words("groups", "sample")
+    ('average of group averages', 'average per sample of groups')
+    """
+    if unit == "samples":
+        return ""
+    return "average of group averages" if average == "group" else "average per sample of groups"
+
+
+def average_sentence(unit: str, average: str) -> str:
+    """Say in a sentence what the averages of groups are; nothing for plain samples."""
+    if unit == "samples":
+        return ""
+    if average == "group":
+        return (
+            "Risks and costs are averages over groups of each group's average: every group counts"
+            " the same, whatever its size."
+        )
+    return (
+        "Risks and costs are averages per sample: every sample counts the same, whatever its group."
+    )
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -280,7 +332,10 @@ def _saving(certificate: Certificate) -> str:
                 added.append(f"{percent(here / full - 1)} more {unit}")
     found = {"saving": saved, "needing": added}
     texts = [f"{verb} {_and(parts)}" for verb, parts in found.items() if parts]
-    return f", {' but '.join(texts)} on the calibration samples" if texts else ""
+    where = "on the calibration samples"
+    if certificate.average == "group":
+        where = "on average over the calibration groups"
+    return f", {' but '.join(texts)} {where}" if texts else ""
 
 
 def _and(texts: list[str]) -> str:
@@ -299,14 +354,16 @@ def _budget_in_full(certificate: Certificate) -> str:
     if promise.upper_bound is None:  # nothing was tested
         return "the budget allows it"
     return (
-        f"for the setting that meets the budget, no level of the {promise} below"
-        f" {promise.epsilon:g} was certified with probability at least {_surety(certificate)} on"
-        f" {certificate.n:,} calibration {certificate.unit}"
+        f"for the setting that meets the budget, no level of {_averaged(certificate, promise)}"
+        f" below {promise.epsilon:g} was certified with probability at least"
+        f" {_surety(certificate)} on {certificate.n:,} calibration {certificate.unit}"
     )
 
 
 def _nothing_certified(certificate: Certificate) -> str:
-    goals = " and ".join(f"the {p} within {p.epsilon:g}" for p in certificate.promises)
+    goals = " and ".join(
+        f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
+    )
     verb = "found" if certificate.guarantee == "none" else "certified"
     text = f"nothing faster was {verb} to keep {goals}"
     if certificate.guarantee == "probability":

@@ -170,7 +170,7 @@ class Control:
             in_range("losses", curve._losses.values, declared)
             curve = replace(curve, loss_range=declared)
         if self.uses_bound:
-            bounds.resolve(self.bound, curve.loss_range)
+            bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
         return curve
 
     @property
@@ -186,7 +186,9 @@ class Control:
 
     def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
         sums, _ = curve.totals(rows, monotone=self.is_monotone)
-        inflated = (sums + curve.loss_range.high) / (len(rows) + 1)
+        # For averages over the samples of groups this is the rule for groups filled up with losses
+        # of ε (`RiskCurve.by_group`), (ΣY + B) / (n + 1) ≤ ε, solved for ε.
+        inflated = (sums + curve.loss_range.high) / (curve.weight(rows) + 1)
         if self.selection == "paper":
             return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
         # The run of successes ends where the running maximum first exceeds the level.
@@ -203,6 +205,7 @@ class Control:
         pool: int | None,
     ) -> NDArray[np.int64]:
         bound = bounds.resolve(self.bound, curve.loss_range, len(rows), pool)
+        bounds.refuse_weights(bound, curve, pool)
         size = bounds.pool_size(pool, len(rows), bound)
         if self.name == "crc":
             levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
@@ -295,6 +298,11 @@ class Control:
             rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
         if bound is not None and bound.name == "trinomial":
             rests[-1] = f"every {curve.loss_name} {curve.risk_name} is -1, 0 or 1"
+        if curve.max_group_size is not None:
+            limit = f"{curve.max_group_size:,} samples, a limit fixed beforehand"
+            rests.append(f"no group has more than {limit}")
+        elif curve.grouped:
+            rests.append("groups are averaged with equal weight, whatever their size")
         return tuple(rests)
 
     def options(self) -> dict[str, Any]:

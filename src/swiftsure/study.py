@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from swiftsure.control import Control
+from swiftsure.policy import average_sentence, average_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,9 @@ class Study:
 
     Attributes
     ----------
+    unit, average
+        What was split and drawn ("samples" or "groups"), and what counts the same in every risk and
+        cost ("sample" or "group").
     test_risk : {label: (splits, epsilons)}
         Mean loss of the test part.
     test_exceedance : {label: (splits, epsilons)}
@@ -115,15 +119,24 @@ class Study:
     violations: Mapping[str, Rates] = field(repr=False)
     seconds: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     full_seconds: float = float("nan")
+    unit: str = "samples"
+    average: str = "sample"
 
     def __str__(self) -> str:
         """Say what was studied, and where its numbers are."""
         return (
-            f"Study of the {self.loss} {self.risk} under {', '.join(self.labels)}, at"
+            f"Study of the {self.risk_words} under {', '.join(self.labels)}, at"
             f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
-            f" of {self.n_pool:,} samples, n = {self.n_calibration:,}. Its numbers: summary(), a"
-            " row a control and level; to_pandas(), a row a split."
+            f" of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}."
+            f" {average_sentence(self.unit, self.average)}".rstrip()
+            + " Its numbers: summary(), a row a control and level; to_pandas(), a row a split."
         )
+
+    @property
+    def risk_words(self) -> str:
+        """Loss and risk, and what is averaged where samples come in groups."""
+        how = average_words(self.unit, self.average)
+        return f"{self.loss} {self.risk} ({how})" if how else f"{self.loss} {self.risk}"
 
     def legend(self, label: str) -> str:
         """Return a control's label, with a warning where it promises nothing."""
@@ -142,6 +155,8 @@ class Study:
                     {
                         "control": label,
                         "epsilon": float(epsilon),
+                        "unit": self.unit,
+                        "average": self.average,
                         "test_risk": float(self.test_risk[label][:, j].mean()),
                         "test_risk_sd": float(self.test_risk[label][:, j].std()),
                         "test_exceedance": float(exceeds),

@@ -1,6 +1,6 @@
 """Runs commands in this process, in a folder of their own with records to try them on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -48,6 +48,8 @@ def files(tmp_path_factory, sample, record, thresholds):
     folder = tmp_path_factory.mktemp("records")
     record.save(folder / "record.parquet")
     record.save(folder / "pilot.parquet")
+    sizes = np.tile([4, 1, 3], 100)  # 300 users who sent 1, 3 or 4 of the 800 samples
+    replace(record, groups=np.repeat(np.arange(300), sizes)).save(folder / "users.parquet")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")
     np.savez(folder / "logits.npz", logits=sample.logits, labels=sample.labels)

@@ -203,3 +203,36 @@ def test_an_older_policy_is_replaced(run, folder):
     (folder / "policy.json").write_text("older")
     assert run("calibrate", "record.parquet", *ZERO_ONE, "-o", "policy.json").status == 0
     assert Policy.load("policy.json").threshold is not None
+
+
+def test_groups_are_named_in_words_and_numbers(run):
+    done = run("calibrate", "users.parquet", "--loss", "zero_one")
+    assert "the average over groups of each group's average zero_one gap" in done.out
+    assert "zero_one gap (average of group averages)" in done.out
+    assert "every group counts the same, whatever its size." in done.out
+    options = ["--average", "sample", "--max-group-size", "4", "--figure", "curve.png"]
+    done = run("calibrate", "users.parquet", "--loss", "zero_one", *options, "-o", "policy.json")
+    assert (done.status, done.err) == (0, "")
+    assert "zero_one gap (average per sample of groups)" in done.out
+    assert "Risks and costs are averages per sample" in done.out
+    done = run("calibrate", "users.parquet", "--loss", "zero_one", *options, "--json")
+    found = json.loads(done.out)
+    assert found["certificate"]["average"] == "sample"
+    assert found["certificate"]["max_group_size"] == 4
+    assert "per sample (every sample counts the same" in found["sentence"]
+    assert run("report", "users.parquet", "policy.json", "-o", "page.html").status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("users", ["--average", "sample"], "needs `max_group_size`"),
+        ("users", ["--average", "sample", "--max-group-size", "3"], "has 4 samples"),
+        ("users", ["--average", "user"], "`average` must be one of: group, sample"),
+        ("record", ["--average", "group"], "needs groups"),
+    ],
+)
+def test_averages_that_make_no_sense_are_refused(run, name, options, message):
+    done = run("calibrate", f"{name}.parquet", "--loss", "zero_one", *options)
+    assert done.status == 2
+    assert message in done.err

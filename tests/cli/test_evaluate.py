@@ -97,3 +97,12 @@ def test_the_cost_has_its_name(run, thresholds):
 
 def test_samples_are_whole(run):
     assert run("evaluate", "record.parquet", *QUICK, "-n", "100.7").status == 2
+
+
+def test_the_table_says_what_is_averaged_over_groups(run):
+    command = ["evaluate", "users.parquet", "--loss", "zero_one", "--splits", "3"]
+    assert "test risk (average of group averages)" in run(*command).out
+    options = ["--average", "sample", "--max-group-size", "4"]
+    assert "test risk (average per sample of groups)" in run(*command, *options).out
+    rows = json.loads(run(*command, *options, "--json").out)
+    assert {(row["unit"], row["average"]) for row in rows} == {("groups", "sample")}

@@ -150,3 +150,18 @@ def test_the_policy_runs(run, record):
     run("plan", "record.parquet", *ZERO_ONE, "--cost", "exit", "--saving", "0.4", "-o", "p.json")
     exits = ss.Policy.load("p.json").exits(record.confidences["top1"])
     assert 1 - (exits.mean() + 1) / 4 == pytest.approx(0.4, abs=0.06)
+
+
+def test_plans_of_groups_count_groups_and_say_what_is_averaged(run):
+    command = ["plan", "users.parquet", "--loss", "zero_one", "--cost", "flops"]
+    done = run(*command)
+    assert done.out.startswith("groups\t")
+    assert "each group's average" in done.out
+    options = ["--average", "sample", "--max-group-size", "4"]
+    found = json.loads(run(*command, *options, "--json").out)
+    assert (found["unit"], found["average"]) == ("groups", "sample")
+    done = run(*command, *options, "--saving", "0.3")
+    assert "per sample (every sample counts the same" in done.out
+    assert "other groups chose the setting" in done.out
+    done = run("plan", "--average", "group")
+    assert (done.status, "needs a record with groups" in done.err) == (2, True)

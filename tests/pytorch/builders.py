@@ -37,6 +37,7 @@ def policy_of(threshold, n_exits, score="top1", *, model=None, **fields):
         options={},
         n=1,
         unit="samples",
+        average="sample",
         n_samples=1,
         path="given",
         n_settings=1,

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -423,3 +424,27 @@ def test_no_matrix_of_samples_by_settings_is_ever_made():
     assert index is not None  # settings were tested to the end or nearly
     assert used < 4 * size < 0.1 * matrix
     assert with_half_a_matrix > 0.4 * matrix
+
+
+def test_a_shuffle_keeps_sizes_with_their_groups():
+    losses = np.column_stack([np.zeros(10), np.repeat([0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4])])
+    curve = ss.RiskCurve.from_losses(
+        [1.0, 0.5],
+        losses,
+        {"ms": losses + 1},
+        loss_range=(0, 1),
+        groups=np.repeat(np.arange(4), [1, 2, 3, 4]),
+        average="sample",
+        max_group_size=5,
+    )
+    shuffled = curve.shuffled(3)
+    assert curve.weights.tolist() == [0.2, 0.4, 0.6, 0.8]
+    assert shuffled.weights.tolist() != curve.weights.tolist()
+    np.testing.assert_allclose(shuffled.loss_at(1) / shuffled.weights, shuffled.weights / 2)
+    rows = np.asarray([0, 2])
+    mine = np.isin(np.repeat(np.arange(4), [1, 2, 3, 4]), rows)
+    np.testing.assert_allclose(curve.risk(rows), losses[mine].mean(axis=0))
+    np.testing.assert_allclose(curve.mean_cost("ms", rows), 1 + losses[mine].mean(axis=0))
+    assert curve.risk_at(1) == pytest.approx(losses[:, 1].mean())
+    other = replace(curve, weights=curve.weights / 2)
+    assert other.fingerprint() != curve.fingerprint()

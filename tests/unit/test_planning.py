@@ -667,3 +667,15 @@ def test_every_row_of_the_guide_runs_on_a_gap(record, row):
 
 def test_the_guide_has_its_rows():
     assert len(rows_of_the_guide()) == 6
+
+
+def test_budgets_and_pilots_of_groups_per_sample():
+    record = make_record(800, groups=np.repeat(np.arange(400), np.tile([1, 3], 200)))
+    counted = {"average": "sample", "max_group_size": 3}
+    plan = lowest_epsilon(record, saving=0.4, cost="exit", **counted)
+    certificate = plan.policy.certificate
+    assert (certificate.average, certificate.max_group_size) == ("sample", 3)
+    assert plan.n_choice + plan.n_bound == 400
+    assert "other groups" in certificate.assumptions[1]
+    pilot = gain_by_samples(record, cost="exit", sizes=(100,), draws=5, **counted)
+    assert (pilot.unit, pilot.average) == ("groups", "sample")

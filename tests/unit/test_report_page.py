@@ -548,3 +548,23 @@ def test_an_axis_without_extent_still_has_two_ends():
     axes = chart("a", "a", "a", x=(1, 1), y=(0.2, 0.2), x_label="a")
     assert axes.x.low < 1 < axes.x.high
     assert axes.y.low < 0.2 < axes.y.high
+
+
+@pytest.mark.parametrize("options", [{}, {"control": "crc"}, {"control": "crc", "method": "ucb"}])
+def test_groups_averaged_per_sample(record, options):
+    """The page is made from the certificate's average and largest size, and says them."""
+    groups = np.repeat(np.arange(400), np.tile([1, 3], 200))
+    grouped = replace(record, groups=groups)
+    counted = {"average": "sample", "max_group_size": 5}
+    policy = ss.calibrate(grouped, loss="zero_one", epsilon=0.05, **counted, **options)
+    found = findings(grouped, policy)
+    curve = grouped.curve(loss="zero_one", **counted)
+    assert found.setting.risks == pytest.approx([curve.risk()[found.chosen]])
+    page = text(policy_page(grouped, policy))
+    assert "average per sample of groups" in page
+    assert "groups of at most 5 samples, as declared" in page
+    assert "every sample counts the same, whatever its group" in page
+    by_group = ss.calibrate(grouped, loss="zero_one", epsilon=0.05, **options)
+    page = text(policy_page(grouped, by_group))
+    assert "average of group averages" in page
+    assert "every group counts the same, whatever its size" in page

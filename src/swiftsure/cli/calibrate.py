@@ -1,12 +1,15 @@
 """`swiftsure calibrate`: from a record to a policy."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swiftsure.cli import options
 from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
+
+if TYPE_CHECKING:
+    from swiftsure.policy import Certificate
 
 __all__ = ["calibrate"]
 
@@ -40,6 +43,8 @@ def calibrate(
     min_exit: Annotated[
         int, typer.Option(help="First exit that may be taken, counted from 0.")
     ] = 0,
+    average: options.Average = None,
+    max_group_size: options.MaxGroupSize = None,
     seed: options.Seed = 0,
     output: Annotated[
         Path | None,
@@ -70,6 +75,9 @@ def calibrate(
 
         swiftsure calibrate record.parquet --loss brier \
             --control ltt:zero_bounded:bound=wsr --strict
+
+        swiftsure calibrate users.parquet --loss zero_one \
+            --average sample --max-group-size 4
     """
     import swiftsure as ss
     from swiftsure.files import writable
@@ -82,6 +90,7 @@ def calibrate(
         figure_kind(figure)
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
+    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
     policy = ss.calibrate(
         loaded,
@@ -93,11 +102,12 @@ def calibrate(
         score=score,
         pool=pool,
         **exits,
+        **counted,
     )
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, options.path_of(path), **exits)
+        curve = loaded.curve(risk, loss, score, options.path_of(path), **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
     if output is not None:
         policy.save(output)
@@ -105,40 +115,49 @@ def calibrate(
         print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
     else:
         print_policy(policy)
-        certificate = policy.certificate
-        print_table(
-            "Risks",
-            ["risk", "level", "on calibration", "upper bound", "bound"],
-            [
-                [
-                    f"{p.loss} {p.risk}",
-                    number(p.epsilon),
-                    number(p.calibration_risk),
-                    "–" if p.upper_bound is None else number(p.upper_bound),
-                    p.bound or "–",
-                ]
-                for p in certificate.promises
-            ],
-        )
-        if certificate.costs:
-            print_table(
-                "Costs",
-                ["cost", "full model", "policy", "saved"],
-                [
-                    [
-                        name,
-                        number(full),
-                        number(here),
-                        f"{100 * (1 - here / full):.1f} %" if full else "–",
-                    ]
-                    for name, (full, here) in certificate.costs.items()
-                ],
-            )
+        _print_tables(policy.certificate)
         for target in (output, figure):
             if target is not None:
                 print_text(f"Wrote {target}")
     if policy.runs_full_model:
         raise typer.Exit(1)
+
+
+def _print_tables(certificate: "Certificate") -> None:
+    """Print risks and costs, and what they are averages of where samples come in groups."""
+    from swiftsure.policy import average_sentence, average_words
+
+    how = average_words(certificate.unit, certificate.average)
+    print_table(
+        "Risks",
+        ["risk", "level", "on calibration", "upper bound", "bound"],
+        [
+            [
+                f"{p.loss} {p.risk}" + (f" ({how})" if how else ""),
+                number(p.epsilon),
+                number(p.calibration_risk),
+                "–" if p.upper_bound is None else number(p.upper_bound),
+                p.bound or "–",
+            ]
+            for p in certificate.promises
+        ],
+    )
+    if certificate.costs:
+        print_table(
+            "Costs",
+            ["cost", "full model", "policy", "saved"],
+            [
+                [
+                    name,
+                    number(full),
+                    number(here),
+                    f"{100 * (1 - here / full):.1f} %" if full else "–",
+                ]
+                for name, (full, here) in certificate.costs.items()
+            ],
+        )
+    if how:
+        print_text(average_sentence(certificate.unit, certificate.average))
 
 
 def _risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821

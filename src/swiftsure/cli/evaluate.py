@@ -30,6 +30,8 @@ def evaluate(
     ] = None,
     score: options.Score = None,
     path: options.Path_ = None,
+    average: options.Average = None,
+    max_group_size: options.MaxGroupSize = None,
     seed: options.Seed = 0,
     figure: Annotated[
         Path | None, typer.Option(help="Draw risk and efficiency here.", show_default=False)
@@ -67,6 +69,8 @@ def evaluate(
         score=score,
         path=options.path_of(path),
         seed=seed,
+        average=average,  # type: ignore[arg-type]
+        max_group_size=max_group_size,
         progress=False if json else None,
     )
     if figure is not None:
@@ -74,8 +78,9 @@ def evaluate(
     if json:
         print_json(study.summary())
         return
+    units = f" {study.unit}" if study.unit != "samples" else ""
     title = (
-        f"{study.loss} {study.risk}, n = {study.n_calibration:,} of {study.n_pool:,}, δ = {delta:g}"
+        f"{study.risk_words}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}"
     )
     print_table(title, _columns(study), _rows(study))
     if is_terminal():  # a pipe gets the table alone
@@ -95,8 +100,12 @@ def _without_promise(study: Any) -> str:
 
 
 def _columns(study: Any) -> list[str]:
+    from swiftsure.policy import average_words
+
     cost = f"mean {study.cost or 'cost'}"
-    return ["control", "ε", "test risk", "± sd", "test > ε", "violations", cost, "saved %"]
+    how = average_words(study.unit, study.average)
+    risk = f"test risk ({how})" if how else "test risk"
+    return ["control", "ε", risk, "± sd", "test > ε", "violations", cost, "saved %"]
 
 
 def _rows(study: Any) -> list[list[str]]:

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from swiftsure.control import Control
 
 __all__ = [
+    "Average",
     "Bound",
     "Delta",
     "Json",
     "Loss",
+    "MaxGroupSize",
     "Path_",
     "RecordFile",
     "Risk",
@@ -40,6 +42,21 @@ Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Average = Annotated[
+    str | None,
+    typer.Option(
+        help="With groups, what counts the same in the risk: group (the average over groups of"
+        " each group's average) or sample.",
+        show_default="group",
+    ),
+]
+MaxGroupSize = Annotated[
+    int | None,
+    typer.Option(
+        help="For --average sample: the most samples that a group can have, declared beforehand.",
+        show_default=False,
+    ),
+]
 Path_ = Annotated[
     str | None,
     typer.Option(

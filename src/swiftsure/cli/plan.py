@@ -48,6 +48,8 @@ def plan(
     loss: options.Loss = None,
     score: options.Score = None,
     bound: options.Bound = "auto",
+    average: options.Average = None,
+    max_group_size: options.MaxGroupSize = None,
     seed: options.Seed = 0,
     output: Annotated[
         Path | None,
@@ -70,24 +72,27 @@ def plan(
         swiftsure plan record.parquet --loss zero_one --saving 0.4 \
             -o policy.json
     """
-    given = {"--saving": saving, "--output": output, "--target": target}
+    given: dict[str, Any] = {"--saving": saving, "--output": output, "--target": target}
     given |= {"--true-risk": true_risk, "--loss-bound": loss_bound}
     given |= {"--disagreement": disagreement}
     alone = ("--true-risk", "--loss-bound", "--disagreement")
+    given |= {"--average": average, "--max-group-size": max_group_size}
+    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if record is None:
         _refuse(given, ("--saving", "--output", "--target"), "needs a record")
+        _refuse(given, ("--average", "--max-group-size"), "needs a record with groups")
         bound_b = 1.0 if loss_bound is None else loss_bound
         _promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
     elif saving is None:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target, power, seed, shared, json)
+        _sizes(record, epsilon, delta, target, power, seed, shared | counted, json)
     else:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
-        _budget(record, saving, delta, seed, shared, output, json)
+        _budget(record, saving, delta, seed, shared | counted, output, json)
 
 
 def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
@@ -153,6 +158,7 @@ def _sizes(
     json: bool,
 ) -> None:
     import swiftsure as ss
+    from swiftsure.policy import average_sentence
 
     found = ss.planning.gain_by_samples(
         ss.load_record(record),
@@ -168,7 +174,7 @@ def _sizes(
         print_json({"n": found.n, **plain})
         return
     columns = {
-        "samples": [f"{n:,}" for n in found.sizes],
+        found.unit: [f"{n:,}" for n in found.sizes],
         "saved on average": [f"{gain:.1f} %" for gain in found.gain],
         "certify anything": [f"{100 * share:.0f} %" for share in found.certified],
     }
@@ -180,9 +186,11 @@ def _sizes(
         list(zip(*columns.values(), strict=True)),
     )
     if target is not None:
-        reached = f"{found.n:,} samples reach" if found.n else "None of these sizes reaches"
+        reached = f"{found.n:,} {found.unit} reach" if found.n else "None of these sizes reaches"
         print_text(f"{reached} a saving of {target:g} % with {100 * power:g} % chance.")
-    print_text("An estimate, as good as the pilot; calibrate on samples that are not in it.")
+    if found.unit != "samples":
+        print_text(average_sentence(found.unit, found.average))
+    print_text(f"An estimate, as good as the pilot; calibrate on {found.unit} that are not in it.")
 
 
 def _budget(
@@ -231,7 +239,8 @@ def _print_budget(found: Any, saving: float) -> None:
         f" (threshold {number(found.threshold)})."
     )
     if saved < saving - 0.0005:  # less even as printed
-        others = "1 sample" if found.n_choice == 1 else f"{found.n_choice:,} samples"
+        unit = found.policy.certificate.unit.removesuffix("s")
+        others = f"1 {unit}" if found.n_choice == 1 else f"{found.n_choice:,} {unit}s"
         print_text(
             f"That is less than the {percent(saving)} asked: the setting was chosen on {others},"
             f" where it saves that much, and judged on {found.n_bound:,} others."

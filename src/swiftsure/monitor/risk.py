@@ -121,8 +121,10 @@ class Monitor:
 
         Notes
         -----
-        A policy that was calibrated by groups promises the mean over groups: fold one mean loss a
-        group. Audits, which see single requests, do not feed such a monitor.
+        Of a policy that was calibrated by groups, fold one number per group: the mean loss of the
+        group if the policy averages over groups (`certificate.average == "group"`). If it averages
+        per sample, fold Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
+        Audits, which see single requests, do not feed such a monitor.
         """
         if not isinstance(policy, Policy):
             raise TypeError(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.curves import RiskCurve, cost_array
+from swiftsure.curves import Average, RiskCurve, cost_array
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
@@ -219,6 +219,8 @@ class ExitRecord:
         missing: Literal["raise", "worst"] = "raise",
         strict: bool = False,
         min_exit: int = 0,
+        average: Average | None = None,
+        max_group_size: int | None = None,
     ) -> RiskCurve:
         """Return losses and costs along a path of thresholds: the one thing controls see.
 
@@ -237,6 +239,12 @@ class ExitRecord:
             worst is valid if one sample's label being missing has nothing to do with the others.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
+        average : {"group", "sample"}, optional
+            Of a record with groups: whether every group counts the same in the risk, which is then
+            the average over groups of each group's average, or every sample; "group" by default.
+        max_group_size : int, optional
+            Required for `average="sample"` of groups: the largest number of samples that a group
+            can have, declared before the data are seen; see `RiskCurve.by_group`.
         """
         loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
@@ -273,7 +281,7 @@ class ExitRecord:
             values[np.isnan(values)] = declared.high
         if zero_bounded:
             curve = curve.zero_bounded()
-        return curve if self.groups is None else curve.by_group(self.groups)
+        return curve.averaged(self.groups, average, max_group_size)
 
     def needs_label(
         self,

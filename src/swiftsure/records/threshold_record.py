@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.curves import RiskCurve, cost_array, dial_array
+from swiftsure.curves import Average, RiskCurve, cost_array, dial_array
 from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
@@ -114,11 +114,14 @@ class ThresholdRecord:
         path: PathLike = None,
         *,
         zero_bounded: bool = False,
+        average: Average | None = None,
+        max_group_size: int | None = None,
     ) -> RiskCurve:
         """Return losses and costs along the recorded thresholds: the one thing controls see.
 
         `score` and `path` are those of the recorded run and cannot be chosen here. A score is
-        refused where the record says that it was another.
+        refused where the record says that it was another. `average` and `max_group_size` are those
+        of `ExitRecord.curve`.
         """
         own = self.settings.get("score", score)
         if path is not None or score not in (None, own):
@@ -145,7 +148,7 @@ class ThresholdRecord:
         )
         if zero_bounded:
             curve = curve.zero_bounded()
-        return curve if self.groups is None else curve.by_group(self.groups)
+        return curve.averaged(self.groups, average, max_group_size)
 
     def take(self, rows: ArrayLike) -> "ThresholdRecord":
         """Return the record of some samples, by position."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swiftsure.policy import percent
+from swiftsure.policy import average_words, percent
 from swiftsure.report.charts import (
     Chart,
     Mark,
@@ -38,11 +38,13 @@ def risk_chart(found: Findings, promise: int) -> Chart:
     """Draw the risk along the path, its upper bound, and ε."""
     kept, along = found.policy.certificate.promises[promise], found.risks[promise]
     highest = max(*along.risk, *(along.upper or ()), kept.epsilon)
+    certificate = found.policy.certificate
+    how = average_words(certificate.unit, certificate.average)
     axes = chart(
         f"risk-{promise}",
         f"{kept.loss} {kept.risk}",
-        f"Risk of the calibration samples along the thresholds, from safe to fast, and the level"
-        f" ε = {kept.epsilon:g}.",
+        f"Risk of the calibration samples{f' ({how})' if how else ''} along the thresholds, from"
+        f" safe to fast, and the level ε = {kept.epsilon:g}.",
         x=(found.shown[0], found.shown[-1]),
         y=(min(0.0, *along.risk), min(1.1 * highest, HEADROOM * kept.epsilon)),
         x_label="threshold, from safe to fast",

@@ -205,16 +205,20 @@ def _path(record: ExitRecord | ThresholdRecord, policy: Policy, given: PathLike)
 def _curve(
     record: ExitRecord | ThresholdRecord, policy: Policy, risk: str, loss: str, path: PathLike
 ) -> RiskCurve:
-    zero_bounded = risk.startswith(ZERO_BOUNDED)
+    counted: dict[str, Any] = {
+        "zero_bounded": risk.startswith(ZERO_BOUNDED),
+        "average": policy.certificate.average,
+        "max_group_size": policy.certificate.max_group_size,
+    }
     risk = risk.removeprefix(ZERO_BOUNDED)
     if isinstance(record, ThresholdRecord):
-        return record.curve(risk, loss, path=path, zero_bounded=zero_bounded)
+        return record.curve(risk, loss, path=path, **counted)
     return record.curve(
         risk,
         loss,
         policy.score,
         path,
-        zero_bounded=zero_bounded,
+        **counted,
         missing="worst",  # the same curve as "raise" wherever that does not raise
         strict=policy.strict,
         min_exit=policy.min_exit,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from swiftsure import bounds
 from swiftsure.curves import RiskCurve
 from swiftsure.files import replaced
-from swiftsure.policy import Policy, percent
+from swiftsure.policy import Policy, average_words, percent
 from swiftsure.study import Study
 
 __all__ = [
@@ -90,7 +90,7 @@ def study_figure(
         for axis in axes[1:, column]:
             axis.set_ylim(bottom=0)
         if column == 0:
-            kinds = {f"{each.loss} {each.risk}" for each in named.values()}
+            kinds = {each.risk_words for each in named.values()}
             above.set_ylabel(f"test risk ({kinds.pop()})" if len(kinds) == 1 else "test risk")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             if speed is not None:
@@ -139,7 +139,9 @@ def policy_figure(
     risk = curve.risk()
     figure = new_figure(7.2, 5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    above.plot(position, risk, color=COLORS[0], label="risk on the calibration samples")
+    how = average_words(policy.certificate.unit, policy.certificate.average)
+    seen = f"risk on the calibration {policy.certificate.unit}"
+    above.plot(position, risk, color=COLORS[0], label=seen)
     if promise.bound is not None and policy.certificate.delta is not None:
         bound = bounds.BOUNDS[promise.bound]
         ordered = curve
@@ -157,7 +159,7 @@ def policy_figure(
     above.set_ylim(
         min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
     )
-    above.set_ylabel(f"{curve.loss_name} {curve.risk_name}")
+    above.set_ylabel(f"{curve.loss_name} {curve.risk_name}" + (f"\n{how}" if how else ""))
     cost = cost or next(iter(curve.costs), None)
     if cost is not None:
         mean_cost = curve.mean_cost(cost)

@@ -145,7 +145,7 @@ def setting_at(evidence: Evidence, saved: dict[str, Floats], index: int) -> Sett
     return Setting(
         index=index,
         threshold=None if index == 0 else setting(curve, index),
-        risks=tuple(float(each.loss_at(index).mean()) for each in evidence.curves),
+        risks=tuple(each.risk_at(index) for each in evidence.curves),
         saved={name: float(share[index]) for name, share in saved.items()},
         shares=_exit_shares(evidence, curve.thresholds[index]),
     )
@@ -200,7 +200,7 @@ def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong
         upper, name, tested_at = _upper_bounds(evidence, promise, where)
     elif rule.name == "crc":
         sums, _ = evidence.tested[promise].totals(monotone=rule.is_monotone)
-        upper = ((sums + curve.loss_range.high) / (curve.n + 1))[where]
+        upper = ((sums + curve.loss_range.high) / (curve.weight() + 1))[where]
         name = "what CRC compares with ε"
     return RiskAlong(
         risk=tuple(curve.risk()[settings].tolist()),

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 import swiftsure
 from swiftsure.paths import PathLike
-from swiftsure.policy import Policy, percent, sentence_parts
+from swiftsure.policy import Policy, average_words, percent, sentence_parts
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import drawings, words
 from swiftsure.report.charts import Chart
@@ -84,6 +84,9 @@ def rendered(found: Findings) -> str:
         words=words,
         percent=percent,
         cost_words=drawings.cost_words,
+        average_words=average_words(
+            found.policy.certificate.unit, found.policy.certificate.average
+        ),
     )
 
 

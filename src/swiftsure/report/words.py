@@ -1,7 +1,7 @@
 """What a report says in words."""
 
 from swiftsure.planning import samples_needed
-from swiftsure.policy import Certificate, Policy, fewest_samples, percent
+from swiftsure.policy import Certificate, Policy, average_sentence, fewest_samples, percent
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
@@ -9,6 +9,7 @@ from swiftsure.report.levels import LARGEST, BySize, Threshold
 from swiftsure.report.quality import ExitLoss
 
 __all__ = [
+    "about_average",
     "about_bound",
     "about_choice",
     "about_exits",
@@ -67,6 +68,11 @@ def success_words(certificate: Certificate) -> tuple[str, str]:
     return "certify", "certify anything"
 
 
+def about_average(certificate: Certificate) -> str:
+    """Say what counts the same in risks and costs, where samples come in groups."""
+    return average_sentence(certificate.unit, certificate.average)
+
+
 def about_bound(found: Findings) -> str:
     """Say what the upper line of the risk's chart is."""
     along, certificate = found.risks[0], found.policy.certificate
@@ -88,8 +94,9 @@ def about_bound(found: Findings) -> str:
             " below ε."
         )
     running = certificate.guarantee == "expectation"
-    losses = "the largest loss of each sample so far" if running else "the losses"
-    return f"CRC compares with ε the mean of {losses}, with one more sample of the largest loss."
+    unit = certificate.unit.removesuffix("s")
+    losses = f"the largest loss of each {unit} so far" if running else "the losses"
+    return f"CRC compares with ε the mean of {losses}, with one more {unit} of the largest loss."
 
 
 def about_exits(found: Findings) -> str:

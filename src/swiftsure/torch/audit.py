@@ -217,10 +217,15 @@ class Auditor:
                 " Monitor.from_policy, or fold `out.audit.losses(...)` into it yourself."
             )
         if certificate.unit == "groups":
+            each = "one mean of `out.audit.losses(...)` per group"
+            if certificate.average == "sample":
+                each = (
+                    "Σℓ/M + ε (1 − m/M) per group, for its m losses of `out.audit.losses(...)` and"
+                    f" M = {certificate.max_group_size}"
+                )
             raise ValueError(
                 "`monitor` must not be fed by audits if the policy was calibrated by groups, as"
-                " they see single requests: fold one mean of `out.audit.losses(...)` a group into"
-                " it yourself."
+                f" they see single requests: fold {each} into it yourself."
             )
 
     def run(self, fast: "EarlyExit", batch: Any, answer: Callable[[Any], ExitOutput]) -> ExitOutput:
