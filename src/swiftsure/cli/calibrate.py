@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
+from swiftsure.cli.output import (
+    number,
+    print_drawn_seed,
+    print_json,
+    print_policy,
+    print_table,
+    print_text,
+)
 
 __all__ = ["calibrate"]
 
@@ -40,7 +47,7 @@ def calibrate(
     min_exit: Annotated[
         int, typer.Option(help="First exit that may be taken, counted from 0.")
     ] = 0,
-    seed: options.Seed = 0,
+    seed: options.OrderSeed = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the policy here.", show_default=False),
@@ -134,6 +141,7 @@ def calibrate(
                     for name, (full, here) in certificate.costs.items()
                 ],
             )
+        print_drawn_seed(record, policy)
         for target in (output, figure):
             if target is not None:
                 print_text(f"Wrote {target}")

@@ -13,6 +13,7 @@ __all__ = [
     "Delta",
     "Json",
     "Loss",
+    "OrderSeed",
     "Path_",
     "RecordFile",
     "Risk",
@@ -39,6 +40,10 @@ Score = Annotated[
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, …")]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
+OrderSeed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Fixes the order of samples.", show_default="the record's own"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Path_ = Annotated[
     str | None,

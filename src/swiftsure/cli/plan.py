@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
+from swiftsure.cli.output import (
+    number,
+    print_drawn_seed,
+    print_json,
+    print_policy,
+    print_table,
+    print_text,
+)
 
 __all__ = ["plan"]
 
@@ -41,7 +48,7 @@ def plan(
     loss: options.Loss = None,
     score: options.Score = None,
     bound: options.Bound = "auto",
-    seed: options.Seed = 0,
+    seed: options.OrderSeed = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the budget's policy here.", show_default=False),
@@ -73,7 +80,7 @@ def plan(
         _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target, power, seed, shared, json)
+        _sizes(record, epsilon, delta, target, power, seed or 0, shared, json)
     else:
         _refuse(given, ("--true-risk", "--loss-bound"), "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
@@ -105,8 +112,8 @@ def _promise(
         " fewer, which a pilot record shows."
     )
     print_text(
-        f"Fewer than {found.floor:,} certify nothing, whatever the method, if no loss is below 0;"
-        " gaps can be below 0, and may need fewer."
+        f"Even if every loss were 0, the tests here would need {found.floor:,} samples; gaps below"
+        " 0 may need fewer."
     )
 
 
@@ -157,7 +164,7 @@ def _budget(
     record: Path,
     saving: float,
     delta: float,
-    seed: int,
+    seed: int | None,
     shared: dict[str, Any],
     output: Path | None,
     json: bool,
@@ -177,6 +184,7 @@ def _budget(
         )
     else:
         _print_budget(found, saving)
+        print_drawn_seed(record, found.policy)
         if output is not None:
             print_text(f"Wrote {output}")
     if found.epsilon is None:

@@ -13,6 +13,7 @@ __all__ = [
     "about_choice",
     "about_exits",
     "about_order_of_exits",
+    "about_order_of_samples",
     "about_reliability",
     "about_sizes",
     "guarantee_words",
@@ -123,6 +124,14 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
     return text
 
 
+def about_order_of_samples(certificate: Certificate) -> str:
+    """Say where the order of the samples came from."""
+    if certificate.seed is None:
+        return "does not matter"
+    origin = {True: "drawn at random", False: "given", None: "of unknown origin"}
+    return f"shuffled with seed {certificate.seed}, {origin[certificate.seed_drawn]}"
+
+
 def about_reliability(found: Findings) -> str:
     """Say what the reliability diagrams show, or what the record lacks for them."""
     if found.reliability is None:
@@ -177,7 +186,7 @@ def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
     text = f"Nothing would be certified with up to {largest:,} {unit}"
     fewest = fewest_samples(certificate)
     if fewest > largest:
-        return f"{text}; no valid method can with fewer than {fewest:,}."
+        return f"{text}; even if every loss were 0, the tests here would need at least {fewest:,}."
     lossless = _lossless_samples(certificate)
     if lossless > largest:
         return f"{text}; even if none had a loss, it would take at least {lossless:,}."
