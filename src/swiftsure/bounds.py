@@ -310,10 +310,11 @@ class BettingBound(Bound):
 
 
 def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:
-    """Return the fewest samples with which any valid test can certify ε; None if no such floor.
+    """Return how many samples the tests here need to certify ε even if every loss is 0.
 
-    Losses of 0 or more can be certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0
-    by chance. Losses that can be negative may need fewer.
+    Losses of 0 or more are certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0 by
+    chance, and these tests are not randomised. None for losses that can be negative, which may need
+    fewer.
 
     Examples
     --------

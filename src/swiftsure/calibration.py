@@ -45,7 +45,7 @@ def calibrate(
     epsilon: float = 0.05,
     delta: float = 0.1,
     path: PathLike = None,
-    seed: int = 0,
+    seed: int | None = None,
     *,
     risks: list[Risk] | None = None,
     score: str | None = None,
@@ -86,8 +86,11 @@ def calibrate(
         For records with groups, as in `ExitRecord.curve`: whether the risk is the average over
         groups of each group's average ("group", the default), or the average per sample of groups
         with at most `max_group_size` samples ("sample").
-    seed : int
-        Fixes the order of the samples for betting bounds.
+    seed : int, optional
+        Fixes the order of the samples for betting bounds. By default it is the record's own, drawn
+        at random when the record was made and kept in its file, so that calibrating again gives
+        the same policy. With a seed given here, the promise needs samples that came in random
+        order, or a seed that was itself drawn at random, once. Never choose among seeds.
     risks : list of Risk, optional
         Several risks, all held at once, in place of `risk`, `loss` and `epsilon`.
     pool : int, optional
@@ -191,7 +194,8 @@ def make_policy(
         guarantee=rule.guarantee,
         delta=chosen.delta,
         promises=tuple(
-            _promise(rule, c, r, index, pool, upper) for c, r in zip(curves, results, strict=True)
+            _promise(rule, c, r, chosen.index, pool, upper)
+            for c, r in zip(curves, results, strict=True)
         ),
         control=chosen.control,
         options=rule.options(),
@@ -204,6 +208,7 @@ def make_policy(
         n_settings=curve.n_settings,
         index=chosen.index,
         seed=next((r.seed for r in results if r.seed is not None), None),
+        seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
         pool=pool,
         assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
         costs={
@@ -238,26 +243,35 @@ def _promise(
     rule: Control,
     curve: RiskCurve,
     result: ControlResult,
-    index: int,
+    index: int | None,
     pool: int | None,
     upper: float | None,
 ) -> Promise:
-    if upper is None and result.bound is not None and result.delta is not None and index > 0:
+    first_tested = 1 if curve.full_model_first else 0
+    if (
+        upper is None
+        and result.bound is not None
+        and result.delta is not None
+        and index is not None
+        and index >= first_tested
+    ):
         seen = rule.prepare(curve)
         if result.seed is not None:
             seen = seen.shuffled(result.seed)
         bound, level = bounds.BOUNDS[result.bound], result.delta
         if rule.correction == "bonferroni":
-            level /= max(1, curve.n_settings - 1)
+            level /= max(1, curve.n_settings - first_tested)
         upper = bound.upper(seen, np.arange(seen.n), index, level, pool or 0)
         del seen
+    # The full model, which runs where nothing is certified, loses nothing against itself.
+    full_model = index is None and curve.relative
     return Promise(
         risk=curve.risk_name,
         loss=curve.loss_name,
         epsilon=result.epsilon,
         loss_range=(curve.loss_range.low, curve.loss_range.high),
         bound=result.bound,
-        calibration_risk=curve.risk_at(index),
+        calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
         upper_bound=upper,
     )
 

@@ -47,7 +47,7 @@ def crc(
     selection: str | None = None,
     delta_prime: float | None = None,
     zero_bounded: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> ControlResult:
     """Control the risk in expectation (conformal risk control).
 
@@ -58,7 +58,8 @@ def crc(
     Parameters
     ----------
     curve : RiskCurve
-        Of losses relative to the full model.
+        Of losses relative to the full model. Where setting 0 is not the full model it is compared
+        with ε too, and the full model, whose loss is 0, stands before the path.
     epsilon : float
         In (0, B).
     delta : float, optional
@@ -75,6 +76,8 @@ def crc(
         the fastest setting that passes. No finite-sample guarantee.
     delta_prime : float, optional
         δ′ of `method="ucb"`, fixed beforehand.
+    seed : int, optional
+        Of `method="ucb"`; as in `ucb`.
 
     Raises
     ------
@@ -107,7 +110,7 @@ def ucb(
     bound: str = "auto",
     *,
     zero_bounded: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     pool: int | None = None,
 ) -> ControlResult:
     """Control the risk with high probability (Eq. 12 of the paper).
@@ -130,8 +133,11 @@ def ucb(
         −1/0/1 (0-1 gaps), STaR otherwise.
     zero_bounded : bool
         Select on max(0, loss) (Eq. 16).
-    seed : int
-        Fixes the order in which betting bounds see the samples. Never choose among seeds.
+    seed : int, optional
+        Fixes the order in which betting bounds see the samples. By default it is the curve's own,
+        drawn at random when the curve or its record was made. A seed given here protects only
+        samples that came in random order, unless it was itself drawn at random, once. Never choose
+        among seeds.
     pool : int, optional
         Size of the finite pool that the samples (or groups) were drawn from without replacement;
         the promise is then about the pool's risk.
@@ -156,7 +162,7 @@ def ltt(
     *,
     correction: str = "fixed_sequence",
     zero_bounded: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     pool: int | None = None,
 ) -> ControlResult:
     """Control the risk with high probability by multiple testing (Learn then Test).

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import _kernels, checks
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
+from swiftsure.sample_order import SampleOrder
 
 __all__ = ["RiskCurve"]
 
@@ -42,7 +43,10 @@ class RiskCurve:
     loss_range : LossRange
         Where the losses lie, as declared.
     relative : bool
-        Whether setting 0 is the full model, whose loss against itself is 0.
+        Whether losses are relative to the full model, whose own loss is then 0.
+    full_model_first : bool
+        Whether setting 0 is the full model, which needs no test. Where it is not, setting 0 is
+        tested like any other, and "nothing certified" means the full model, outside of the path.
     costs : mapping
         Costs by name: one an exit (or one a setting), or one for each sample as well.
     grouped : bool
@@ -53,11 +57,16 @@ class RiskCurve:
         The declared largest group, M, of groups whose risk is an average over samples.
     weights : (n_groups,) or None
         Their sizes over M; None where every row counts the same.
+    order : SampleOrder
+        Seed of the order in which betting tests see the samples; drawn at random by default.
+    conditions : tuple of str
+        What a promise made from these losses rests on, besides what every promise does.
     """
 
     thresholds: NDArray[Any]
     loss_range: LossRange
     relative: bool
+    full_model_first: bool
     costs: Mapping[str, Floats]
     risk_name: str = "gap"
     loss_name: str = UNNAMED
@@ -67,6 +76,8 @@ class RiskCurve:
     max_group_size: int | None = None
     weights: Floats | None = field(repr=False, default=None)
     shuffled_with: int | None = None
+    order: SampleOrder = field(default_factory=SampleOrder.draw)
+    conditions: tuple[str, ...] = ()
     _losses: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
     _nested: bool = field(repr=False, default=False)
 
@@ -85,6 +96,7 @@ class RiskCurve:
         max_group_size: int | None = None,
         risk: str = "gap",
         loss: str = UNNAMED,
+        order: SampleOrder | int | None = None,
     ) -> "RiskCurve":
         """Make a curve from the loss of every sample at every setting.
 
@@ -101,19 +113,24 @@ class RiskCurve:
         binary : bool
             Declares that each loss is 0 or 1, which admits the exact binomial test.
         relative : bool, optional
-            Whether setting 0 is the full model, which then needs no test. By default it is taken to
-            be where `losses[:, 0]` is 0 throughout; pass False where that is chance. Curves that
-            are not relative have setting 0 tested like any other, and are refused by `crc`.
+            By default losses are relative to the full model, and setting 0 is the full model,
+            which needs no test, only if its threshold is None or infinity; otherwise setting 0 is
+            tested like any other. True: setting 0 is the full model, whatever its threshold. False:
+            losses are not relative to the full model; setting 0 is tested, and `crc` refuses them.
         groups : (n,), optional
             Labels of dependent rows (frames of one video); groups are then the unit of every
             guarantee.
         average, max_group_size
             What counts the same where there are groups; see `by_group`.
+        order : SampleOrder or int, optional
+            Seed of the order in which betting tests see the samples. By default one is drawn from
+            the operating system's random numbers, and the curve keeps it.
 
         Raises
         ------
         ValueError
-            If shapes do not fit, a loss is not finite, or one lies outside `loss_range`.
+            If shapes do not fit, a loss is not finite, one lies outside `loss_range`, or setting 0
+            is the full model and has a loss other than 0.
 
         Examples
         --------
@@ -133,12 +150,13 @@ class RiskCurve:
         values = checks.numbers("losses", losses, np.float64)
         checks.of_shape("losses", values, {"n": None, "K": len(settings)})
         values = in_range("losses", values, declared)
-        if relative is None:
-            relative = not values[:, 0].any()
-        elif relative and values[:, 0].any():
+        # What is tested must not depend on the losses, so they only confirm what was declared.
+        full_model_first = bool(np.isposinf(settings[0])) if relative is None else relative
+        if full_model_first and values[:, 0].any():
             raise ValueError(
-                "`losses` must be 0 in column 0, the full model, where `relative=True`; pass"
-                " `relative=False` if setting 0 is not the full model."
+                "`losses` must be 0 in column 0, the full model: its threshold is None or infinity,"
+                " or `relative=True` says so. Subtract the full model's losses, or pass"
+                " `relative=False` if they are not relative to the full model."
             )
         if costs is None:
             costs = {}
@@ -146,10 +164,12 @@ class RiskCurve:
         curve = cls(
             thresholds=settings,
             loss_range=declared,
-            relative=relative,
+            relative=relative is not False,
+            full_model_first=full_model_first,
             costs={k: cost_array(k, v, values.shape, "K") for k, v in named.items()},
             risk_name=risk,
             loss_name=loss,
+            order=SampleOrder.of(order, "order"),
             _losses=_kernels.Losses(
                 np.ascontiguousarray(values),
                 np.empty((len(values), 0), np.float32),
@@ -173,6 +193,8 @@ class RiskCurve:
         min_exit: int = 0,
         risk: str = "gap",
         loss: str = UNNAMED,
+        order: SampleOrder | int | None = None,
+        conditions: tuple[str, ...] = (),
     ) -> "RiskCurve":
         """Make a curve from checked arrays: what a record does.
 
@@ -188,9 +210,12 @@ class RiskCurve:
             thresholds=path.thresholds,
             loss_range=loss_range,
             relative=True,
+            full_model_first=True,
             costs=costs,
             risk_name=risk,
             loss_name=loss,
+            order=SampleOrder.of(order, "order"),
+            conditions=conditions,
             _losses=_kernels.Losses(
                 np.ascontiguousarray(losses),
                 np.ascontiguousarray(confidences),
@@ -328,10 +353,9 @@ class RiskCurve:
     def shuffled(self, seed: int) -> "RiskCurve":
         """Return the curve with its samples in the one order that `seed` gives.
 
-        Betting tests depend on the order of the samples. Samples that come in random order need no
-        more than any fixed permutation. Where the order may have to do with the losses (sorted
-        files), the permutation makes the tests valid over the draw of the seed: draw it at random
-        then, once. Never choose among seeds.
+        Betting tests depend on the order of the samples. The curve's own seed, `order.seed`, is
+        drawn at random unless one was given, so that tests are valid even for sorted samples. Any
+        other fixed seed protects only samples that came in random order. Never choose among seeds.
         """
         checks.count("seed", seed, 0)
         if self.shuffled_with == seed:
@@ -341,13 +365,15 @@ class RiskCurve:
                 f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
                 f" seed {seed}."
             )
-        # A stream of its own: who drew the samples with the same seed must not meet it here again.
+        # A separate random stream, so that a caller who sampled with the same seed gets an
+        # independent order.
         order = np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
             weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
+            order=self.order.replaced_by(seed),
             _losses=self._losses._replace(  # `take` is three times as fast as indexing
                 values=self._losses.values.take(order, axis=0),
                 confidences=self._losses.confidences.take(order, axis=0),

@@ -157,9 +157,10 @@ class _Runs:
         means = {name: (total * pool[name] - inside * part[name]) / outside for name in pool}
         for label, index in self._choices(calibration).items():
             row = self.found[label]
-            row.setdefault("threshold", []).append(curve.thresholds[np.maximum(index, 0)])
+            row.setdefault("threshold", []).append(self._thresholds(curve, index))
             for name, values in means.items():
-                row.setdefault(name, []).append(_at(values, index))
+                full = 0.0 if name == "risk" else None
+                row.setdefault(name, []).append(_at(values, index, full))
                 row.setdefault(f"full {name}", []).append(np.full(len(index), values[0]))
 
     def draw(self, calibration: Rows) -> None:
@@ -167,7 +168,7 @@ class _Runs:
         if self.breakpoints:
             risk = self._along(self.pool, calibration).risk(self.everything)
         for label, index in self._choices(calibration).items():
-            self.found[label].setdefault("pool_risk", []).append(_at(risk, index))
+            self.found[label].setdefault("pool_risk", []).append(_at(risk, index, full=0.0))
 
     def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
         """Return mean loss and mean costs at each setting."""
@@ -186,6 +187,13 @@ class _Runs:
     def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
         curve = self._along(self.views[label], rows)
         return self.rules[label].indices(curve, self.levels, self.delta, rows)
+
+    def _thresholds(self, curve: RiskCurve, index: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the chosen settings; infinity for a full model that is not on the path."""
+        chosen = curve.thresholds[np.maximum(index, 0)]
+        if not curve.full_model_first:
+            chosen[index < 0] = np.inf
+        return chosen
 
     def _along(self, curve: RiskCurve, rows: Rows) -> RiskCurve:
         """Return the curve along the path that these calibration samples give."""
@@ -249,9 +257,15 @@ class _Runs:
         )
 
 
-def _at(values: Floats, index: NDArray[np.int64]) -> Floats:
-    """Return values at settings; -1 is the full model, setting 0."""
-    return values[np.maximum(index, 0)]
+def _at(values: Floats, index: NDArray[np.int64], full: float | None = None) -> Floats:
+    """Return values at settings; -1 is the full model, which has the value `full`.
+
+    By default that of setting 0, which stands for the full model where it is another.
+    """
+    chosen = values[np.maximum(index, 0)]
+    if full is not None:
+        chosen[index < 0] = full
+    return chosen
 
 
 def _pool_curve(
@@ -274,7 +288,7 @@ def _pool_curve(
             f" {type(record).__name__}."
         )
     if not record.relative:
-        raise ValueError("`evaluate` needs losses relative to the full model (0 at setting 0).")
+        raise ValueError("`evaluate` needs losses relative to the full model.")
     if score is not None or path is not None:
         raise ValueError("A RiskCurve has its score and path already; leave them out.")
     if average is not None or max_group_size is not None:

@@ -83,13 +83,22 @@ class Path:
     def breakpoints(cls, confidences: ArrayLike) -> "Path":
         """Return every threshold at which some sample's exit changes.
 
+        They stand for all thresholds there are. Just above the largest confidence c, no sample
+        given here exits, but new samples may: that setting is tested first, unless c is 1, which
+        no confidence exceeds. Skipping it is invalid where losses can be negative: with few
+        samples its test fails, since all losses are 0, although that of a faster setting passes.
+
         Examples
         --------
-        >>> Path.breakpoints([[0.5, 0.5], [0.9, 0.7]]).thresholds
-        array([inf, 0.9, 0.7, 0.5], dtype=float32)
+        >>> Path.breakpoints([[0.5, 0.5], [1.0, 0.7]]).thresholds
+        array([inf, 1. , 0.7, 0.5], dtype=float32)
+        >>> Path.breakpoints([[0.5], [0.75]]).thresholds
+        array([       inf, 0.75000006, 0.75      , 0.5       ], dtype=float32)
         """
-        values = checks.numbers("confidences", confidences, np.float32)
-        return cls._descending(values.ravel(), BREAKPOINTS)
+        values = checks.numbers("confidences", confidences, np.float32).ravel()
+        if values.size and values.max() < 1:
+            values = np.append(values, np.nextafter(values.max(), NEVER, dtype=np.float32))
+        return cls._descending(values, BREAKPOINTS)
 
     @classmethod
     def family(cls, thresholds: ArrayLike) -> "Path":

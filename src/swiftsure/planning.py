@@ -46,8 +46,7 @@ class SamplePlan:
     n : int
         Samples with which a setting of risk `risk` is certified with probability `power`.
     floor : int or None
-        With fewer samples the tests here certify nothing, even if every loss is 0; None for losses
-        that can be negative.
+        Samples that the tests here need even if every loss is 0; None for losses below 0.
     bound : str
         The test that was planned for: the one that calibration will run.
     disagreement : float or None
@@ -407,7 +406,7 @@ def lowest_epsilon(
     delta: float = 0.1,
     bound: str = "auto",
     choice: float = 0.25,
-    seed: int = 0,
+    seed: int | None = None,
     score: str | None = None,
     path: PathLike = None,
     average: Average | None = None,
@@ -435,13 +434,16 @@ def lowest_epsilon(
         Share of the samples, or groups, that choose the setting.
     average, max_group_size
         For records with groups, as in `record.curve`: what counts the same in risk and costs.
+    seed : int, optional
+        Fixes which samples choose the setting, and the order of the others for betting bounds. By
+        default it is the record's own, as in `calibrate`.
 
     Examples
     --------
     >>> from swiftsure.simulate import Population
     >>> sample = Population().sample(4000, seed=0)
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one")
+    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one", seed=0)
     >>> plan.epsilon < 0.01
     True
     """
@@ -455,8 +457,9 @@ def lowest_epsilon(
         )
     checks.between("delta", delta, 0.0, 1.0)
     name = _cost_name(curve, cost)
-    ordered = curve.shuffled(seed)
     unit = "group" if curve.grouped else "sample"
+    order = curve.order.replaced_by(seed)
+    ordered = curve.shuffled(order.seed)
     known = not curve.has_exits and curve.costs[name].ndim == 1
     size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
     if size >= curve.n:
@@ -482,28 +485,32 @@ def lowest_epsilon(
     rule = Control("ucb", bound)
     prepared = rule.prepare(ordered)
     chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
-    level = chosen_bound.upper(prepared, rest, index, delta, 0) if index else 0.0
+    tested = index > 0 or not curve.full_model_first
+    level = chosen_bound.upper(prepared, rest, index, delta, 0) if tested else 0.0
     certified = level < curve.loss_range.high
+    used = order if size or chosen_bound.uses_order else None
+    rests = rule.assumptions(curve, chosen_bound, order=used)
     result = ControlResult(
-        index=index if certified and index else None,
-        threshold=setting(curve, index) if certified and index else None,
+        index=index if certified and tested else None,
+        threshold=setting(curve, index) if certified and tested else None,
         guarantee="probability",
         epsilon=level,
         delta=delta,
         control=BUDGET,
         bound=chosen_bound.name,
         n=len(rest),
-        seed=seed,
+        seed=None if used is None else used.seed,
+        seed_drawn=None if used is None else used.drawn,
         assumptions=(
-            *rule.assumptions(curve, chosen_bound)[:1],
+            rests[0],
             f"{name} costs of {source} chose the setting, and its risk's upper bound is the level",
-            *rule.assumptions(curve, chosen_bound)[2:],
+            *rests[2:],
         ),
     )
     if isinstance(record, ExitRecord):
         score = choose("score", score, record.confidences, preferred="top1")
     policy = make_policy(
-        record, rule, [curve], [result], result, score=score, upper=level if index else None
+        record, rule, [curve], [result], result, score=score, upper=level if tested else None
     )
     outcome = ordered.mean_cost(name, rest)
     return BudgetPlan(

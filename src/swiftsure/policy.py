@@ -86,6 +86,7 @@ class Certificate(_Frozen):
     n_settings: int
     index: int | None
     seed: int | None
+    """Of the order in which the samples were tested; None where the order does not matter."""
     pool: int | None
     assumptions: tuple[str, ...]
     costs: dict[str, tuple[float, float]]
@@ -96,6 +97,8 @@ class Certificate(_Frozen):
     """Fingerprint of the losses, confidences and settings that were seen."""
     model: str | None = None
     """Fingerprint of the model; None for a policy made from arrays alone."""
+    seed_drawn: bool | None = None
+    """Whether the seed was drawn at random for these samples; False for one that was given."""
 
     @property
     def by_budget(self) -> bool:
@@ -371,12 +374,12 @@ def _nothing_certified(certificate: Certificate) -> str:
     text += f" on {certificate.n:,} calibration {certificate.unit}"
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
-        text += f" (no valid method can with fewer than {fewest:,})"
+        text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"
     return f"{text}; allow a larger loss, or calibrate on more {certificate.unit}"
 
 
 def fewest_samples(certificate: Certificate) -> int:
-    """Return the fewest samples with which its promises can be certified at all; 0 if unknown."""
+    """Return how many samples the tests here need even if every loss is 0; 0 if unknown."""
     return max(_needed(certificate, promise) for promise in certificate.promises)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from swiftsure import bounds, checks
 from swiftsure.curves import RiskCurve, in_range
 from swiftsure.paths import BREAKPOINTS
+from swiftsure.sample_order import SampleOrder
 
 __all__ = ["CONTROLS", "Control", "ControlResult", "setting"]
 
@@ -46,6 +47,10 @@ class ControlResult:
         What chose it; `bound` is None for controls that use none.
     n : int
         Calibration samples, or groups.
+    seed : int or None
+        Of the order in which the samples were tested; None where the order does not matter.
+    seed_drawn : bool or None
+        Whether that seed was drawn at random for these samples, rather than given.
     assumptions : tuple of str
         What the promise rests on.
     """
@@ -60,6 +65,7 @@ class ControlResult:
     n: int
     seed: int | None
     assumptions: tuple[str, ...] = ()
+    seed_drawn: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,7 +149,7 @@ class Control:
         curve = self.prepare(curve)
         rows = np.arange(curve.n) if rows is None else rows
         # The full model needs no test; where setting 0 is not the full model, it is tested too.
-        start = 1 if curve.relative else 0
+        start = 1 if curve.full_model_first else 0
         order = np.argsort(epsilons, kind="stable")  # walks go on from level to level
         epsilons = epsilons[order]
         if self.name == "empirical":
@@ -163,7 +169,8 @@ class Control:
             curve = curve.zero_bounded()
         if self.name == "crc" and not curve.relative:
             raise ValueError(
-                "`crc` needs losses relative to the full model (0 at setting 0), but these are not."
+                "`crc` needs losses relative to the full model, but these are declared not to be"
+                " (`relative=False`)."
             )
         declared = bounds.declared_for(self.bound, curve.loss_range)
         if declared != curve.loss_range:
@@ -243,17 +250,17 @@ class Control:
         curve: RiskCurve,
         epsilon: float,
         delta: float | None = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         pool: int | None = None,
     ) -> ControlResult:
-        """Choose one setting."""
+        """Choose one setting; `seed=None` tests in the curve's own order."""
         if not isinstance(curve, RiskCurve):
             raise TypeError(
                 f"`curve` must be a RiskCurve, as record.curve(...) or RiskCurve.from_losses(...)"
                 f" give it, but got {type(curve).__name__}."
             )
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
-        checks.count("seed", seed, 0)
+        order = curve.order.replaced_by(seed)
         promises_probability = self.guarantee == "probability"
         chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
@@ -264,7 +271,7 @@ class Control:
             bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
         if ordered:
-            curve = curve.shuffled(seed)
+            curve = curve.shuffled(order.seed)
         index = int(self.indices(curve, np.asarray([level]), chance, pool=pool)[0])
         return ControlResult(
             index=None if index < 0 else index,
@@ -275,15 +282,20 @@ class Control:
             control=self.name,
             bound=None if bound is None else bound.name,
             n=curve.n,
-            seed=seed if ordered else None,
-            assumptions=self.assumptions(curve, bound, pool),
+            seed=order.seed if ordered else None,
+            assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
+            seed_drawn=order.drawn if ordered else None,
             options=self.options(),
         )
 
     def assumptions(
-        self, curve: RiskCurve, bound: bounds.Bound | None, pool: int | None = None
+        self,
+        curve: RiskCurve,
+        bound: bounds.Bound | None,
+        pool: int | None = None,
+        order: SampleOrder | None = None,
     ) -> tuple[str, ...]:
-        """Return what the promise rests on, in words."""
+        """Return what the promise rests on, in words; `order` is that of a test that uses one."""
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
         unit = "groups" if curve.grouped else "samples"
@@ -303,6 +315,9 @@ class Control:
             rests.append(f"no group has more than {limit}")
         elif curve.grouped:
             rests.append("groups are averaged with equal weight, whatever their size")
+        rests += curve.conditions
+        if order is not None:
+            rests.append(order.condition)
         return tuple(rests)
 
     def options(self) -> dict[str, Any]:

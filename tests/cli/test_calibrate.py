@@ -64,8 +64,8 @@ def test_json_is_the_policy_and_nothing_else(run, record, made):
 
 @pytest.mark.parametrize("name", ["record.parquet", "arrays.npz", "logits.npz"])
 def test_every_format_gives_the_same_policy(run, record, name):
-    done = run("calibrate", name, *ZERO_ONE, "--json")
-    policy = ss.calibrate(record, loss="zero_one")
+    done = run("calibrate", name, *ZERO_ONE, "--json", "--seed", 0)
+    policy = ss.calibrate(record, loss="zero_one", seed=0)
     assert json.loads(done.out)["threshold"] == policy.threshold
     assert json.loads(done.out)["certificate"]["n"] == 800
 
@@ -236,3 +236,31 @@ def test_averages_that_make_no_sense_are_refused(run, name, options, message):
     done = run("calibrate", f"{name}.parquet", "--loss", "zero_one", *options)
     assert done.status == 2
     assert message in done.err
+
+
+def test_the_seed_drawn_for_a_file_that_keeps_none_is_named(run):
+    done = run("calibrate", "arrays.npz", *ZERO_ONE, "-o", "first.json")
+    policy = Policy.load("first.json")
+    seed = policy.certificate.seed
+    assert policy.certificate.seed_drawn
+    said = next(line for line in done.out.splitlines() if "drawn at random, with" in line)
+    assert f"with seed {seed}, which arrays.npz does not keep: `--seed {seed}` repeats" in said
+    assert "`swiftsure convert arrays.npz -o arrays.parquet`" in said
+    again = run("calibrate", "arrays.npz", *ZERO_ONE, "-o", "again.json", "--seed", seed)
+    assert "drawn at random, with seed" not in again.out
+    repeated = Policy.load("again.json")
+    assert (repeated.threshold, repeated.certificate.seed) == (policy.threshold, seed)
+    assert not repeated.certificate.seed_drawn
+    assert "or the seed was itself drawn at random, once" in str(repeated)
+
+
+def test_nothing_is_said_of_a_seed_that_the_file_keeps_or_nobody_uses(run):
+    for source, bound in [("record.parquet", "star"), ("arrays.npz", "hoeffding")]:
+        done = run("calibrate", source, *ZERO_ONE, "--epsilon", "0.2", "--bound", bound)
+        assert "drawn at random, with seed" not in done.out
+
+
+def test_one_file_gives_one_policy(run):
+    for name in ("first.json", "second.json"):
+        run("calibrate", "record.parquet", *ZERO_ONE, "-o", name)
+    assert Policy.load("first.json") == Policy.load("second.json")

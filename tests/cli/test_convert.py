@@ -4,6 +4,10 @@ import json
 import pickle  # noqa: TID251
 
 import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.records.files import keeps_order
 
 
 def test_converted_logits_calibrate(run, folder, sample):
@@ -38,3 +42,25 @@ def test_other_arrays_are_refused(run, folder):
     done = run("convert", "a.p")
     assert done.status == 2
     assert "(exits, samples, classes)" in done.err
+
+
+@pytest.mark.parametrize("source", ["arrays.npz", "logits.npz", "thresholds.parquet"])
+def test_a_record_becomes_a_file_that_keeps_its_order(run, source):
+    done = run("convert", source, "-o", "converted.parquet")
+    record = ss.load_record("converted.parquet")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        f"{record.n} samples, tested in the order of seed {record.order.seed}.",
+        "Wrote converted.parquet",
+    ]
+    assert keeps_order("converted.parquet")
+    shown = json.loads(run("convert", source, "-o", "other.parquet", "--json").out)
+    assert shown["samples"] == record.n
+    assert shown["seed"] == ss.load_record("other.parquet").order.seed
+
+
+def test_a_pickle_does_not_become_a_record(run, folder):
+    (folder / "a.p").write_bytes(pickle.dumps((np.zeros((2, 3, 4)), np.zeros(3))))
+    done = run("convert", "a.p", "-o", "a.parquet")
+    assert done.status == 2
+    assert "not a readable Parquet file" in done.err

@@ -18,8 +18,8 @@ def test_samples_from_the_promise_alone(run, made):
     count, losses, floor = done.out.splitlines()
     assert count.startswith("230 calibration samples certify a risk of at most 0.01 (δ = 0.1)")
     assert "losses of 0 or 1" in losses
-    assert floor.startswith("Fewer than 230 certify nothing")
-    assert "even if every loss is 0" in floor
+    assert floor.startswith("Even if every loss were 0, the tests here would need 230 samples")
+    assert "--disagreement" in floor
     assert not made()
 
 
@@ -165,3 +165,11 @@ def test_plans_of_groups_count_groups_and_say_what_is_averaged(run):
     assert "other groups chose the setting" in done.out
     done = run("plan", "--average", "group")
     assert (done.status, "needs a record with groups" in done.err) == (2, True)
+
+
+def test_the_seed_drawn_for_a_budget_is_named(run):
+    budget = ("--loss", "zero_one", "--cost", "flops", "--saving", "0.2")
+    done = run("plan", "arrays.npz", *budget, "-o", "policy.json")
+    seed = Policy.load("policy.json").certificate.seed
+    assert f"`--seed {seed}` repeats this result" in done.out
+    assert "repeats this result" not in run("plan", "record.parquet", *budget).out

@@ -5,6 +5,7 @@ import pytest
 
 import swiftsure as ss
 from guarantees.checkers import check_rate
+from swiftsure.simulate import Population
 
 SETTINGS = {
     "fixed sequence": ({}, [0.0334, 0.0405, 0.09]),
@@ -61,3 +62,39 @@ def test_a_policy_promises_what_its_control_does(control, options, promise):
     policy = ss.calibrate(curve, control=control, epsilon=0.05, **options)
     assert policy.certificate.guarantee == promise
     assert ("no guarantee" in str(policy)) == (promise == "none")
+
+
+def partly_labelled():
+    """Return a record of 400 samples; every fourth label is missing."""
+    sample = Population(n_exits=3).sample(400, seed=0)
+    labels = np.where(np.arange(400) % 4 == 0, -1, sample.labels)
+    return ss.ExitRecord.from_logits(sample.logits, labels)
+
+
+def test_labels_assumed_to_be_the_worst_are_a_condition():
+    """Assuming the worst is valid if a label is missing for reasons of its own sample alone."""
+    condition = "whether a sample's label is missing depends on that sample alone"
+    record = partly_labelled()
+    filled = ss.calibrate(record, loss="zero_one", epsilon=0.3, missing="worst")
+    assert condition in filled.certificate.assumptions
+    assert condition in str(filled)
+    without = ss.calibrate(record, "consistency", "zero_one", epsilon=0.3, missing="worst")
+    assert condition not in without.certificate.assumptions  # needs no label
+    where_it_matters = np.isin(record.ids, record.needs_label())
+    rest = record.take(np.flatnonzero(~where_it_matters))
+    agreeing = ss.calibrate(rest, loss="zero_one", epsilon=0.3, missing="worst")
+    assert np.isnan(rest.losses["zero_one"]).any()
+    assert condition not in agreeing.certificate.assumptions  # nothing was filled in
+
+
+def test_temperatures_are_a_condition():
+    """Temperatures that were fitted on the calibration samples would void the promise."""
+    condition = "the temperatures were fitted on other samples than the calibration's"
+    sample = Population(n_exits=3).sample(400, seed=0)
+    for temperatures, expected in [(1.0, False), ([1.5, 1.2, 1.0], True)]:
+        record = ss.ExitRecord.from_logits(
+            sample.logits, sample.labels, temperatures=temperatures, groups=np.arange(400) // 2
+        )
+        policy = ss.calibrate(record, loss="brier", epsilon=0.5, zero_bounded=True)
+        assert (condition in policy.certificate.assumptions) == expected
+        assert (condition in str(policy)) == expected

@@ -6,6 +6,7 @@ import pytest
 import swiftsure as ss
 from guarantees.checkers import (
     Task,
+    check_not_above,
     check_rate,
     check_violations,
     check_violations_exactly,
@@ -107,3 +108,38 @@ def test_a_setting_0_that_is_not_the_full_model_is_tested_too(bound):
         curve = ss.RiskCurve.from_losses([2, 1, 0], losses, loss_range=(0, 1), relative=False)
         count += ss.control.ucb(curve, 0.1, 0.1, bound, seed=draw).index is not None
     check_rate(count, draws, 0.1)
+
+
+@pytest.mark.parametrize("control", ["ucb", "ltt"])
+def test_a_first_setting_without_losses_by_chance_is_tested(control):
+    """Whether setting 0 is tested must not depend on its losses: exact, for a single sample.
+
+    Setting 0 is not the full model. The third kind of sample loses nothing there by chance, as if
+    it were, and gains much at setting 1. Skipping the test of setting 0 then violates with
+    probability .172, since the second kind of sample, which gains at setting 0, certifies that.
+    """
+    kinds = np.asarray([[1.0, 1.0], [-4.2, 1.0], [0.0, -4.2]])
+    probabilities = np.asarray([0.828, 0.078, 0.094])
+    epsilon, delta = 0.5, 0.1
+    assert (probabilities @ kinds > epsilon).all()
+    violation = 0.0
+    for losses, probability in zip(kinds, probabilities, strict=True):
+        curve = ss.RiskCurve.from_losses([1.0, 0.5], losses[None], loss_range=(-4.2, 1))
+        chosen = getattr(ss.control, control)(curve, epsilon, delta).index
+        violation += probability * (chosen is not None)
+    assert violation <= delta
+
+
+def test_crc_holds_the_mean_where_the_full_model_is_not_on_the_path():
+    """Relative losses of settings that are all early exits: the full model stands before them."""
+    kinds = np.asarray([[1.0, 1.0, -1.0], [0, 1, 1], [0, 0, 1], [-1, 0, 0]])
+    probabilities = np.asarray([0.08, 0.1, 0.1, 0.72])
+    risk = probabilities @ kinds
+    rng = np.random.default_rng(0)
+    chosen, epsilon = [], 0.1
+    for _ in range(2000):
+        losses = kinds[rng.choice(4, 30, p=probabilities)]
+        curve = ss.RiskCurve.from_losses([0.9, 0.8, 0.7], losses)
+        chosen.append(ss.control.crc(curve, epsilon).index)
+    assert {None, 0, 1} <= set(chosen)
+    check_not_above(np.asarray([0.0 if k is None else risk[k] for k in chosen]), epsilon)

@@ -84,6 +84,6 @@ def test_simulated_classifiers_keep_the_mean_risk(overthinking, risk, loss, epsi
 def test_losses_that_are_not_relative_are_refused():
     """CRC needs a setting of known risk 0 to fall back on."""
     losses = np.full((50, 2), 0.2)
-    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, loss_range=(0, 1))
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, loss_range=(0, 1), relative=False)
     with pytest.raises(ValueError, match="relative"):
         ss.control.crc(curve, 0.1)

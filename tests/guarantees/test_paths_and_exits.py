@@ -112,7 +112,47 @@ def test_an_exit_that_is_never_taken_may_stand_in_a_family():
 
 def test_a_path_of_the_full_model_alone_certifies_nothing():
     """There is nothing to choose, with any control."""
-    curve = ss.RiskCurve.from_losses([1.0], np.zeros((500, 1)))
+    curve = ss.RiskCurve.from_losses([None], np.zeros((500, 1)))
     for name in ("empirical", "crc", "ucb", "ltt"):
         assert ss.Control(name).run(curve, 0.1).index is None
     assert ss.Control("ltt", correction="bonferroni").run(curve, 0.1).index is None
+
+
+@pytest.mark.parametrize("bound", ["star", "wsr"])
+def test_breakpoints_begin_where_no_calibration_sample_exits(bound):
+    """Thresholds above every calibration confidence are settings too, which new samples may pass.
+
+    Exit 2 improves each sample (−1), but exit 1, as confident but for a hair, ruins it (+1). So the
+    risk at λ is very nearly P(confidence > λ). The safest breakpoint sees one sample exit, with a
+    loss of −1: with two samples that is certified, although all losses 0 are not, and the true
+    risk is above 0.6 with probability 0.4² = 0.16.
+    """
+    rng = np.random.default_rng(0)
+    epsilon, delta, draws, hair, count = 0.6, 0.1, 2000, 1e-4, 0
+    for _ in range(draws):
+        late = rng.random((2, 1))
+        record = ss.ExitRecord(
+            np.hstack([np.maximum(late - hair, 0), late]),
+            inconsistencies={"change": np.tile([1.0, -1.0, 0.0], (2, 1))},
+            inconsistency_ranges={"change": (-1, 1)},
+        )
+        curve = record.curve("consistency", path="breakpoints")
+        threshold = ss.control.ucb(curve, epsilon, delta, bound).threshold
+        count += threshold is not None and (1 - threshold - hair) - hair > epsilon
+    check_rate(count, draws, delta)
+
+
+def test_breakpoints_reach_the_largest_confidence_that_float32_has():
+    """Above 1 there is no confidence, so nothing is between "never" and a breakpoint at 1."""
+    confidences = np.asarray([[1.0], [0.5]], np.float32)
+    assert ss.Path.breakpoints(confidences).thresholds.tolist() == [np.inf, 1.0, 0.5]
+    below = np.nextafter(np.float32(1), np.float32(0))
+    assert ss.Path.breakpoints([[below]]).thresholds.tolist() == [np.inf, 1.0, below]
+
+
+def test_breakpoints_may_end_at_the_setting_that_nobody_uses():
+    """Where only "nobody exits" is certified, the policy's threshold lies above all samples."""
+    record = ss.ExitRecord(np.full((60, 1), 0.5), losses={"zero_one": np.tile([1.0, 0.0], (60, 1))})
+    policy = ss.calibrate(record, epsilon=0.1, path="breakpoints")
+    assert policy.threshold == float(np.nextafter(np.float32(0.5), np.float32(1)))
+    assert policy.certificate.costs["exit"] == (2.0, 2.0)

@@ -57,11 +57,15 @@ def random_record(n=300, seed=0, **arguments):
 
 
 def table_curve(columns, n=200, **arguments):
-    """A curve of 0-1 losses: column k holds `columns[k]` ones among n, spread evenly."""
+    """A curve of 0-1 losses: column k holds `columns[k]` ones among n, spread evenly.
+
+    A first column without ones is the full model's, unless `relative` says otherwise.
+    """
     losses = np.zeros((n, len(columns)))
     for k, ones in enumerate(columns):
         losses[np.linspace(0, n - 1, ones).astype(int), k] = 1.0
     arguments.setdefault("loss_range", (0, 1))
+    arguments.setdefault("relative", None if columns[0] else True)
     return ss.RiskCurve.from_losses(np.linspace(1, 0, len(columns)), losses, **arguments)
 
 

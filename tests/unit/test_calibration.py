@@ -56,7 +56,8 @@ def test_the_certificate_by_hand(name, rule):
         0.1,
         "ucb",
     )
-    assert (promise.bound, certificate.seed, certificate.pool) == ("star", 0, None)
+    assert (promise.bound, certificate.pool) == ("star", None)
+    assert (certificate.seed, certificate.seed_drawn) == (record.order.seed, True)
     assert (certificate.path, certificate.n_settings) == ("logit grid", len(ss.Path.logit_grid()))
     assert ss.Path.logit_grid().thresholds[certificate.index] == policy.threshold
     assert (policy.strict, policy.min_exit) == (rule.get("strict", False), rule.get("min_exit", 0))
@@ -290,10 +291,26 @@ def test_a_curve_is_calibrated_as_it_is():
     assert policy.threshold == 0.5
     assert policy.settings == {"threshold": 0.5}
     assert (policy.n_exits, policy.certificate.n_samples) == (None, 200)
-    gap = ss.RiskCurve.from_losses([1, 0], [[0, 1], [0, -1]] * 100)
+    gap = ss.RiskCurve.from_losses([None, 0], [[0, 1], [0, -1]] * 100)
     bounded = ss.calibrate(gap, epsilon=0.2, zero_bounded=True)
     assert bounded.threshold is None
     assert bounded.certificate.promises[0].risk == "zero-bounded gap"
+
+
+def test_a_first_setting_that_is_not_the_full_model_is_bounded_too():
+    losses = np.tile([0.1, 0.3], (400, 1))
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, loss_range=(0, 1))
+    for options in ({}, {"control": "ltt", "correction": "bonferroni"}):
+        policy = ss.calibrate(curve, epsilon=0.2, **options)
+        promise = policy.certificate.promises[0]
+        assert (policy.threshold, policy.certificate.index) == (1.0, 0)
+        delta = 0.05 if options else 0.1
+        upper = bounds.upper_bound(losses[:, 0], delta, loss_range=(0, 1))
+        assert promise.upper_bound == pytest.approx(upper)
+        assert promise.calibration_risk == pytest.approx(0.1)
+    nothing = ss.calibrate(curve, epsilon=0.05)
+    assert nothing.threshold is None
+    assert nothing.certificate.promises[0].calibration_risk == 0  # the full model against itself
 
 
 @pytest.mark.parametrize("extra", [{"score": "top1"}, {"path": [0.5]}, {"risks": [ss.Risk()]}])
@@ -351,11 +368,10 @@ def test_a_pool_is_refused_where_it_is_not_used(name):
 # Determinism
 
 
-def test_one_call_gives_one_policy():
+def test_one_record_gives_one_policy():
+    record = random_record()
     for name in ("ucb", "crc"):
-        first, second = (
-            ss.calibrate(random_record(), loss="brier", control=name) for _ in range(2)
-        )
+        first, second = (ss.calibrate(record, loss="brier", control=name) for _ in range(2))
         assert first == second
 
 

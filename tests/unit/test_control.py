@@ -44,7 +44,7 @@ def test_the_last_setting_before_the_first_failure_is_chosen(choose, ones, index
 
 def test_where_setting_0_is_not_the_full_model_it_is_tested_too():
     good = table_curve([1, 1], binary=True)
-    assert not good.relative
+    assert not good.full_model_first
     assert control.ucb(good, EPSILON).index == 1
     assert control.ucb(table_curve([1, 50], binary=True), EPSILON).index == 0
     assert control.ucb(table_curve([50, 1], binary=True), EPSILON).index is None
@@ -128,7 +128,7 @@ def test_bonferroni_takes_bets_too():
 def test_zero_bounded_selects_on_the_positive_part():
     losses = np.zeros((200, 2))
     losses[::4, 1], losses[1::4, 1] = 1.0, -1.0  # better as often as worse
-    curve = ss.RiskCurve.from_losses([1, 0], losses)
+    curve = ss.RiskCurve.from_losses([None, 0], losses)
     assert control.ucb(curve, 0.2).index == 1
     assert control.ucb(curve, 0.2, zero_bounded=True).index is None
     assert control.ucb(curve.zero_bounded(), 0.2).index is None
@@ -191,9 +191,16 @@ def test_crc_takes_the_running_maximum_of_each_sample():
 def test_crc_starts_the_running_maximum_at_the_full_models_zero():
     losses = np.zeros((99, 2))
     losses[:10, 1], losses[10:60, 1] = 1.0, -1.0
-    curve = ss.RiskCurve.from_losses([1, 0], losses)
+    curve = ss.RiskCurve.from_losses([None, 0], losses)
     assert control.crc(curve, EPSILON).index is None  # gains do not make up for losses
     assert control.crc(curve, EPSILON, selection="contiguous").index == 1
+
+
+def test_crc_takes_relative_losses_of_a_path_without_the_full_model():
+    for ones, index in [([9, 9], 1), ([9, 10], 0), ([10, 0], None), ([0, 10], 0)]:
+        curve = table_curve(ones, n=N, relative=None)
+        assert (curve.relative, curve.full_model_first) == (True, False)
+        assert control.crc(curve, EPSILON + 1e-9).index == index
 
 
 def test_crc_inflates_by_the_bound_of_the_loss():
@@ -226,7 +233,7 @@ def test_crc_promises_only_what_holds(options, guarantee):
 @pytest.mark.parametrize("options", [{}, {"method": "ucb"}, {"selection": "paper"}])
 def test_crc_refuses_losses_that_are_not_relative(options):
     with pytest.raises(ValueError, match="`crc` needs losses relative to the full model"):
-        control.crc(table_curve([1, 2]), EPSILON, **options)
+        control.crc(table_curve([1, 2], relative=False), EPSILON, **options)
 
 
 @pytest.mark.parametrize("high", [1.0, 2.0])
@@ -241,7 +248,8 @@ def test_crc_by_tests_is_a_test_at_the_split_level(high, delta_prime):
     level = (EPSILON - d * high) / (1 - d)
     assert (1 - d) * level + d * high == pytest.approx(EPSILON)
     assert chosen.index == control.ucb(curve, level, d).index is not None
-    assert (chosen.bound, chosen.seed, chosen.guarantee) == ("star", 0, "expectation")
+    assert (chosen.bound, chosen.seed) == ("star", curve.order.seed)
+    assert chosen.guarantee == "expectation"
 
 
 def test_crc_by_tests_certifies_nothing_where_no_level_is_left():
@@ -267,10 +275,11 @@ def test_a_result_says_what_was_done():
         n=600,
         seed=7,
         assumptions=result.assumptions,
+        seed_drawn=False,
         options={},
     )
     assert result.index is not None
-    assert len(result.assumptions) == 3
+    assert len(result.assumptions) == 4
     assert "samples are independent draws" in result.assumptions[0]
     assert "no brier gap exceeds 2" in result.assumptions[2]
 
@@ -375,9 +384,10 @@ def test_delta_lies_between_zero_and_one(choose, delta):
         choose(table_curve([0, 1]), EPSILON, delta)
 
 
-def test_bets_without_a_seed_are_refused():
+@pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
+def test_a_seed_is_a_whole_number(seed):
     with refused("seed"):
-        control.ucb(table_curve([0, 1]), EPSILON, seed=None)
+        control.ucb(table_curve([0, 1]), EPSILON, seed=seed)
 
 
 @pytest.mark.parametrize(

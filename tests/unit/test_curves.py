@@ -252,12 +252,25 @@ def test_the_order_of_settings_is_the_users():
     assert ss.RiskCurve.from_losses([0, 3, 7], LOSSES).thresholds.tolist() == [0, 3, 7]
 
 
-def test_relative_is_inferred_from_the_first_column_unless_said():
-    assert ss.RiskCurve.from_losses([1, 0.9, 0.5], LOSSES).relative
-    assert not ss.RiskCurve.from_losses([1, 0.9], LOSSES[:, 1:]).relative
-    assert not ss.RiskCurve.from_losses([1, 0.9, 0.5], LOSSES, relative=False).relative
-    with pytest.raises(ValueError, match="`losses` must be 0 in column 0, the full model"):
-        ss.RiskCurve.from_losses([1, 0.9], LOSSES[:, 1:], relative=True)
+@pytest.mark.parametrize(
+    ("first", "relative", "expected"),
+    [
+        (1.0, None, (True, False)),
+        (None, None, (True, True)),
+        (np.inf, None, (True, True)),
+        (1.0, True, (True, True)),
+        (None, False, (False, False)),
+        (1.0, False, (False, False)),
+    ],
+)
+def test_what_setting_0_is_is_declared_and_not_seen_from_the_losses(first, relative, expected):
+    for losses in (LOSSES, LOSSES[:, [1, 1, 2]]):
+        if expected[1] and losses[:, 0].any():
+            with pytest.raises(ValueError, match="`losses` must be 0 in column 0, the full model"):
+                ss.RiskCurve.from_losses([first, 0.9, 0.5], losses, relative=relative)
+            continue
+        curve = ss.RiskCurve.from_losses([first, 0.9, 0.5], losses, relative=relative)
+        assert (curve.relative, curve.full_model_first) == expected
 
 
 @pytest.mark.parametrize(

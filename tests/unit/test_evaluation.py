@@ -510,9 +510,22 @@ def test_a_curve_has_its_choices_already(record):
 
 
 def test_losses_must_be_relative_to_the_full_model():
-    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.full((200, 2), 0.1))
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.full((200, 2), 0.1), relative=False)
     with pytest.raises(ValueError, match="relative to the full model"):
         ss.evaluate(curve, splits=1)
+
+
+def test_a_full_model_that_is_not_on_the_path_has_no_risk():
+    losses = np.tile([0.1, 0.3], (200, 1))
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, [4.0, 1.0])
+    study = ss.evaluate(
+        curve, controls=["ucb", "crc"], epsilons=[0.05, 0.2, 0.9], n_calibration=150, splits=3
+    )
+    for label in ("ucb", "crc"):
+        assert study.test_risk[label] == pytest.approx(np.tile([0.0, 0.1, 0.3], (3, 1)))
+        assert study.pool_risk[label] == pytest.approx(np.tile([0.0, 0.1, 0.3], (3, 1)))
+        assert study.gain[label].tolist() == [[0.0, 0.0, 75.0]] * 3  # setting 0 costs as much
+        assert study.thresholds[label].tolist() == [[np.inf, 1.0, 0.5]] * 3
 
 
 def test_there_must_be_a_level(record):

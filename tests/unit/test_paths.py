@@ -69,7 +69,10 @@ def test_grid_takes_none_for_never():
 def test_breakpoints_are_all_the_places_where_an_exit_changes(confidences):
     path = Path.breakpoints(confidences)
     assert path.thresholds[0] == math.inf
-    assert path.thresholds[1:].tolist() == sorted(set(confidences.ravel().tolist()), reverse=True)
+    largest = confidences.max()
+    nobody = [] if largest == 1 else [np.nextafter(largest, np.float32(2))]
+    breakpoints = sorted(set(confidences.ravel().tolist()), reverse=True)
+    assert path.thresholds[1:].tolist() == [*nobody, *breakpoints]
     n_early = confidences.shape[1]
     settings = {tuple(first_exits(confidences, [t] * n_early)) for t in path.thresholds}
     between = (path.thresholds[1:] + path.thresholds[:-1]) / 2  # nothing new happens there

@@ -436,8 +436,8 @@ def test_groups_are_the_units_of_a_budget():
 
 
 def test_curves_have_budgets_too():
-    curve = threshold_record().curve()
-    of_curve, of_record = (lowest_epsilon(each, 6.0) for each in (curve, threshold_record()))
+    record = threshold_record()
+    of_curve, of_record = (lowest_epsilon(each, 6.0) for each in (record.curve(), record))
     assert of_curve.epsilon == of_record.epsilon
 
 
@@ -483,9 +483,18 @@ def test_errors_of_lowest_epsilon(record, arguments, message):
 
 
 def test_budgets_need_losses_relative_to_the_full_model():
-    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.full((50, 2), 0.1), [2.0, 1.0])
+    losses = np.full((50, 2), 0.1)
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, [2.0, 1.0], relative=False)
     with pytest.raises(ValueError, match="relative to the full model"):
         lowest_epsilon(curve, 1.0)
+
+
+def test_a_first_setting_that_is_not_the_full_model_has_a_level_of_its_own():
+    losses = np.tile([0.1, 0.3], (400, 1))
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, [2.0, 1.0])
+    plan = lowest_epsilon(curve, 2.0)
+    assert plan.threshold == 1.0
+    assert 0.1 < plan.epsilon < 0.3
 
 
 # -------------------------------------------------------------------- the policy of a budget plan
@@ -495,7 +504,7 @@ def test_budgets_need_losses_relative_to_the_full_model():
 def plans(record):
     return {
         "exits": lowest_epsilon(record, saving=0.4, seed=3),
-        "thresholds": lowest_epsilon(threshold_record(), 6.0),
+        "thresholds": lowest_epsilon(threshold_record(), 6.0, seed=0),
     }
 
 

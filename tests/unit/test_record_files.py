@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -251,8 +252,9 @@ def test_settings_that_are_no_data_are_refused_before_anything_is_written(tmp_pa
 def test_saving_replaces_a_file(tmp_path):
     path = tmp_path / "record.parquet"
     exit_record().save(path)
-    threshold_record().save(path)
-    same_record(ss.load_record(path), threshold_record())
+    record = threshold_record()
+    record.save(path)
+    same_record(ss.load_record(path), record)
 
 
 def test_saving_into_a_missing_folder_is_refused(tmp_path):
@@ -327,7 +329,9 @@ def test_npz_of_logits(tmp_path):
     expected = ss.ExitRecord.from_logits(
         logits, labels, ids=arrays["ids"], groups=arrays["groups"], costs={"ms": [1, 2, 3, 4]}
     )
-    same_record(ss.load_record(tmp_path / "a.npz"), expected)
+    loaded = ss.load_record(tmp_path / "a.npz")
+    assert loaded.order.drawn
+    same_record(replace(loaded, order=expected.order), expected)
     part = ss.ExitRecord.load(tmp_path / "a.npz", scores=["entropy"], losses=["brier"])
     assert (list(part.confidences), list(part.losses)) == (["entropy"], ["brier"])
 
@@ -380,3 +384,18 @@ def test_npz_with_bad_arrays_is_refused_like_any_record(tmp_path):
     np.savez(tmp_path / "a.npz", confidences=[[1.5]], **{"losses.zero_one": [[0, 1]]})
     with pytest.raises(ValueError, match=r"`confidences\['top1'\]` must lie in \[0, 1\]"):
         ss.load_record(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("make", [exit_record, threshold_record])
+def test_a_file_of_an_older_version_gets_an_order_when_it_is_loaded(tmp_path, make):
+    path = tmp_path / "record.parquet"
+    make().save(path)
+    assert files.keeps_order(path)
+    table = pq.read_table(path)
+    header = json.loads(table.schema.metadata[files.KEY])
+    del header["order"]
+    pq.write_table(table.replace_schema_metadata({files.KEY: json.dumps(header)}), path)
+    assert not files.keeps_order(path)
+    first, second = (ss.load_record(path).order for _ in range(2))
+    assert first.drawn
+    assert first != second

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
+from swiftsure.cli.output import (
+    number,
+    print_drawn_seed,
+    print_json,
+    print_policy,
+    print_table,
+    print_text,
+)
 
 if TYPE_CHECKING:
     from swiftsure.policy import Certificate
@@ -45,7 +52,7 @@ def calibrate(
     ] = 0,
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
-    seed: options.Seed = 0,
+    seed: options.OrderSeed = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the policy here.", show_default=False),
@@ -116,6 +123,7 @@ def calibrate(
     else:
         print_policy(policy)
         _print_tables(policy.certificate)
+        print_drawn_seed(record, policy)
         for target in (output, figure):
             if target is not None:
                 print_text(f"Wrote {target}")

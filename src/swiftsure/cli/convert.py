@@ -1,4 +1,4 @@
-"""`swiftsure convert`: published logits to a file that the other commands read."""
+"""`swiftsure convert`: files of other kinds to those that the other commands read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,30 +13,51 @@ __all__ = ["convert"]
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="Pickle of (logits, targets).", show_default=False)
+        Path,
+        typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="npz to write.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "logits.npz"
     ),
     json: options.Json = False,
 ) -> None:
-    """Turn a pickle of logits and targets into npz.
+    """Turn a pickle of logits into npz, or a record into Parquet.
 
     The logits published with the paper are pickles of arrays (exits,
     samples, classes). A pickle can run any code when it is read: this
     reads arrays and tensors, and refuses a file that asks for more.
 
-    [bold]Example[/bold]
+    A record (npz, or Parquet of an older version) is written as Parquet,
+    which also keeps the random order in which its samples are tested.
+
+    [bold]Examples[/bold]
 
         swiftsure convert imagenet.p -o logits.npz
+
+        swiftsure convert record.npz -o record.parquet
     """
     from swiftsure.files import writable
     from swiftsure.reproduce.published_logits import convert_logits
 
     writable(output)
+    if output.suffix.lower() == ".parquet":
+        _convert_record(source, output, json)
+        return
     samples, exits, classes = convert_logits(source, output)
     if json:
         print_json({"samples": samples, "exits": exits, "classes": classes, "file": str(output)})
         return
     print_text(f"{samples:,} samples, {exits} exits, {classes:,} classes.")
+    print_text(f"Wrote {output}")
+
+
+def _convert_record(source: Path, output: Path, json: bool) -> None:
+    import swiftsure as ss
+
+    record = ss.load_record(source)
+    record.save(output)
+    if json:
+        print_json({"samples": record.n, "seed": record.order.seed, "file": str(output)})
+        return
+    print_text(f"{record.n:,} samples, tested in the order of seed {record.order.seed}.")
     print_text(f"Wrote {output}")

@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "Loss",
     "MaxGroupSize",
+    "OrderSeed",
     "Path_",
     "RecordFile",
     "Risk",
@@ -41,6 +42,10 @@ Score = Annotated[
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
+OrderSeed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Fixes the order of samples.", show_default="the record's own"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Average = Annotated[
     str | None,

@@ -4,6 +4,7 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "is_terminal",
     "number",
+    "print_drawn_seed",
     "print_json",
     "print_policy",
     "print_table",
@@ -41,6 +43,19 @@ def print_policy(policy: "Policy") -> None:
 
     promise, conditions = sentence_parts(policy)
     _print(Text.assemble((promise, "bold"), (conditions, "dim")))
+
+
+def print_drawn_seed(record: Path, policy: "Policy") -> None:
+    """Say which seed was drawn for a file that keeps none, and how to get the same result again."""
+    from swiftsure.records.files import keeps_order
+
+    seed = policy.certificate.seed
+    if seed is not None and policy.certificate.seed_drawn and not keeps_order(record):
+        print_text(
+            f"The order of the samples was drawn at random, with seed {seed}, which {record} does"
+            f" not keep: `--seed {seed}` repeats this result. Never choose among seeds. A Parquet"
+            f" file keeps its own: `swiftsure convert {record} -o {record.stem}.parquet`."
+        )
 
 
 def _print(text: Text) -> None:

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
+from swiftsure.cli.output import (
+    number,
+    print_drawn_seed,
+    print_json,
+    print_policy,
+    print_table,
+    print_text,
+)
 
 __all__ = ["plan"]
 
@@ -50,7 +57,7 @@ def plan(
     bound: options.Bound = "auto",
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
-    seed: options.Seed = 0,
+    seed: options.OrderSeed = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the budget's policy here.", show_default=False),
@@ -87,7 +94,7 @@ def plan(
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target, power, seed, shared | counted, json)
+        _sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
     else:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
@@ -142,8 +149,8 @@ def _promise(
     if found.floor is None:
         return
     print_text(
-        f"Fewer than {found.floor:,} certify nothing, even if every loss is 0. Gaps, which can be"
-        " negative, are planned with --disagreement."
+        f"Even if every loss were 0, the tests here would need {found.floor:,} samples. Gaps, which"
+        " can be negative, are planned with --disagreement."
     )
 
 
@@ -197,7 +204,7 @@ def _budget(
     record: Path,
     saving: float,
     delta: float,
-    seed: int,
+    seed: int | None,
     shared: dict[str, Any],
     output: Path | None,
     json: bool,
@@ -217,6 +224,7 @@ def _budget(
         )
     else:
         _print_budget(found, saving)
+        print_drawn_seed(record, found.policy)
         if output is not None:
             print_text(f"Wrote {output}")
     if found.epsilon is None:

@@ -23,6 +23,7 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits
+from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ExitRecord"]
 
@@ -32,6 +33,10 @@ IDENTITY = ("loss_ranges", "inconsistency_ranges", "fingerprint", "temperatures"
 TABLES = ("confidences", "losses", "inconsistencies", "costs")
 CHUNK = 4096
 """Samples whose losses at all settings are held at once."""
+
+LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
+"""Conditions of a promise made from such a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +67,10 @@ class ExitRecord:
         What logits were divided by.
     dtype : str, optional
         Inference dtype of the model's run.
+    order : SampleOrder or int, optional
+        Seed of the order in which betting tests see the samples. By default one is drawn from the
+        operating system's random numbers. The record keeps it, in its file too, so that calibrating
+        again gives the same policy.
 
     Raises
     ------
@@ -87,6 +96,7 @@ class ExitRecord:
     fingerprint: str | None = None
     temperatures: tuple[float, ...] | None = None
     dtype: str | None = None
+    order: SampleOrder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
@@ -133,6 +143,7 @@ class ExitRecord:
             ids=record_checks.id_array(self.ids, n),
             groups=record_checks.group_array(self.groups, n),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
+            order=SampleOrder.of(self.order, "order"),
         )
 
     @classmethod
@@ -268,6 +279,8 @@ class ExitRecord:
             min_exit=checks.count("min_exit", min_exit, 0),
             risk=risk,
             loss=loss,
+            order=self.order,
+            conditions=() if self.temperatures is None else (TEMPERATURES_FITTED,),
         )
         checks.known("missing", missing, ["raise", "worst"])
         unlabelled = np.flatnonzero(np.isnan(values).any(axis=1))
@@ -279,6 +292,8 @@ class ExitRecord:
                     ' lists the samples. Label them, or pass `missing="worst"` to assume the worst.'
                 )
             values[np.isnan(values)] = declared.high
+            if needed:
+                curve = replace(curve, conditions=(*curve.conditions, LABELS_MISSING))
         if zero_bounded:
             curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from swiftsure import checks
 from swiftsure.files import npz, replaced
 from swiftsure.losses import LossRange
+from swiftsure.sample_order import SampleOrder
 
-__all__ = ["VERSION", "kind", "load", "logits", "save"]
+__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "save"]
 
 VERSION = 1
 """Version of the file layout; a file of a newer one is refused."""
@@ -58,6 +59,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
         "loss_ranges": {k: _range_json(v) for k, v in record.loss_ranges.items()},
         "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
         "fingerprint": record.fingerprint,
+        "order": {"seed": record.order.seed, "drawn": record.order.drawn},
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
@@ -81,6 +83,11 @@ def kind(path: str | os.PathLike[str]) -> str:
         with npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
     return str(_header(path)["kind"])
+
+
+def keeps_order(path: str | os.PathLike[str]) -> bool:
+    """Return whether the file holds the seed of the samples' order; otherwise loading draws one."""
+    return not _is_npz(path) and "order" in _header(path)
 
 
 def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -149,6 +156,7 @@ def _load_parquet(
         "ids": _vector(table["id"]),
         "groups": _vector(table["group"]) if "group" in columns else None,
         "fingerprint": header["fingerprint"],
+        "order": SampleOrder(**header["order"]) if "order" in header else None,
     }
     for key in ("loss_ranges", "inconsistency_ranges"):
         arguments[key] = {name: LossRange(*value) for name, value in header[key].items()}

@@ -15,6 +15,7 @@ from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
+from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ThresholdRecord"]
 
@@ -42,6 +43,8 @@ class ThresholdRecord:
         What the threshold is called in `policy.settings`.
     settings : mapping
         Other dials, held fixed, that belong to the policy.
+    order : SampleOrder or int, optional
+        As in `ExitRecord`.
 
     Examples
     --------
@@ -61,6 +64,7 @@ class ThresholdRecord:
     fingerprint: str | None = None
     dial: str = "threshold"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    order: SampleOrder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
@@ -92,6 +96,7 @@ class ThresholdRecord:
                 name: value.item() if isinstance(value, np.generic) else value
                 for name, value in self.settings.items()
             },
+            order=SampleOrder.of(self.order, "order"),
         )
 
     def __repr__(self) -> str:
@@ -145,6 +150,7 @@ class ThresholdRecord:
             relative=True,
             risk=risk,
             loss=loss,
+            order=self.order,
         )
         if zero_bounded:
             curve = curve.zero_bounded()
@@ -167,6 +173,7 @@ class ThresholdRecord:
             fingerprint=self.fingerprint,
             dial=self.dial,
             settings=self.settings,
+            order=self.order,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

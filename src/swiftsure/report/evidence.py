@@ -31,8 +31,9 @@ EDITED = "Was the file edited? Calibrate anew."
 CLOSE = 1e-6
 """Numbers are the same if they differ by less than this share: machines round differently."""
 CLOSE_TO_ZERO = 1e-8
-WORDING = {"certificate": {"assumptions"}}
-"""What is not compared: versions may say the same in other words."""
+WORDING = {"certificate": {"assumptions", "seed_drawn"}}
+"""What is not compared: versions may say the same in other words, and where the seed came from
+cannot be seen from the numbers."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ def _calibrated_again(evidence: Evidence) -> Policy:
     policy, certificate = evidence.policy, evidence.policy.certificate
     curves = list(evidence.curves)
     results = [
-        rule.run(curve, promise.epsilon, evidence.delta, certificate.seed or 0, certificate.pool)
+        rule.run(curve, promise.epsilon, evidence.delta, certificate.seed, certificate.pool)
         for rule, curve, promise in zip(evidence.rules, curves, certificate.promises, strict=True)
     ]
     rule = evidence.rules[0]

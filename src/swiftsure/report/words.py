@@ -14,6 +14,7 @@ __all__ = [
     "about_choice",
     "about_exits",
     "about_order_of_exits",
+    "about_order_of_samples",
     "about_reliability",
     "about_sizes",
     "guarantee_words",
@@ -130,6 +131,14 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
     return text
 
 
+def about_order_of_samples(certificate: Certificate) -> str:
+    """Say where the order of the samples came from."""
+    if certificate.seed is None:
+        return "does not matter"
+    origin = {True: "drawn at random", False: "given", None: "of unknown origin"}
+    return f"shuffled with seed {certificate.seed}, {origin[certificate.seed_drawn]}"
+
+
 def about_reliability(found: Findings) -> str:
     """Say what the reliability diagrams show, or what the record lacks for them."""
     if found.reliability is None:
@@ -184,7 +193,7 @@ def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
     text = f"Nothing would be certified with up to {largest:,} {unit}"
     fewest = fewest_samples(certificate)
     if fewest > largest:
-        return f"{text}; no valid method can with fewer than {fewest:,}."
+        return f"{text}; even if every loss were 0, the tests here would need at least {fewest:,}."
     lossless = _lossless_samples(certificate)
     if lossless > largest:
         return f"{text}; even if none had a loss, it would take at least {lossless:,}."

@@ -131,7 +131,13 @@ class SegmentationResult:
         """
         frames = replace(self.record, groups=None)
         policy = calibrate(
-            frames, risk="gap", loss="pixel_brier", score=SIMPLEST, epsilon=epsilon, bound="wsr"
+            frames,
+            risk="gap",
+            loss="pixel_brier",
+            score=SIMPLEST,
+            epsilon=epsilon,
+            bound="wsr",
+            seed=self.seed,
         )
         losses = frames.losses["pixel_brier"]
         differences = np.abs(losses[:, 0] - losses[:, -1])

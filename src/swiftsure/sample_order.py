@@ -1,0 +1,71 @@
+"""SampleOrder: the seed of the order in which betting tests see the samples."""
+
+from dataclasses import dataclass
+from secrets import randbits
+
+from swiftsure import checks
+
+__all__ = ["SampleOrder"]
+
+SEED_BITS = 53
+"""Bits of a drawn seed: JSON readers that hold numbers in doubles keep it exactly."""
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """A seed that fixes the order of the samples, and whether it was drawn at random.
+
+    A drawn seed is independent of the data, so betting tests are valid however the samples were
+    ordered before, for example in a file sorted by loss. A seed that somebody wrote down protects
+    only samples that came in random order already.
+
+    Attributes
+    ----------
+    seed : int
+    drawn : bool
+        Whether the seed was drawn from the operating system's random numbers.
+    """
+
+    seed: int
+    drawn: bool
+
+    @classmethod
+    def draw(cls) -> "SampleOrder":
+        """Return an order with a seed from the operating system's random numbers."""
+        return cls(randbits(SEED_BITS), drawn=True)
+
+    @classmethod
+    def of(cls, value: "SampleOrder | int | None", name: str = "seed") -> "SampleOrder":
+        """Return an order as it is; None draws a seed, and a number is a given seed.
+
+        Examples
+        --------
+        >>> SampleOrder.of(7)
+        SampleOrder(seed=7, drawn=False)
+        >>> SampleOrder.of(None).drawn
+        True
+        """
+        if value is None:
+            return cls.draw()
+        if isinstance(value, SampleOrder):
+            return value
+        return cls(checks.count(name, value, 0), drawn=False)
+
+    def replaced_by(self, seed: int | None) -> "SampleOrder":
+        """Return this order, or that of another seed, if one is given."""
+        if seed is None or checks.count("seed", seed, 0) == self.seed:
+            return self
+        return SampleOrder(int(seed), drawn=False)
+
+    @property
+    def condition(self) -> str:
+        """What a certificate says that the order rests on."""
+        if self.drawn:
+            return (
+                "the samples were tested in an order drawn at random from the operating system,"
+                " independent of the data"
+            )
+        return (
+            "the calibration samples came in random order, or the seed was itself drawn at random,"
+            " once"
+        )
