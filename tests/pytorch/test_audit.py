@@ -399,7 +399,11 @@ def test_monitors_of_another_promise():
 
 def test_a_promise_about_groups_is_not_fed_by_single_requests():
     monitor = consistency_monitor()
-    policy = policy_for(monitor, 0.5, 4, unit="groups")
+    per_sample = {"unit": "groups", "average": "sample", "max_group_size": 20}
+    policy = policy_for(monitor, 0.5, 4, **per_sample)
+    with pytest.raises(ValueError, match=r"Σℓ/M \+ ε \(1 − m/M\) per group.*M = 20"):
+        EarlyExit(network(), policy, audit=0.1, monitor=monitor)
+    policy = policy_for(monitor, 0.5, 4, unit="groups", average="group")
     assert Monitor.from_policy(policy).epsilon == monitor.epsilon
     with pytest.raises(ValueError, match=r"one mean of `out\.audit\.losses"):
         EarlyExit(network(), policy, audit=0.1, monitor=monitor)
