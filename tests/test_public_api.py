@@ -112,11 +112,11 @@ def test_a_policy_that_certifies_nothing(record):
 
 def test_controls_of_a_curve_from_losses():
     curve = ss.RiskCurve.from_losses(THRESHOLDS, GAPS, costs=None, loss_range=(-1, 1))
-    result = ss.control.ucb(curve, epsilon=0.05, delta=0.1, bound="wsr")
+    result = ss.control.ucb(curve, epsilon=0.05, delta=0.1, bound="wsr", seed=0)
     assert result.index is not None
     assert result.threshold == THRESHOLDS[result.index]
     for choose in (ss.control.empirical, ss.control.crc):
         assert isinstance(choose(curve, epsilon=0.5), ss.ControlResult)
-    assert ss.control.ltt(curve, epsilon=0.05, delta=0.1).index is not None
+    assert ss.control.ltt(curve, epsilon=0.05, delta=0.1, seed=0).index is not None
     nothing = ss.control.ucb(curve, epsilon=1e-6, delta=0.1, bound="wsr")
     assert (nothing.index, nothing.threshold) == (None, None)

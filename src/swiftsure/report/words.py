@@ -1,6 +1,7 @@
 """What a report says in words."""
 
-from swiftsure.planning import samples_needed
+from swiftsure.bounds import minimum_samples
+from swiftsure.losses import LossRange
 from swiftsure.policy import Certificate, Policy, average_sentence, fewest_samples, percent
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
@@ -205,6 +206,7 @@ def _lossless_samples(certificate: Certificate) -> int:
     if certificate.guarantee != "probability" or certificate.delta is None:
         return 0
     return max(
-        samples_needed(promise.epsilon, certificate.delta, loss_range=promise.loss_range).n
+        minimum_samples(promise.epsilon, certificate.delta, LossRange(0, promise.loss_range[1]))
+        or 0
         for promise in certificate.promises
     )
