@@ -738,11 +738,11 @@ def test_temperatures_are_as_calibrating_on_scaled_logits():
     batch, truth, temperatures = logits(400), labels(400), (2.5, 1.0, 0.5, 3.0)
     model = Played(4)
     record = collect(model, [(batch, truth)], temperatures=temperatures)
-    policy = ss.calibrate(record, risk="consistency", loss="brier", epsilon=0.3)
+    policy = ss.calibrate(record, risk="consistency", loss="brier", epsilon=0.3, seed=0)
     assert policy.temperatures == temperatures
     scaled = batch / torch.tensor(temperatures)[:, None]
     bare = collect(Played(4), [(scaled, truth)])
-    other = ss.calibrate(bare, risk="consistency", loss="brier", epsilon=0.3)
+    other = ss.calibrate(bare, risk="consistency", loss="brier", epsilon=0.3, seed=0)
     assert not policy.runs_full_model
     assert policy.threshold == other.threshold
     one = EarlyExit(model, policy)(batch)
