@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from swiftsure.calibration import Risk, calibrate
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
-    from swiftsure.evaluation import evaluate
+    from swiftsure.evaluation import Study, evaluate
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ThresholdRecord, load_record
-    from swiftsure.study import Study
 
 __all__ = [
     "Certificate",
@@ -69,7 +68,7 @@ _HOMES = {
     "Policy": "policy",
     "Risk": "calibration",
     "RiskCurve": "curves",
-    "Study": "study",
+    "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
     "evaluate": "evaluation",

@@ -9,12 +9,354 @@
 They see nothing but the curve.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
 import numpy as np
+from numpy.typing import NDArray
 
-from swiftsure.curves import RiskCurve
-from swiftsure.selection import CONTROLS, Control, ControlResult
+from swiftsure import bounds, checks
+from swiftsure.curves import RiskCurve, in_range
+from swiftsure.paths import BREAKPOINTS
+from swiftsure.sample_order import SampleOrder
 
-__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
+__all__ = [
+    "CONTROLS",
+    "Control",
+    "ControlResult",
+    "crc",
+    "empirical",
+    "joint",
+    "ltt",
+    "setting",
+    "ucb",
+]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+OPTIONS = {
+    "empirical": ("zero_bounded",),
+    "crc": ("zero_bounded", "monotone", "method", "selection", "delta_prime"),
+    "ucb": ("zero_bounded",),
+    "ltt": ("zero_bounded", "correction"),
+}
+CONTROLS = tuple(OPTIONS)
+
+
+@dataclass(frozen=True)
+class ControlResult:
+    """What a control chose.
+
+    Attributes
+    ----------
+    index : int or None
+        Setting along the curve's path; None where nothing beyond the full model is certified.
+    threshold : float, tuple of float, or None
+        The setting itself; a tuple where each exit has its own threshold.
+    guarantee : {"probability", "expectation", "none"}
+        What is promised: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
+    epsilon, delta
+        The level, and the failure probability where there is one.
+    control, bound : str
+        What chose it; `bound` is None for controls that use none.
+    n : int
+        Calibration samples, or groups.
+    seed : int or None
+        Of the order in which the samples were tested; None where the order does not matter.
+    seed_drawn : bool or None
+        Whether that seed was drawn at random for these samples, rather than given.
+    assumptions : tuple of str
+        What the promise rests on.
+    """
+
+    index: int | None
+    threshold: float | tuple[float | None, ...] | None
+    guarantee: Literal["probability", "expectation", "none"]
+    epsilon: float
+    delta: float | None
+    control: str
+    bound: str | None
+    n: int
+    seed: int | None
+    assumptions: tuple[str, ...] = ()
+    seed_drawn: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control with its options: what `evaluate` repeats and `calibrate` runs once.
+
+    Parameters
+    ----------
+    name : {"empirical", "crc", "ucb", "ltt"}
+    bound : str
+        Name among `swiftsure.bounds.BOUNDS`, or "auto".
+    zero_bounded : bool
+        Select on max(0, loss), Eq. 16 of the paper, an upper bound of the risk.
+    correction : {"fixed_sequence", "bonferroni"}
+        Of `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
+    monotone, method, selection, delta_prime
+        Of `crc`; see there.
+    """
+
+    name: str
+    bound: str = "auto"
+    zero_bounded: bool = False
+    correction: str = "fixed_sequence"
+    monotone: bool | None = None
+    method: str = "crc"
+    selection: str | None = None
+    delta_prime: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and options that contradict each other."""
+        checks.known("control", self.name, CONTROLS)
+        checks.known("bound", self.bound, ["auto", *bounds.BOUNDS])
+        checks.known("correction", self.correction, ["fixed_sequence", "bonferroni"])
+        checks.known("method", self.method, ["crc", "ucb"])
+        if self.selection is not None:
+            checks.known("selection", self.selection, ["contiguous", "paper"])
+        if self.delta_prime is not None:
+            checks.between("delta_prime", self.delta_prime, 0.0, 1.0)
+        if self.method == "ucb" and (self.monotone is not None or self.selection is not None):
+            raise ValueError("`method='ucb'` of crc takes neither `monotone` nor `selection`.")
+        for option in self.options():
+            if option not in OPTIONS[self.name]:
+                raise ValueError(f"`{option}` is not an option of {self.name}.")
+
+    @property
+    def label(self) -> str:
+        """Name and options, for tables and figures."""
+        extras = [f"{key}={value}" for key, value in self.options().items()]
+        if self.bound != "auto":
+            extras.insert(0, self.bound)
+        return f"{self.name} ({', '.join(extras)})" if extras else self.name
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether crc takes the running maximum of losses: yes, unless a selection is named."""
+        return self.selection is None if self.monotone is None else self.monotone
+
+    @property
+    def guarantee(self) -> Literal["probability", "expectation", "none"]:
+        """What the control promises."""
+        if self.name in ("ucb", "ltt"):
+            return "probability"
+        if self.name == "crc" and (self.method == "ucb" or self.is_monotone):
+            return "expectation"
+        return "none"
+
+    def indices(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows | None = None,
+        pool: int | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the setting chosen for each level; -1 where there is none.
+
+        `rows` are the calibration samples in the order in which they are tested; the order must
+        not depend on their losses.
+        """
+        curve = self.prepare(curve)
+        rows = np.arange(curve.n) if rows is None else rows
+        # The full model needs no test; where setting 0 is not the full model, it is tested too.
+        start = 1 if curve.full_model_first else 0
+        order = np.argsort(epsilons, kind="stable")  # walks go on from level to level
+        epsilons = epsilons[order]
+        if self.name == "empirical":
+            chosen = self._plug_in(curve, epsilons, rows, start)
+        elif self.name == "crc" and self.method == "crc":
+            chosen = self._crc(curve, epsilons, rows, start)
+        else:
+            chosen = self._tested(curve, epsilons, delta, rows, start, pool)
+        chosen[chosen < start] = -1
+        selected = np.empty_like(chosen)
+        selected[order] = chosen
+        return selected
+
+    def prepare(self, curve: RiskCurve) -> RiskCurve:
+        """Return the curve that the control really looks at, or refuse it."""
+        if self.zero_bounded:
+            curve = curve.zero_bounded()
+        if self.name == "crc" and not curve.relative:
+            raise ValueError(
+                "`crc` needs losses relative to the full model, but these are declared not to be"
+                " (`relative=False`)."
+            )
+        declared = bounds.declared_for(self.bound, curve.loss_range)
+        if declared != curve.loss_range:
+            in_range("losses", curve._losses.values, declared)
+            curve = replace(curve, loss_range=declared)
+        if self.uses_bound:
+            bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
+        return curve
+
+    @property
+    def uses_bound(self) -> bool:
+        """Whether the control tests with a bound at all."""
+        return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
+
+    def _plug_in(
+        self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int
+    ) -> NDArray[np.int64]:
+        risk = curve.risk(rows)
+        return np.asarray([_last(risk[start:] <= e) + start for e in epsilons], np.int64)
+
+    def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
+        sums, _ = curve.totals(rows, monotone=self.is_monotone)
+        # For averages over the samples of groups this is the rule for groups filled up with losses
+        # of ε (`RiskCurve.by_group`), (ΣY + B) / (n + 1) ≤ ε, solved for ε.
+        inflated = (sums + curve.loss_range.high) / (curve.weight(rows) + 1)
+        if self.selection == "paper":
+            return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
+        # The run of successes ends where the running maximum first exceeds the level.
+        highest = np.maximum.accumulate(inflated[start:])
+        return start - 1 + np.searchsorted(highest, epsilons, side="right")
+
+    def _tested(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        start: int,
+        pool: int | None,
+    ) -> NDArray[np.int64]:
+        bound = bounds.resolve(self.bound, curve.loss_range, len(rows), pool)
+        bounds.refuse_weights(bound, curve, pool)
+        size = bounds.pool_size(pool, len(rows), bound)
+        if self.name == "crc":
+            levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
+            return np.concatenate(
+                [
+                    bound.select(curve, rows, np.asarray([level]), d, start, size)
+                    if level > 0
+                    else np.asarray([start - 1])
+                    for level, d in levels
+                ]
+            )
+        if self.correction == "bonferroni":
+            if curve.path_kind == BREAKPOINTS:
+                raise ValueError(
+                    "`correction='bonferroni'` needs a path fixed beforehand, not breakpoints."
+                )
+            each = delta / max(1, curve.n_settings - start)
+            passes = [bound.passes(curve, rows, e, each, size)[start:] for e in epsilons]
+            return np.asarray([_last(p) + start for p in passes], np.int64)
+        return bound.select(curve, rows, epsilons, delta, start, size)
+
+    def split_level(self, epsilon: float, bound: float, n: int) -> tuple[float, float]:
+        """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
+
+        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it depends on
+        nothing observed.
+        """
+        delta = self.delta_prime
+        if delta is None:
+            delta = 0.5 * epsilon / (bound * np.sqrt(n))
+        return (epsilon - delta * bound) / (1 - delta), float(delta)
+
+    def run(
+        self,
+        curve: RiskCurve,
+        epsilon: float,
+        delta: float | None = 0.1,
+        seed: int | None = None,
+        pool: int | None = None,
+    ) -> ControlResult:
+        """Choose one setting; `seed=None` tests in the curve's own order."""
+        if not isinstance(curve, RiskCurve):
+            raise TypeError(
+                f"`curve` must be a RiskCurve, as record.curve(...) or RiskCurve.from_losses(...)"
+                f" give it, but got {type(curve).__name__}."
+            )
+        level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
+        order = curve.order.replaced_by(seed)
+        promises_probability = self.guarantee == "probability"
+        chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
+        if pool is not None and not promises_probability:
+            raise ValueError(f"`pool` goes with ucb and ltt; {self.name} has no use for it.")
+        prepared = self.prepare(curve)
+        bound = None
+        if self.uses_bound:
+            bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
+        ordered = bound is not None and bound.uses_order
+        if ordered:
+            curve = curve.shuffled(order.seed)
+        index = int(self.indices(curve, np.asarray([level]), chance, pool=pool)[0])
+        return ControlResult(
+            index=None if index < 0 else index,
+            threshold=None if index < 0 else setting(curve, index),
+            guarantee=self.guarantee,
+            epsilon=level,
+            delta=chance if promises_probability else None,
+            control=self.name,
+            bound=None if bound is None else bound.name,
+            n=curve.n,
+            seed=order.seed if ordered else None,
+            assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
+            seed_drawn=order.drawn if ordered else None,
+            options=self.options(),
+        )
+
+    def assumptions(
+        self,
+        curve: RiskCurve,
+        bound: bounds.Bound | None,
+        pool: int | None = None,
+        order: SampleOrder | None = None,
+    ) -> tuple[str, ...]:
+        """Return what the promise rests on, in words; `order` is that of a test that uses one."""
+        if self.guarantee == "none":
+            return ("no finite-sample guarantee: this rule is for comparison",)
+        unit = "groups" if curve.grouped else "samples"
+        rests = [
+            f"calibration and production {unit} are independent draws of one distribution",
+            "path, losses, level and method were fixed before the calibration losses were seen",
+            f"no {curve.loss_name} {curve.risk_name} exceeds {curve.loss_range.high:g}",
+        ]
+        if pool is not None:
+            rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
+        if bound is not None and bound.name == "binomial":
+            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
+        if bound is not None and bound.name == "trinomial":
+            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is -1, 0 or 1"
+        if curve.max_group_size is not None:
+            limit = f"{curve.max_group_size:,} samples, a limit fixed beforehand"
+            rests.append(f"no group has more than {limit}")
+        elif curve.grouped:
+            rests.append("groups are averaged with equal weight, whatever their size")
+        rests += curve.conditions
+        if order is not None:
+            rests.append(order.condition)
+        return tuple(rests)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
+        }
+
+
+def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | None:
+    """Return the threshold of a setting: a number, one an exit, or None for never."""
+    value = curve.thresholds[index]
+    if value.ndim == 0:
+        return None if np.isposinf(value) else float(value)
+    return tuple(None if np.isposinf(v) else float(v) for v in value)
+
+
+def _last(passes: NDArray[np.bool_]) -> int:
+    """Return the last index that passes, -1 if none does."""
+    found = np.flatnonzero(passes)
+    return int(found[-1]) if found.size else -1
 
 
 def empirical(

@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from swiftsure import _trinomial, bounds, checks
+from swiftsure import bounds, checks
+from swiftsure.bounds import trinomial
 from swiftsure.calibration import make_policy
+from swiftsure.control import Control, ControlResult, setting
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
-from swiftsure.selection import Control, ControlResult, setting
 
 __all__ = [
     "BudgetPlan",
@@ -206,7 +207,7 @@ def _samples_by_power(
         chosen = bounds.resolve(bound, declared, n)
         if chosen.name == "trinomial":
             plus, minus = float(weights[values > 0].sum()), float(weights[values < 0].sum())
-            return _trinomial.power(n, epsilon, delta, plus, minus) >= power
+            return trinomial.power(n, epsilon, delta, plus, minus) >= power
         rng = np.random.default_rng(n)
         passed = 0
         for _ in range(0, PLAN_DRAWS, PLAN_BLOCK):

@@ -10,7 +10,7 @@ import typer
 
 import swiftsure
 from swiftsure.cli.app import app
-from swiftsure.selection import OPTIONS
+from swiftsure.control import OPTIONS
 
 QUICK = {
     "simulate": ["--draws", "5"],

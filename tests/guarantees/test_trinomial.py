@@ -8,8 +8,7 @@ from scipy.stats import binom, multinomial
 
 import swiftsure as ss
 from guarantees.checkers import RefutedError
-from swiftsure import _trinomial
-from swiftsure.bounds import BOUNDS
+from swiftsure.bounds import BOUNDS, trinomial
 
 ROUNDING = 1e-10
 GAP = ss.LossRange(-1, 1, whole=True)
@@ -60,7 +59,7 @@ def check_region(region, epsilon, delta):
 def test_no_distribution_with_a_mean_of_epsilon_is_certified_too_often(epsilon, delta):
     """P(certified) ≤ δ, all counts listed, over a fine grid of distributions."""
     used = [
-        check_region(_trinomial.certified_counts(n, epsilon, delta), epsilon, delta)
+        check_region(trinomial.certified_counts(n, epsilon, delta), epsilon, delta)
         for n in (1, 2, 7, 20, 45)
     ]
     assert max(used) > 0.3 * delta or epsilon < 0.05  # it is not passed by never certifying
@@ -72,10 +71,10 @@ def test_no_size_is_certified_too_often(n):
     """The same for every n up to 60, ε and δ on grids, at more points."""
     for epsilon in (0.01, 0.03, 0.1, 0.25, 0.5, 0.9):
         for delta in (0.01, 0.05, 0.1, 0.3):
-            region = _trinomial.certified_counts(n, epsilon, delta)
+            region = trinomial.certified_counts(n, epsilon, delta)
             check_region(region, epsilon, delta)
-            factorials = _trinomial._log_factorials(n)
-            bound = _trinomial.supremum(region, factorials, epsilon, delta, 1e-4)
+            factorials = trinomial._log_factorials(n)
+            bound = trinomial.supremum(region, factorials, epsilon, delta, 1e-4)
             assert bound <= delta
             assert largest_probability(region, epsilon, points=50) <= bound + ROUNDING
 
@@ -83,12 +82,12 @@ def test_no_size_is_certified_too_often(n):
 def test_a_cut_off_taken_from_the_normal_distribution_is_refuted():
     """Tango's own cut-off certifies too often: the exact one is needed."""
     with pytest.raises(RefutedError):
-        check_region(_trinomial.staircase(30, 0.1, -1.2815), 0.1, 0.1)
+        check_region(trinomial.staircase(30, 0.1, -1.2815), 0.1, 0.1)
 
 
 def test_one_more_count_is_refuted():
     """A region that is larger by one in each row is not let through."""
-    region = _trinomial.certified_counts(45, 0.1, 0.1)
+    region = trinomial.certified_counts(45, 0.1, 0.1)
     wider = np.minimum(region + 1, np.arange(46))
     with pytest.raises(RefutedError):
         check_region(wider, 0.1, 0.1)
@@ -110,14 +109,14 @@ def test_conditioning_on_the_number_of_disagreements_is_refuted():
 @pytest.mark.parametrize(("epsilon", "delta"), LEVELS)
 def test_regions_are_staircases(n, epsilon, delta):
     """Counts stay certified when b falls or c grows: then the worst mean is ε itself."""
-    region = _trinomial.certified_counts(n, epsilon, delta)
+    region = trinomial.certified_counts(n, epsilon, delta)
     assert set(np.diff(region).tolist()) <= {0, 1}
     assert region[0] in (-1, 0)
 
 
 @pytest.mark.parametrize("n", [5, 40, 300])
 def test_a_smaller_delta_certifies_no_more(n):
-    regions = [_trinomial.certified_counts(n, 0.1, delta) for delta in (1e-4, 0.01, 0.1, 0.5, 0.9)]
+    regions = [trinomial.certified_counts(n, 0.1, delta) for delta in (1e-4, 0.01, 0.1, 0.5, 0.9)]
     for smaller, larger in itertools.pairwise(regions):
         assert (smaller <= larger).all()
 
@@ -126,26 +125,26 @@ def test_a_smaller_delta_certifies_no_more(n):
 def test_probabilities_are_those_of_the_trinomial_distribution(n):
     """Against scipy, cell by cell, corners included."""
     rng = np.random.default_rng(0)
-    factorials = _trinomial._log_factorials(n)
+    factorials = trinomial._log_factorials(n)
     for epsilon, delta in LEVELS:
-        region = _trinomial.certified_counts(n, epsilon, delta)
+        region = trinomial.certified_counts(n, epsilon, delta)
         chosen = in_region(region)
         counts = np.column_stack([chosen, n - chosen.sum(axis=1)])
         random = [tuple(w) for w in rng.dirichlet([1, 1, 1], 20)]
         for plus, minus, _ in [*random, (0.3, 0, 0.7), (0.6, 0.4, 0), (1, 0, 0), (1e-9, 0.5, 0.5)]:
             expected = multinomial.pmf(counts, n, [plus, minus, 1 - plus - minus]).sum()
-            found = _trinomial.probability(region, factorials, plus, minus)
+            found = trinomial.probability(region, factorials, plus, minus)
             assert found == pytest.approx(float(expected), abs=1e-11)
 
 
 @pytest.mark.parametrize(("n", "epsilon"), [(300, 0.02), (2000, 0.01), (20_000, 0.01)])
 def test_a_finer_grid_finds_nothing_above_the_proven_bound(n, epsilon):
     """The bound over all q holds at points that the proof did not look at."""
-    region = _trinomial.certified_counts(n, epsilon, 0.1)
-    factorials = _trinomial._log_factorials(n)
+    region = trinomial.certified_counts(n, epsilon, 0.1)
+    factorials = trinomial._log_factorials(n)
     near = np.geomspace(1e-7, 0.5 * (1 - epsilon), 400)
     for q in np.concatenate([[0.0], near, np.linspace(0, 0.5 * (1 - epsilon), 600)]):
-        assert _trinomial.probability(region, factorials, q + epsilon, q) <= 0.1
+        assert trinomial.probability(region, factorials, q + epsilon, q) <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_a_finer_grid_finds_nothing_above_the_proven_bound(n, epsilon):
 )
 def test_its_power_comes_close_to_what_any_test_can_have(n, epsilon, plus, minus, power, ceiling):
     """The ceiling: the best test of one mean-ε alternative against this distribution."""
-    found = _trinomial.power(n, epsilon, 0.1, plus, minus)
+    found = trinomial.power(n, epsilon, 0.1, plus, minus)
     assert power - 0.005 <= found <= ceiling + 0.005
     star = np.mean(
         [
@@ -177,10 +176,10 @@ def test_p_values_match_the_test(n, epsilon):
     """A p-value plainly below δ is certified, one plainly above is not."""
     for b in range(n + 1):
         for c in range(n + 1 - b):
-            p = _trinomial.p_value(b, c, n, epsilon)
+            p = trinomial.p_value(b, c, n, epsilon)
             for delta in (0.01, 0.1, 0.4):
                 if abs(p - delta) > 0.01 * delta:
-                    region = _trinomial.certified_counts(n, epsilon, delta)
+                    region = trinomial.certified_counts(n, epsilon, delta)
                     assert (b <= region[b + c]) == (p < delta), (b, c, p, delta)
 
 
@@ -190,7 +189,7 @@ def test_upper_bounds_are_ordered_as_the_counts_are():
     upper = np.full((n + 1, n + 1), np.nan)
     for b in range(n + 1):
         for c in range(n + 1 - b):
-            upper[b, c] = _trinomial.upper_bound(b, c, n, 0.1)
+            upper[b, c] = trinomial.upper_bound(b, c, n, 0.1)
     for b in range(n):
         for c in range(n - b):
             assert upper[b + 1, c] >= upper[b, c] - 1e-3
@@ -203,7 +202,7 @@ def test_upper_bounds_are_ordered_as_the_counts_are():
 def test_upper_bounds_cover_every_mean(n, delta):
     """P(mean ≤ bound) ≥ 1 − δ, summed over all counts, for means of either sign."""
     counts = np.asarray([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    upper = np.asarray([_trinomial.upper_bound(int(b), int(c), n, delta) for b, c, _ in counts])
+    upper = np.asarray([trinomial.upper_bound(int(b), int(c), n, delta) for b, c, _ in counts])
     for plus in np.linspace(0, 1, 41):
         for minus in np.linspace(0, 1 - plus, 41):
             weights = [plus, minus, max(0.0, 1 - plus - minus)]
@@ -214,11 +213,11 @@ def test_upper_bounds_cover_every_mean(n, delta):
 def test_upper_bounds_are_close_to_the_levels_that_are_certified():
     """The two order counts differently, and by little."""
     for n, b, c in [(300, 4, 2), (1000, 30, 20), (100, 0, 0), (2000, 5, 40)]:
-        upper = _trinomial.upper_bound(b, c, n, 0.1)
+        upper = trinomial.upper_bound(b, c, n, 0.1)
         error = np.sqrt((b + c + 1) / n / n)
         for level in (upper - error, upper + error):
             if level > 0:
-                region = _trinomial.certified_counts(n, float(level), 0.1)
+                region = trinomial.certified_counts(n, float(level), 0.1)
                 assert (b <= region[b + c]) == (level > upper), (n, b, c)
 
 
@@ -276,19 +275,19 @@ def test_bonferroni_tests_each_setting_at_its_share():
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _trinomial.certified_counts.cache_clear()
+    trinomial.certified_counts.cache_clear()
     yield tmp_path
-    _trinomial.certified_counts.cache_clear()
+    trinomial.certified_counts.cache_clear()
 
 
 def again():
-    _trinomial.certified_counts.cache_clear()
-    return _trinomial.certified_counts(1500, 0.05, 0.1)
+    trinomial.certified_counts.cache_clear()
+    return trinomial.certified_counts(1500, 0.05, 0.1)
 
 
 def test_a_cut_off_is_found_once(cache, monkeypatch):
     first = again()
-    monkeypatch.setattr(_trinomial, "_proven_cut", None)  # would fail if it were called
+    monkeypatch.setattr(trinomial, "_proven_cut", None)  # would fail if it were called
     np.testing.assert_array_equal(first, again())
     assert len(list(cache.rglob("*_*"))) == 1
 

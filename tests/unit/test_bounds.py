@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
-from swiftsure import _bets, _kernels, bounds
-from swiftsure.bounds import BOUNDS, certify, p_value, upper_bound
+from swiftsure import _kernels, bounds
+from swiftsure.bounds import BOUNDS, _bets, certify, p_value, upper_bound
 from unit.builders import UP_TO_ONE, refused
 
 BINARY = ss.LossRange(0, 1, whole=True)
@@ -225,7 +225,7 @@ def test_upper_bounds_of_bets_invert_the_test(bound, low, high):
 @pytest.mark.parametrize("epsilon", [0.1, 0.2, 0.5])
 def test_the_p_value_of_wsr_is_one_over_the_largest_wealth(epsilon):
     losses = (uniform(60, seed=2) < 0.05).astype(float).tolist()
-    best = max(wealths(losses, epsilon, bounds.WSR_LEVEL, 1.0, star=False))
+    best = max(wealths(losses, epsilon, bounds.betting.WSR_DELTA, 1.0, star=False))
     assert best > 1
     p = p_value(losses, epsilon, bound="wsr")
     assert p == pytest.approx(1 / best)
@@ -297,7 +297,7 @@ def test_a_large_pool_is_like_none(bound):
 
 @pytest.mark.parametrize("bound", [b for b in UP_TO_ONE if not BOUNDS[b].pools])
 def test_other_bounds_refuse_a_pool(bound):
-    with pytest.raises(ValueError, match=f"`pool` .*binomial, wsr, star, but got '{bound}'"):
+    with pytest.raises(ValueError, match=f"`pool` .*wsr, star, binomial, but got '{bound}'"):
         certify([0.0] * 10, EPSILON, bound=bound, pool=20)
 
 
@@ -457,7 +457,7 @@ def test_delta_lies_between_zero_and_one(delta):
 
 
 def test_an_unknown_bound_is_answered_with_all_and_the_nearest():
-    with pytest.raises(ValueError, match=r"auto, binomial, .*star; .* Did you mean 'hoeffding'"):
+    with pytest.raises(ValueError, match=r"auto, wsr, star, binomial, .*; .* Did you mean 'hoeffding'"):
         certify([0.0] * 10, EPSILON, bound="hoefding")
 
 
@@ -466,7 +466,8 @@ def test_long_bets_keep_their_accuracy():
     losses = (uniform(n, seed=8) < 0.045).astype(float)
     total, deviations, log_wealth, best = 0.0, 0.25, 0.0, 0.0
     for i, loss in enumerate(losses, start=1):
-        stake = min(1.0, math.sqrt(2 * math.log(1 / bounds.WSR_LEVEL) * i / (n * deviations)))
+        urge = math.log(1 / bounds.betting.WSR_DELTA)
+        stake = min(1.0, math.sqrt(2 * urge * i / (n * deviations)))
         log_wealth += math.log1p(-stake * (loss - 0.05))
         best = max(best, log_wealth)
         total += loss

@@ -11,8 +11,8 @@ from scipy.stats import binomtest
 
 import swiftsure as ss
 from swiftsure import progress
+from swiftsure.evaluation import Rates
 from swiftsure.simulate import Population
-from swiftsure.study import Rates
 
 GRID = [0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.3]
 SETTINGS = np.float32([np.inf, *GRID])

@@ -269,7 +269,7 @@ def new_loss(name):
 
 
 def test_a_new_loss_works_end_to_end(registry, tmp_path):
-    losses.register(new_loss("missed"))
+    losses.LOSSES.register(new_loss("missed"))
     logits, labels = random_logits(n=500)
     record = ss.ExitRecord.from_logits(logits, labels, losses=["missed", "zero_one"])
     p = probabilities(logits)
@@ -286,7 +286,7 @@ def test_a_new_loss_works_end_to_end(registry, tmp_path):
 
 @pytest.mark.parametrize("label", ["sample", "argmax"])
 def test_a_new_loss_is_itself_with_drawn_labels_too_or_refuses_them(registry, label):
-    losses.register(new_loss("missed"))
+    losses.LOSSES.register(new_loss("missed"))
     logits, _ = random_logits(n=500)
     try:
         record = ss.ExitRecord.from_logits(logits, losses=["missed"], label=label)
@@ -301,12 +301,12 @@ def test_a_new_loss_is_itself_with_drawn_labels_too_or_refuses_them(registry, la
 
 
 def test_a_name_is_registered_once(registry):
-    loss = losses.register(new_loss("missed"))
-    assert losses.register(loss) is loss
+    loss = losses.LOSSES.register(new_loss("missed"))
+    assert losses.LOSSES.register(loss) is loss
     with pytest.raises(
         ValueError, match="`loss` must have a name of its own, but 'missed' is taken"
     ):
-        losses.register(new_loss("missed"))
+        losses.LOSSES.register(new_loss("missed"))
     with pytest.raises(ValueError, match="'brier' is taken"):
-        losses.register(new_loss("brier"))
+        losses.LOSSES.register(new_loss("brier"))
     assert losses.LOSSES["brier"] is losses.BRIER

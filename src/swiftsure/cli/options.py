@@ -92,7 +92,7 @@ def control_of(text: str, bound: str) -> "Control":
     from dataclasses import replace
 
     from swiftsure import checks
-    from swiftsure.selection import OPTIONS, Control
+    from swiftsure.control import OPTIONS, Control
 
     name, *given = text.strip().split(":")
     checks.known("control", name, OPTIONS)

@@ -148,7 +148,7 @@ def _true_risks(
 
 def _share(broken: np.ndarray) -> str:
     """Write how often something happened, with its interval; certain for a rule without chance."""
-    from swiftsure.study import Rates
+    from swiftsure.evaluation import Rates
 
     if len(broken) == 1:
         return "always" if broken[0] else "never"

@@ -1,9 +1,9 @@
 """Losses, one file a family; each declares its range and whether it is 0/1.
 
-To add one, write a `Loss` in the file of its family and pass it to `register`.
+To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`.
 """
 
-from swiftsure.losses.base import LOSSES, Loss, LossRange, register
+from swiftsure.losses.base import LOSSES, Loss, LossRange
 from swiftsure.losses.classification import BRIER, ZERO_ONE
 from swiftsure.losses.image import LPIPS, MSE, SSIM
 from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, VOID
@@ -25,5 +25,4 @@ __all__ = [
     "ZERO_ONE",
     "Loss",
     "LossRange",
-    "register",
 ]

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LOSSES", "Loss", "LossRange", "register"]
+from swiftsure.registry import Registry
+
+__all__ = ["LOSSES", "Loss", "LossRange"]
 
 Array = NDArray[Any]
 
@@ -110,13 +112,5 @@ class Loss:
     against_last: Callable[[Array], Array]
 
 
-LOSSES: dict[str, Loss] = {}
-"""Known losses by name."""
-
-
-def register(loss: Loss) -> Loss:
-    """Make a loss known under its name and return it."""
-    if loss.name in LOSSES and LOSSES[loss.name] != loss:
-        raise ValueError(f"`loss` must have a name of its own, but {loss.name!r} is taken.")
-    LOSSES[loss.name] = loss
-    return loss
+LOSSES: Registry[Loss] = Registry("loss")
+"""Losses by name; `LOSSES.register(loss)` adds one."""

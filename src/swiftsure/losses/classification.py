@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.losses.base import Loss, LossRange, register
+from swiftsure.losses.base import LOSSES, Loss, LossRange
 
 __all__ = [
     "BRIER",
@@ -48,7 +48,7 @@ def brier_inconsistency(probabilities: Array) -> Array:
     return distance
 
 
-ZERO_ONE = register(
+ZERO_ONE = LOSSES.register(
     Loss(
         "zero_one",
         LossRange(0, 1, whole=True),
@@ -57,7 +57,7 @@ ZERO_ONE = register(
         against_last=zero_one_inconsistency,
     )
 )
-BRIER = register(
+BRIER = LOSSES.register(
     Loss(
         "brier",
         LossRange(0, 2),

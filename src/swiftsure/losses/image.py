@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.losses.base import Loss, LossRange, register
+from swiftsure.losses.base import LOSSES, Loss, LossRange
 
 __all__ = ["LPIPS", "MSE", "SSIM", "mse", "ssim"]
 
@@ -99,7 +99,7 @@ def _loss(name: str, distance: Callable[[Array, Array], Array]) -> Loss:
         made = _images("predictions", predictions, 5)
         return distance(made, np.broadcast_to(made[:, -1:], made.shape))
 
-    return register(Loss(name, LossRange(0, 1), "prediction", against_labels, against_last))
+    return LOSSES.register(Loss(name, LossRange(0, 1), "prediction", against_labels, against_last))
 
 
 def _needs_a_network(images: Array, others: Array) -> Array:  # noqa: ARG001 (as all distances)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.losses.base import Loss, LossRange, register
+from swiftsure.losses.base import LOSSES, Loss, LossRange
 
 __all__ = [
     "MIOU",
@@ -168,7 +168,7 @@ def _miscoverage(confusions: Array) -> Array:
     return loss
 
 
-MIOU = register(
+MIOU = LOSSES.register(
     Loss(
         "miou",
         LossRange(0, 1),
@@ -177,7 +177,7 @@ MIOU = register(
         against_last=miou_inconsistency,
     )
 )
-MISCOVERAGE = register(
+MISCOVERAGE = LOSSES.register(
     Loss(
         "miscoverage",
         LossRange(0, 1),
@@ -186,7 +186,7 @@ MISCOVERAGE = register(
         against_last=miscoverage_inconsistency,
     )
 )
-PIXEL_BRIER = register(
+PIXEL_BRIER = LOSSES.register(
     Loss(
         "pixel_brier",
         LossRange(0, 2),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.losses.base import Loss, LossRange, register
+from swiftsure.losses.base import LOSSES, Loss, LossRange
 
 __all__ = ["BLEU", "ROUGE_L", "TOKEN_F1", "bleu", "rouge_l", "token_f1"]
 
@@ -131,7 +131,7 @@ def _references(given: str | Iterable[str]) -> list[str]:
 
 
 def _text_loss(name: str, score: Score) -> Loss:
-    return register(
+    return LOSSES.register(
         Loss(
             name,
             LossRange(0, 1),

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds
 from swiftsure.calibration import make_policy
-from swiftsure.control import Control, ControlResult, joint
+from swiftsure.control import Control, ControlResult, joint, setting
 from swiftsure.curves import RiskCurve
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.selection import setting
 
 __all__ = ["Evidence", "evidence_of"]
 

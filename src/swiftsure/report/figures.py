@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from swiftsure import bounds
 from swiftsure.curves import RiskCurve
+from swiftsure.evaluation import Study
 from swiftsure.files import replaced
 from swiftsure.policy import Policy, average_words, percent
-from swiftsure.study import Study
 
 __all__ = [
     "COLORS",

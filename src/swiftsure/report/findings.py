@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swiftsure.control import setting
 from swiftsure.paths import PathLike
 from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -10,7 +11,6 @@ from swiftsure.report import levels as moving
 from swiftsure.report.evidence import evidence_of
 from swiftsure.report.levels import ByDelta, BySize, Levels, RiskAlong, Setting
 from swiftsure.report.quality import ExitLoss, Reliability, exit_losses, reliability
-from swiftsure.selection import setting
 
 __all__ = ["Findings", "findings"]
 

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
+from swiftsure.control import setting
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report.evidence import Evidence
-from swiftsure.selection import setting
 
 __all__ = [
     "ByDelta",

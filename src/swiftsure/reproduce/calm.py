@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.evaluation import evaluate
+from swiftsure.evaluation import Study, evaluate
 from swiftsure.files import write_text
 from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.reproduce.calm_cnndm import CONTROLS, EPSILONS, SHOWN, only
 from swiftsure.reproduce.tables import csv_text
-from swiftsure.study import Study
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.control import Control
-from swiftsure.evaluation import evaluate
+from swiftsure.evaluation import Study, evaluate
 from swiftsure.files import npz, write_text
 from swiftsure.records import ThresholdRecord
 from swiftsure.reproduce.tables import csv_text
-from swiftsure.study import Study
 
 __all__ = ["CONTROLS", "CalmResult", "calm_cnndm", "load_measurements"]
 

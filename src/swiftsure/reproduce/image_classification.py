@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from swiftsure import assets
 from swiftsure.control import Control
-from swiftsure.evaluation import evaluate
+from swiftsure.evaluation import Study, evaluate
 from swiftsure.files import write_text
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.reproduce.tables import csv_text, markdown_table
-from swiftsure.study import Study
 
 __all__ = [
     "CONTROLS",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from swiftsure.calibration import calibrate
 from swiftsure.control import Control
-from swiftsure.evaluation import evaluate
+from swiftsure.evaluation import Study, evaluate
 from swiftsure.exits import exit_indices
 from swiftsure.files import write_text
 from swiftsure.policy import Policy
@@ -30,7 +30,6 @@ from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.reproduce.image_classification import TaskRisk
 from swiftsure.reproduce.tables import csv_text, markdown_table
-from swiftsure.study import Study
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from swiftsure.control import Control
+from swiftsure.evaluation import Study
 from swiftsure.files import write_text
 from swiftsure.records import ThresholdRecord
 from swiftsure.reproduce.tables import csv_text
-from swiftsure.study import Study
 
 __all__ = ["CONTROLS", "Source", "SweepResult", "loaded"]
 

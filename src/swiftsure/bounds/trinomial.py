@@ -23,6 +23,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,11 +32,15 @@ from numpy.typing import NDArray
 from scipy import special
 
 from swiftsure._compile import compiled
+from swiftsure.bounds.base import BOUNDS, IID, Bound, last_before_failure
+from swiftsure.curves import RiskCurve
 from swiftsure.files import write_text
 
-__all__ = ["certified_counts", "p_value", "power", "upper_bound"]
+__all__ = ["TrinomialBound", "certified_counts", "p_value", "power", "upper_bound"]
 
 Counts = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12
 """Largest error of a computed probability: it sums terms over 8 standard deviations."""
@@ -51,6 +56,53 @@ POINT_STEP, CELL_STEP, FINE_STEP = 0.2, 0.1, 0.02
 
 In standard deviations of the mean loss.
 """
+
+
+@dataclass(frozen=True)
+class TrinomialBound(Bound):
+    """The exact test for losses of −1, 0 and 1, by how many there are of each."""
+
+    def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:  # noqa: ARG002
+        """Return a p-value for each setting, (K,)."""
+        counts = zip(*(each.tolist() for each in self._counts(curve, rows)), strict=True)
+        return np.asarray([p_value(b, c, len(rows), epsilon) for b, c in counts])
+
+    def passes(
+        self,
+        curve: RiskCurve,
+        rows: Rows,
+        epsilon: float,
+        delta: float,
+        pool: int = 0,  # noqa: ARG002
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,)."""
+        b, c = self._counts(curve, rows)
+        return np.asarray(b <= certified_counts(len(rows), epsilon, delta)[b + c])
+
+    def select(
+        self,
+        curve: RiskCurve,
+        rows: Rows,
+        epsilons: Floats,
+        delta: float,
+        start: int,
+        pool: int,  # noqa: ARG002
+    ) -> NDArray[np.int64]:
+        """Walk the path for each level: p-values need not fall as ε grows."""
+        b, c = self._counts(curve, rows)
+        tests = (certified_counts(len(rows), float(e), delta) for e in epsilons)
+        return np.asarray([last_before_failure(b <= test[b + c], start) for test in tests])
+
+    def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:  # noqa: ARG002
+        """Return an upper bound of the risk at a setting."""
+        b, c = (int(each[setting]) for each in self._counts(curve, rows))
+        return upper_bound(b, c, len(rows), delta)
+
+    @staticmethod
+    def _counts(curve: RiskCurve, rows: Rows) -> tuple[Rows, Rows]:
+        """Return how many losses are +1, and how many −1, at each setting."""
+        sums, squares = (np.rint(each).astype(np.int64) for each in curve.totals(rows))
+        return (squares + sums) // 2, (squares - sums) // 2
 
 
 @lru_cache(maxsize=4096)
@@ -356,3 +408,10 @@ def bound_between(region, factorials, epsilon, least, most):  # type: ignore[no-
         largest = max(largest, probability(region, factorials, max(0.0, low + epsilon), high))
         low = high
     return largest
+
+
+BOUNDS.register(
+    TrinomialBound(
+        "trinomial", f"{IID}; losses of -1, 0 or 1; exact whatever their order", "ternary"
+    )
+)

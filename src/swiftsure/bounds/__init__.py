@@ -1,0 +1,217 @@
+"""Bounds: is a risk at most ε? Each offers the test, a p-value, and an upper bound.
+
+Selection only ever asks whether a risk is certified at ε, so a bound is first of all a test. Upper
+bounds invert the tests and are for display.
+
+| module | bounds | what they see of the losses |
+|---|---|---|
+| `counting` | binomial, Hoeffding, Bentkus, empirical Bernstein | sums and sums of squares |
+| `trinomial` | the exact test for losses of −1, 0 and 1 | how many there are of each |
+| `betting` | WSR, STaR | the losses one by one |
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from swiftsure import checks
+from swiftsure.bounds.base import BOUNDS, Bound
+from swiftsure.bounds.betting import BettingBound
+from swiftsure.bounds.counting import SummaryBound
+from swiftsure.bounds.trinomial import TrinomialBound
+from swiftsure.curves import RiskCurve
+from swiftsure.losses import LossRange
+
+__all__ = [
+    "BOUNDS",
+    "BettingBound",
+    "Bound",
+    "SummaryBound",
+    "TrinomialBound",
+    "auto",
+    "certify",
+    "minimum_samples",
+    "p_value",
+    "resolve",
+    "upper_bound",
+]
+
+
+TRINOMIAL_LARGEST = 50_000
+"""Samples up to which "auto" is the exact trinomial test; finding its cut-off then takes seconds.
+
+Beyond, STaR loses little against it.
+"""
+
+
+def auto(loss_range: LossRange, n: int | None = None, pool: int | None = None) -> Bound:
+    """Return the tightest bound for what the loss declares, and for the number of samples.
+
+    Exact tests for losses of 0 and 1, and of −1, 0 and 1 (0-1 gaps); otherwise STaR. Nothing that
+    was observed plays a part.
+    """
+    if loss_range.binary:
+        return BOUNDS["binomial"]
+    few = n is None or n <= TRINOMIAL_LARGEST
+    return BOUNDS["trinomial" if loss_range.ternary and few and pool is None else "star"]
+
+
+def resolve(
+    bound: str, loss_range: LossRange, n: int | None = None, pool: int | None = None
+) -> Bound:
+    """Return a bound by name, refused if it is not valid for the declared losses."""
+    if bound == "auto":
+        return auto(loss_range, n, pool)
+    chosen = BOUNDS[checks.known("bound", bound, ["auto", *BOUNDS])]
+    chosen.refuse(loss_range)
+    return chosen
+
+
+def refuse_weights(bound: Bound, curve: RiskCurve, pool: int | None = None) -> None:
+    """Raise if a curve averages over the samples of groups, and the bound or a pool cannot."""
+    if curve.weights is None:
+        return
+    if not bound.weighs:
+        names = ", ".join(name for name, other in BOUNDS.items() if other.weighs)
+        raise ValueError(
+            f"`bound` '{bound.name}' does not go with `average='sample'` of groups: its p-value is"
+            f" not monotone in ε for groups that differ in size. Use one of {names}."
+        )
+    if pool is not None:
+        raise ValueError(
+            "`pool` does not go with `average='sample'` of groups; use `average='group'`."
+        )
+
+
+def certify(
+    losses: ArrayLike,
+    epsilon: float,
+    delta: float = 0.1,
+    *,
+    bound: str = "auto",
+    loss_range: LossRange | tuple[float, float] = (0, 1),
+    pool: int | None = None,
+) -> bool:
+    """Return whether the losses certify that their mean risk is at most ε.
+
+    **Guarantee**: if the risk is above ε, this is True with probability at most δ over the draw of
+    the losses, for ε, δ and bound fixed beforehand.
+
+    Parameters
+    ----------
+    losses : (n,)
+        In an order that does not depend on their values (betting bounds).
+    pool : int, optional
+        Size of the finite pool that the losses were drawn from without replacement.
+
+    Examples
+    --------
+    >>> certify([0.0] * 100, 0.05)
+    True
+    >>> certify([0.0] * 100, 0.01)
+    False
+    """
+    curve, chosen, size = _single(losses, bound, loss_range, pool)
+    level, delta = _levels(epsilon, delta, curve.loss_range)
+    last = chosen.select(curve, np.arange(curve.n), np.asarray([level]), delta, 0, size)
+    return bool(last[0] == 0)
+
+
+def p_value(
+    losses: ArrayLike,
+    epsilon: float,
+    *,
+    bound: str = "auto",
+    loss_range: LossRange | tuple[float, float] = (0, 1),
+    pool: int | None = None,
+) -> float:
+    """Return a p-value of the hypothesis that the risk is ε or more.
+
+    **Guarantee**: if the risk is at least ε, P(p ≤ u) ≤ u for every u in (0, 1).
+
+    Examples
+    --------
+    >>> round(p_value([0, 0, 0, 1], 0.5, loss_range=LossRange(0, 1, whole=True)), 4)
+    0.3125
+    """
+    curve, chosen, size = _single(losses, bound, loss_range, pool)
+    level, _ = _levels(epsilon, 0.5, curve.loss_range)
+    return float(chosen.p_values(curve, np.arange(curve.n), level, size)[0])
+
+
+def upper_bound(
+    losses: ArrayLike,
+    delta: float = 0.1,
+    *,
+    bound: str = "auto",
+    loss_range: LossRange | tuple[float, float] = (0, 1),
+    pool: int | None = None,
+) -> float:
+    """Return a value that the risk exceeds with probability at most δ.
+
+    **Guarantee**: P(risk ≤ bound) ≥ 1 − δ over the draw of the losses.
+
+    Examples
+    --------
+    >>> round(upper_bound([0] * 100, 0.1, loss_range=LossRange(0, 1, whole=True)), 4)
+    0.0228
+    """
+    curve, chosen, size = _single(losses, bound, loss_range, pool)
+    _, delta = _levels(curve.loss_range.high / 2, delta, curve.loss_range)
+    return chosen.upper(curve, np.arange(curve.n), 0, delta, size)
+
+
+def _single(
+    losses: ArrayLike, bound: str, loss_range: LossRange | tuple[float, float], pool: int | None
+) -> tuple[RiskCurve, Bound, int]:
+    values = checks.numbers("losses", losses, np.float64)
+    checks.of_shape("losses", values, {"n": None})
+    declared = declared_for(bound, LossRange.of(loss_range))
+    curve = RiskCurve.from_losses([0.0], values[:, None], loss_range=declared, relative=False)
+    chosen = resolve(bound, declared, curve.n, pool)
+    return curve, chosen, pool_size(pool, curve.n, chosen)
+
+
+def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:
+    """Return how many samples the tests here need to certify ε even if every loss is 0.
+
+    Losses of 0 or more are certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0 by
+    chance, and these tests are not randomised. None for losses that can be negative, which may need
+    fewer.
+
+    Examples
+    --------
+    >>> minimum_samples(0.01, 0.1, LossRange(0, 1))
+    230
+    """
+    if loss_range.low < 0 or epsilon <= 0:
+        return None
+    return int(np.ceil(np.log(delta) / np.log1p(-epsilon / loss_range.high) * (1 - 1e-14)))
+
+
+def declared_for(bound: str, declared: LossRange) -> LossRange:
+    """Return the range, declared whole where the bound asked for needs that.
+
+    Requesting the binomial test declares losses in [0, 1] to be 0 or 1, and requesting the
+    trinomial test declares those in [-1, 1] to be -1, 0 or 1; the values are then checked.
+    """
+    whole = {"binomial": (0.0, 1.0), "trinomial": (-1.0, 1.0)}.get(bound)
+    if whole == (declared.low, declared.high):
+        return LossRange(*whole, whole=True)
+    return declared
+
+
+def pool_size(pool: int | None, n: int, bound: Bound) -> int:
+    """Return the size of a finite pool, 0 for none, checked against the bound."""
+    if pool is None:
+        return 0
+    if not bound.pools:
+        names = ", ".join(name for name, other in BOUNDS.items() if other.pools)
+        raise ValueError(f"`pool` must go with one of the bounds {names}, but got '{bound.name}'.")
+    return checks.count("pool", pool, n)
+
+
+def _levels(epsilon: float, delta: float, loss_range: LossRange) -> tuple[float, float]:
+    return (
+        checks.between("epsilon", epsilon, 0.0, loss_range.high),
+        checks.between("delta", delta, 0.0, 1.0),
+    )

@@ -1,0 +1,107 @@
+"""Bound: a way to certify that a risk is at most ε."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.curves import RiskCurve
+from swiftsure.losses import LossRange
+from swiftsure.registry import Registry
+
+__all__ = ["BOUNDS", "IID", "Bound", "last_before_failure", "smallest_certified"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+IID = "independent samples of one distribution"
+"""What every bound assumes."""
+
+
+@dataclass(frozen=True)
+class Bound(ABC):
+    """A way to certify that a risk is at most ε.
+
+    Attributes
+    ----------
+    name : str
+    assumes : str
+        What its validity rests on, for certificates.
+    needs : {"any", "non-negative", "binary", "ternary"}
+        Which losses it is valid for.
+    weighs : bool
+        Whether it can test averages over the samples of groups that differ in size: its p-value is
+        then monotone in ε, at every setting.
+    """
+
+    name: str
+    assumes: str
+    needs: str = "any"
+    uses_order: bool = False
+    pools: bool = False
+    weighs: bool = False
+
+    def refuse(self, loss_range: LossRange) -> None:
+        """Raise if the bound is not valid for losses of this declared range."""
+        low, high = loss_range.low, loss_range.high
+        if self.needs == "binary" and not loss_range.binary:
+            raise ValueError(
+                f"`bound` '{self.name}' needs losses declared 0/1, but these are declared to lie in"
+                f" [{low:g}, {high:g}]; use 'star', or declare binary losses."
+            )
+        if self.needs == "ternary" and not loss_range.ternary:
+            raise ValueError(
+                f"`bound` '{self.name}' needs losses declared to be -1, 0 or 1, but these are"
+                f" declared to lie in [{low:g}, {high:g}]; use 'star', or declare whole losses."
+            )
+        if self.needs == "non-negative" and low < 0:
+            raise ValueError(
+                f"`bound` '{self.name}' needs losses of at least 0, but these may be as low as"
+                f" {low:g}; use 'star', or the zero-bounded risk (`zero_bounded=True`)."
+            )
+
+    @abstractmethod
+    def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
+        """Return a p-value of "the risk is at least ε" for each setting, (K,)."""
+
+    def passes(
+        self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,)."""
+        return np.asarray(self.p_values(curve, rows, epsilon, pool) <= delta)
+
+    @abstractmethod
+    def select(
+        self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
+    ) -> NDArray[np.int64]:
+        """Walk the path from `start` while settings are certified; last success for each level.
+
+        `epsilons` rise; `start - 1` stands for no success.
+        """
+
+    @abstractmethod
+    def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
+        """Return a value that the risk at a setting exceeds with probability at most δ."""
+
+
+BOUNDS: Registry[Bound] = Registry("bound")
+"""Bounds by name."""
+
+
+def last_before_failure(passes: NDArray[np.bool_], start: int) -> int:
+    """Return the last index of the run of successes that begins at `start`; `start - 1` if none."""
+    failures = np.flatnonzero(~passes[start:])
+    return start - 1 + (int(failures[0]) if failures.size else len(passes) - start)
+
+
+def smallest_certified(certified: Callable[[float], bool], loss_range: LossRange) -> float:
+    """Return the smallest ε that is certified, from above; the bound itself if none is."""
+    low, high = loss_range.low, loss_range.high
+    if not certified(np.nextafter(high, low)):
+        return high
+    while high - low > 1e-9 * (loss_range.high - loss_range.low):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if certified(middle) else (middle, high)
+    return high

@@ -1,0 +1,132 @@
+"""Bets against "the risk is at least ε": WSR and STaR.
+
+A bet sees the losses one by one. Where the risk is ε or more, its wealth has a mean of at most 1,
+so it reaches 1/δ with probability at most δ (Ville's inequality).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import _kernels
+from swiftsure.bounds import _bets
+from swiftsure.bounds.base import BOUNDS, IID, Bound, smallest_certified
+from swiftsure.curves import RiskCurve
+
+__all__ = ["BettingBound"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+WSR_DELTA = 0.1
+"""The failure probability that the bets behind WSR's p-value are tuned for."""
+
+OUT_OF_REACH = 1e300
+"""A wealth that no bet reaches, so that it runs through all samples."""
+
+
+@dataclass(frozen=True)
+class BettingBound(Bound):
+    """A bet against "the risk is at least ε", sample by sample; only B bounds the losses."""
+
+    star: bool = True
+
+    def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
+        """Return a p-value for each setting, (K,)."""
+        p = [self._p(curve, rows, k, epsilon, pool) for k in range(curve.n_settings)]
+        return np.asarray(p)
+
+    def select(
+        self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
+    ) -> NDArray[np.int64]:
+        """Walk the path with one bet a setting, each stopped as soon as it is decided."""
+        if curve.weights is not None:
+            return self._select_weighted(curve, rows, epsilons, delta, start)
+        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        test = delta, curve.loss_range.high, self.star
+        if pool:  # whether its bets are monotone in ε is not known: each level walks from the start
+            single = np.split(epsilons, len(epsilons))
+            walks = [_bets.select_by_betting(*seen, level, *test, pool, start) for level in single]
+            return np.concatenate(walks)
+        selected: NDArray[np.int64]
+        if curve.has_exits and len(rows) >= _bets.LONG:
+            selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
+        else:
+            selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
+        return selected
+
+    def passes(
+        self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
+    ) -> NDArray[np.bool_]:
+        """Return whether each setting is certified on its own, (K,): one bet per setting."""
+
+        def certified(setting: int) -> bool:
+            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+
+        return np.asarray([certified(setting) for setting in range(curve.n_settings)])
+
+    def _select_weighted(
+        self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int
+    ) -> NDArray[np.int64]:
+        selected = np.empty(len(epsilons), np.int64)
+        last = start - 1
+        for j, epsilon in enumerate(epsilons):
+            while last + 1 < curve.n_settings:
+                if not self._deficit(curve, rows, last + 1, epsilon, delta, 1 / delta, 0) <= 0:
+                    break
+                last += 1
+            selected[j] = last
+        return selected
+
+    def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
+        """Invert the test, which is monotone in ε, by bisection."""
+
+        def certified(epsilon: float) -> bool:
+            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+
+        return smallest_certified(certified, curve.loss_range)
+
+    def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
+        if not self.star:  # the largest wealth of bets tuned at one fixed level
+            least = self._deficit(curve, rows, setting, epsilon, WSR_DELTA, OUT_OF_REACH, pool)
+            return float(min(1.0, np.exp(least - np.log(OUT_OF_REACH))))
+        # STaR's tests are nested in δ, so the smallest δ that certifies is a p-value.
+        low, high = -700.0, 0.0  # log δ
+        while high - low > 1e-10:
+            middle = 0.5 * (low + high)
+            delta = float(np.exp(middle))
+            certified = self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+            low, high = (low, middle) if certified else (middle, high)
+        return float(np.exp(high))
+
+    def _deficit(
+        self,
+        curve: RiskCurve,
+        rows: Rows,
+        setting: int,
+        epsilon: float,
+        delta: float,
+        goal: float,
+        pool: int,
+    ) -> float:
+        if curve.weights is not None:
+            groups = curve._losses.values, curve.weights, rows
+            test = delta, goal, curve.loss_range.high, self.star
+            return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
+        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        test = delta, goal, curve.loss_range.high, self.star
+        return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
+
+
+for _name, _star in (("wsr", False), ("star", True)):
+    BOUNDS.register(
+        BettingBound(
+            _name,
+            f"{IID}, in an order fixed beforehand; losses of at most B",
+            uses_order=True,
+            pools=True,
+            weighs=True,
+            star=_star,
+        )
+    )
