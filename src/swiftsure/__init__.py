@@ -10,13 +10,13 @@ Nothing is imported until it is used, so `import swiftsure` is quick.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from swiftsure._version import __version__
 
 if TYPE_CHECKING:
     import swiftsure.planning as planning
     import swiftsure.report as report
     from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
-    from swiftsure.calibration import Risk, calibrate
+    from swiftsure.calibration import calibrate
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ThresholdRecord, load_record
+    from swiftsure.risks import Risk
 
 __all__ = [
     "Certificate",
@@ -66,7 +67,7 @@ _HOMES = {
     "Monitor": "monitor",
     "Path": "paths",
     "Policy": "policy",
-    "Risk": "calibration",
+    "Risk": "risks",
     "RiskCurve": "curves",
     "Study": "evaluation",
     "ThresholdRecord": "records",

@@ -1,53 +1,38 @@
 """`calibrate`: the one call from a record to a policy."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import PathLike
-from swiftsure.policy import Certificate, Policy, Promise
+from swiftsure.policy import Certificate, Metadata, Policy, Promise
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.records.checks import RISKS
+from swiftsure.records.checks import choose
+from swiftsure.risks import Risk
 
-__all__ = ["Risk", "calibrate", "make_policy"]
+__all__ = ["calibrate", "make_policy"]
 
-
-@dataclass(frozen=True)
-class Risk:
-    """A risk to control: which, of which loss, at which level.
-
-    Examples
-    --------
-    >>> Risk("gap", "zero_one", epsilon=0.01)
-    Risk(risk='gap', loss='zero_one', epsilon=0.01, zero_bounded=False)
-    """
-
-    risk: str = "gap"
-    loss: str | None = None
-    epsilon: float = 0.05
-    zero_bounded: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse another risk; whether there is such a loss, and such a level, the record says."""
-        checks.known("risk", self.risk, RISKS)
+Floats = NDArray[np.float64]
 
 
 def calibrate(
     record: ExitRecord | ThresholdRecord | RiskCurve,
+    *,
+    epsilon: float | None = None,
     risk: str | None = None,
     loss: str | None = None,
+    risks: Sequence[Risk] | None = None,
     control: str | Control = "ucb",
     bound: str = "auto",
-    epsilon: float = 0.05,
     delta: float = 0.1,
     path: PathLike = None,
     seed: int | None = None,
-    *,
-    risks: list[Risk] | None = None,
     score: str | None = None,
     zero_bounded: bool = False,
     pool: int | None = None,
@@ -56,6 +41,7 @@ def calibrate(
     min_exit: int = 0,
     average: Average | None = None,
     max_group_size: int | None = None,
+    metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
     """Find the fastest setting that keeps the risk at ε, and certify it.
@@ -72,9 +58,13 @@ def calibrate(
     record : ExitRecord, ThresholdRecord or RiskCurve
         The calibration samples. A curve does not say of which score, exits and model it is, so a
         policy made of one cannot be compared with a model, and the runtimes refuse it.
-    risk, loss, epsilon, zero_bounded
+    epsilon : float
+        The largest risk that is allowed; required, unless `risks` are given.
+    risk, loss, zero_bounded
         The risk to control; see `Risk`. It is "gap" if left out, or the curve's own; `loss` may be
         left out where the record has just one.
+    risks : sequence of Risk, optional
+        Several risks, all held at once, in place of `epsilon`, `risk`, `loss` and `zero_bounded`.
     control : {"ucb", "ltt", "crc", "empirical"} or Control
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
@@ -91,10 +81,10 @@ def calibrate(
         at random when the record was made and kept in its file, so that calibrating again gives
         the same policy. With a seed given here, the promise needs samples that came in random
         order, or a seed that was itself drawn at random, once. Never choose among seeds.
-    risks : list of Risk, optional
-        Several risks, all held at once, in place of `risk`, `loss` and `epsilon`.
     pool : int, optional
         Size of the finite pool that the samples were drawn from without replacement.
+    metadata : Metadata or mapping, optional
+        `name`, `author` and `notes` of the policy; the date and the library's version are added.
     **options
         Other options of the control (`monotone`, `method`, `selection`, `correction`, …).
 
@@ -115,53 +105,28 @@ def calibrate(
     """
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
-    if not isinstance(record, ExitRecord) and (strict or min_exit or missing != "raise"):
-        raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = risks if risks is not None else [Risk(risk or "gap", loss, epsilon, zero_bounded)]
-    if not wanted:
-        raise ValueError("`risks` must hold at least one risk.")
+    wanted = _wanted(epsilon, risk, loss, risks, zero_bounded)
+    curve_options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    if isinstance(record, ExitRecord):
+        score = choose("score", score, record.confidences, preferred="top1")
+        curve_options |= {"missing": missing, "strict": strict, "min_exit": min_exit}
+    elif strict or min_exit or missing != "raise":
+        raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
     if isinstance(record, RiskCurve):
-        if risks is not None or score is not None or path is not None:
-            raise ValueError("A RiskCurve has its risk, score and path already; leave them out.")
-        if average is not None or max_group_size is not None:
-            raise ValueError(
-                "A RiskCurve has its `average` and `max_group_size` already; leave them out."
-            )
+        given = {"risks": risks, "score": score, "path": path, **curve_options}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
         curve = record.confirmed(risk, loss)
         curves = [curve.zero_bounded() if zero_bounded else curve]
-    elif isinstance(record, ExitRecord):
-        score = score or ("top1" if "top1" in record.confidences else None)
+    elif isinstance(record, ExitRecord | ThresholdRecord):
         curves = [
             record.curve(
-                each.risk,
-                each.loss,
-                score,
-                path,
-                zero_bounded=each.zero_bounded,
-                missing=missing,
-                strict=strict,
-                min_exit=min_exit,
-                average=average,
-                max_group_size=max_group_size,
+                each.risk, each.loss, score, path, zero_bounded=each.zero_bounded, **curve_options
             )
             for each in wanted
         ]
-        score = score or next(iter(record.confidences))
-    elif isinstance(record, ThresholdRecord):
-        curves = [
-            record.curve(
-                each.risk,
-                each.loss,
-                score,
-                path,
-                zero_bounded=each.zero_bounded,
-                average=average,
-                max_group_size=max_group_size,
-            )
-            for each in wanted
-        ]
-        score = None  # among the record's settings, if it is known
     else:
         raise TypeError(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
@@ -171,8 +136,33 @@ def calibrate(
         rule.run(curve, each.epsilon, delta, seed, pool)
         for curve, each in zip(curves, wanted, strict=True)
     ]
+    if isinstance(record, ThresholdRecord):
+        score = None  # among the record's settings, if it is known
     chosen = joint(rule, curves, results)
-    return make_policy(record, rule, curves, results, chosen, score=score, pool=pool)
+    return make_policy(
+        record, rule, curves, results, chosen, score=score, pool=pool, metadata=metadata
+    )
+
+
+def _wanted(
+    epsilon: float | None,
+    risk: str | None,
+    loss: str | None,
+    risks: Sequence[Risk] | None,
+    zero_bounded: bool,
+) -> list[Risk]:
+    """Return the risks to control, said in one of two ways; saying both is refused."""
+    if risks is None:
+        if epsilon is None:
+            raise TypeError("`epsilon` must be given: the largest risk that is allowed.")
+        return [Risk(risk or "gap", loss, epsilon=epsilon, zero_bounded=zero_bounded)]
+    alone = {"epsilon": epsilon, "risk": risk, "loss": loss, "zero_bounded": zero_bounded or None}
+    for name, value in alone.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
+    if not risks:
+        raise ValueError("`risks` must hold at least one risk.")
+    return list(risks)
 
 
 def make_policy(
@@ -185,10 +175,15 @@ def make_policy(
     score: str | None = None,
     pool: int | None = None,
     upper: float | None = None,
+    metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
     """Return the policy of a choice, with its certificate; `upper` is the bound if it is known."""
-    index = chosen.index or 0
     curve = curves[0]
+    costs = {name: curve.mean_cost(name) for name in curve.costs}
+    not_worth = chosen.index is not None and _saves_nothing(curve, costs, chosen.index)
+    if not_worth:
+        chosen = replace(chosen, index=None, threshold=None)
+    index = chosen.index or 0
     shares = curve.exit_shares()[index] if curve.has_exits else None
     certificate = Certificate(
         guarantee=rule.guarantee,
@@ -212,9 +207,10 @@ def make_policy(
         pool=pool,
         assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
         costs={
-            name: (float(mean[0]), float(mean[index]))
-            for name, mean in ((name, curve.mean_cost(name)) for name in curve.costs)
+            name: (full := curve.full_cost(name), full if not_worth else float(mean[index]))
+            for name, mean in costs.items()
         },
+        not_worth=not_worth,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=_fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
@@ -230,13 +226,19 @@ def make_policy(
         threshold=threshold,
         score=score,
         n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
-        strict=bool(curve._losses.strict),
-        min_exit=int(curve._losses.min_exit),
+        strict=curve.strict,
+        min_exit=curve.min_exit,
         temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
         dtype=record.dtype if isinstance(record, ExitRecord) else None,
         settings={dial: safe if value is None else value, **fixed},
         certificate=certificate,
+        metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
     )
+
+
+def _saves_nothing(curve: RiskCurve, costs: Mapping[str, Floats], index: int) -> bool:
+    """Return whether a setting costs more than the full model alone, whatever cost is counted."""
+    return bool(costs) and all(mean[index] > curve.full_cost(k) for k, mean in costs.items())
 
 
 def _promise(
@@ -252,17 +254,14 @@ def _promise(
         upper is None
         and result.bound is not None
         and result.delta is not None
+        and result.tested is not None
         and index is not None
         and index >= first_tested
     ):
-        seen = rule.prepare(curve)
-        if result.seed is not None:
-            seen = seen.shuffled(result.seed)
-        bound, level = bounds.BOUNDS[result.bound], result.delta
+        bound, delta = bounds.BOUNDS[result.bound], result.delta
         if rule.correction == "bonferroni":
-            level /= max(1, curve.n_settings - first_tested)
-        upper = bound.upper(seen, np.arange(seen.n), index, level, pool or 0)
-        del seen
+            delta /= max(1, curve.n_settings - first_tested)
+        upper = bound.upper(*result.tested, index, delta, pool or 0)
     # The full model, which runs where nothing is certified, loses nothing against itself.
     full_model = index is None and curve.relative
     return Promise(

@@ -69,6 +69,8 @@ class ControlResult:
         Whether that seed was drawn at random for these samples, rather than given.
     assumptions : tuple of str
         What the promise rests on.
+    tested : (RiskCurve, rows) or None
+        The curve as it was tested, and its rows in the order of the test.
     """
 
     index: int | None
@@ -83,6 +85,7 @@ class ControlResult:
     assumptions: tuple[str, ...] = ()
     seed_drawn: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    tested: tuple[RiskCurve, Rows] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,13 @@ class Control:
         `rows` are the calibration samples in the order in which they are tested; the order must
         not depend on their losses.
         """
-        curve = self.prepare(curve)
         rows = np.arange(curve.n) if rows is None else rows
+        return self._indices(self.prepare(curve), epsilons, delta, rows, pool)
+
+    def _indices(
+        self, curve: RiskCurve, epsilons: Floats, delta: float, rows: Rows, pool: int | None
+    ) -> NDArray[np.int64]:
+        """Return the chosen settings of a curve that was prepared."""
         # The full model needs no test; where setting 0 is not the full model, it is tested too.
         start = 1 if curve.full_model_first else 0
         order = np.argsort(epsilons, kind="stable")  # walks go on from level to level
@@ -190,7 +198,7 @@ class Control:
             )
         declared = bounds.declared_for(self.bound, curve.loss_range)
         if declared != curve.loss_range:
-            in_range("losses", curve._losses.values, declared)
+            in_range("losses", curve.data.values, declared)
             curve = replace(curve, loss_range=declared)
         if self.uses_bound:
             bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
@@ -286,9 +294,8 @@ class Control:
         if self.uses_bound:
             bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
-        if ordered:
-            curve = curve.shuffled(order.seed)
-        index = int(self.indices(curve, np.asarray([level]), chance, pool=pool)[0])
+        rows = prepared.rows_in_order(order.seed) if ordered else np.arange(prepared.n)
+        index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
         return ControlResult(
             index=None if index < 0 else index,
             threshold=None if index < 0 else setting(curve, index),
@@ -302,6 +309,7 @@ class Control:
             assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
             seed_drawn=order.drawn if ordered else None,
             options=self.options(),
+            tested=(prepared, rows),
         )
 
     def assumptions(

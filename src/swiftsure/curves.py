@@ -24,6 +24,9 @@ SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
 """How far past its bound, relative to it, rounding may carry a loss."""
 
+GIVEN_SETTINGS = "given settings"
+"""The kind of a path whose settings came with the losses."""
+
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 """What a loss without a name is called, and how a risk's name begins whose losses are cut at 0."""
 
@@ -49,6 +52,8 @@ class RiskCurve:
         tested like any other, and "nothing certified" means the full model, outside of the path.
     costs : mapping
         Costs by name: one an exit (or one a setting), or one for each sample as well.
+    full_costs : mapping
+        Cost of running the full model alone, by name, where it is not that of setting 0.
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
     average : {"sample", "group"}
@@ -61,6 +66,8 @@ class RiskCurve:
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
         What a promise made from these losses rests on, besides what every promise does.
+    data : Losses
+        The arrays, in the form that the compiled kernels take.
     """
 
     thresholds: NDArray[Any]
@@ -70,7 +77,7 @@ class RiskCurve:
     costs: Mapping[str, Floats]
     risk_name: str = "gap"
     loss_name: str = UNNAMED
-    path_kind: str = "given settings"
+    path_kind: str = GIVEN_SETTINGS
     grouped: bool = False
     average: Average = "sample"
     max_group_size: int | None = None
@@ -78,7 +85,8 @@ class RiskCurve:
     shuffled_with: int | None = None
     order: SampleOrder = field(default_factory=SampleOrder.draw)
     conditions: tuple[str, ...] = ()
-    _losses: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
+    full_costs: Mapping[str, float] = field(default_factory=dict)
+    data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
     _nested: bool = field(repr=False, default=False)
 
     @classmethod
@@ -170,7 +178,7 @@ class RiskCurve:
             risk_name=risk,
             loss_name=loss,
             order=SampleOrder.of(order, "order"),
-            _losses=_kernels.Losses(
+            data=_kernels.Losses(
                 np.ascontiguousarray(values),
                 np.empty((len(values), 0), np.float32),
                 np.empty((len(settings), 0), np.float32),
@@ -195,6 +203,7 @@ class RiskCurve:
         loss: str = UNNAMED,
         order: SampleOrder | int | None = None,
         conditions: tuple[str, ...] = (),
+        full_costs: Mapping[str, float] | None = None,
     ) -> "RiskCurve":
         """Make a curve from checked arrays: what a record does.
 
@@ -216,7 +225,8 @@ class RiskCurve:
             loss_name=loss,
             order=SampleOrder.of(order, "order"),
             conditions=conditions,
-            _losses=_kernels.Losses(
+            full_costs=full_costs or {},
+            data=_kernels.Losses(
                 np.ascontiguousarray(losses),
                 np.ascontiguousarray(confidences),
                 np.empty((0, confidences.shape[1]), np.float32),
@@ -230,19 +240,19 @@ class RiskCurve:
         """Return the same samples along another path."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting has no other path.")
-        levels = path.per_exit(self._losses.values.shape[1])
+        levels = path.per_exit(self.data.values.shape[1])
         return replace(
             self,
             thresholds=path.thresholds,
             path_kind=path.kind,
-            _losses=self._losses._replace(thresholds=levels),
+            data=self.data._replace(thresholds=levels),
             _nested=bool((levels[1:] <= levels[:-1]).all()),
         )
 
     @property
     def n(self) -> int:
         """Number of samples, or of groups."""
-        return len(self._losses.values)
+        return len(self.data.values)
 
     @property
     def n_settings(self) -> int:
@@ -252,7 +262,23 @@ class RiskCurve:
     @property
     def has_exits(self) -> bool:
         """Whether the curve is in exit form."""
-        return bool(self._losses.thresholds.shape[1] > 0)
+        return bool(self.data.thresholds.shape[1] > 0)
+
+    @property
+    def strict(self) -> bool:
+        """Whether samples exit on `>` rather than `≥`."""
+        return bool(self.data.strict)
+
+    @property
+    def min_exit(self) -> int:
+        """Index of the first exit that may be taken."""
+        return int(self.data.min_exit)
+
+    @property
+    def confidences(self) -> NDArray[np.float32]:
+        """Confidences of a curve in exit form, (n, n_exits - 1); no columns otherwise."""
+        found: NDArray[np.float32] = self.data.confidences
+        return found
 
     def risk(self, rows: Rows | None = None) -> Floats:
         """Return the mean loss at each setting, (K,): over samples or groups, as `average` says."""
@@ -273,14 +299,14 @@ class RiskCurve:
 
         Of groups it is their mean loss, or their summed loss over `max_group_size`.
         """
-        block: Floats = _kernels.gather(self._losses, self._rows(rows), 0, self.n_settings)
+        block: Floats = _kernels.gather(self.data, self._rows(rows), 0, self.n_settings)
         return block
 
     def loss_at(self, index: int) -> Floats:
         """Return the losses at one setting, (n,)."""
         if not 0 <= index < self.n_settings:
             raise IndexError(f"`index` must be in [0, {self.n_settings}), but got {index}.")
-        block: Floats = _kernels.gather(self._losses, self._rows(None), index, index + 1)
+        block: Floats = _kernels.gather(self.data, self._rows(None), index, index + 1)
         return block[:, 0]
 
     def totals(self, rows: Rows | None = None, monotone: bool = False) -> tuple[Floats, Floats]:
@@ -290,7 +316,7 @@ class RiskCurve:
         end, starting at the full model's 0.
         """
         kernel = _kernels.totals_nested if self._nested else _kernels.totals_scan
-        sums: tuple[Floats, Floats] = kernel(self._losses, self._rows(rows), monotone)
+        sums: tuple[Floats, Floats] = kernel(self.data, self._rows(rows), monotone)
         return sums
 
     def level_totals(self, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
@@ -317,7 +343,7 @@ class RiskCurve:
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting knows no exits.")
         selected = self._rows(rows)
-        shares: Floats = _kernels.exit_counts(self._losses, selected, self._nested) / len(selected)
+        shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
         return shares
 
     def mean_cost(self, name: str, rows: Rows | None = None) -> Floats:
@@ -325,8 +351,14 @@ class RiskCurve:
         values = self.costs[checks.known("cost", name, self.costs)]
         if values.ndim == 1:
             return self.exit_shares(rows) @ values if self.has_exits else values
-        per_sample = replace(self, _losses=self._losses._replace(values=values))
+        per_sample = replace(self, data=self.data._replace(values=values))
         return per_sample.risk(rows)
+
+    def full_cost(self, name: str) -> float:
+        """Return the mean cost of running the full model alone."""
+        if name in self.full_costs:
+            return self.full_costs[name]
+        return float(self.mean_cost(name)[0])
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it is of that risk and loss; one without a name takes the loss's."""
@@ -347,7 +379,7 @@ class RiskCurve:
             self,
             loss_range=self.loss_range.zero_bounded(),
             risk_name=ZERO_BOUNDED + self.risk_name,
-            _losses=self._losses._replace(values=np.maximum(self._losses.values, 0.0)),
+            data=self.data._replace(values=np.maximum(self.data.values, 0.0)),
         )
 
     def shuffled(self, seed: int) -> "RiskCurve":
@@ -357,9 +389,26 @@ class RiskCurve:
         drawn at random unless one was given, so that tests are valid even for sorted samples. Any
         other fixed seed protects only samples that came in random order. Never choose among seeds.
         """
-        checks.count("seed", seed, 0)
         if self.shuffled_with == seed:
             return self
+        order = self.rows_in_order(seed)
+        return replace(
+            self,
+            costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
+            weights=None if self.weights is None else self.weights.take(order),
+            shuffled_with=seed,
+            order=self.order.replaced_by(seed),
+            data=self.data._replace(  # `take` is three times as fast as indexing
+                values=self.data.values.take(order, axis=0),
+                confidences=self.data.confidences.take(order, axis=0),
+            ),
+        )
+
+    def rows_in_order(self, seed: int) -> Rows:
+        """Return the rows in the one order that `seed` gives; see `shuffled`."""
+        checks.count("seed", seed, 0)
+        if self.shuffled_with == seed:
+            return np.arange(self.n)
         if self.shuffled_with is not None:
             raise ValueError(
                 f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
@@ -367,18 +416,7 @@ class RiskCurve:
             )
         # A separate random stream, so that a caller who sampled with the same seed gets an
         # independent order.
-        order = np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
-        return replace(
-            self,
-            costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
-            weights=None if self.weights is None else self.weights.take(order),
-            shuffled_with=seed,
-            order=self.order.replaced_by(seed),
-            _losses=self._losses._replace(  # `take` is three times as fast as indexing
-                values=self._losses.values.take(order, axis=0),
-                confidences=self._losses.confidences.take(order, axis=0),
-            ),
-        )
+        return np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
 
     def averaged(
         self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
@@ -446,11 +484,11 @@ class RiskCurve:
         costs = dict(self.costs)
         for name, values in self.costs.items():
             if values.ndim == 2:
-                costs[name] = means(self._losses._replace(values=values))
+                costs[name] = means(self.data._replace(values=values))
             elif self.has_exits:
                 every = np.repeat(values[None], self.n, axis=0)
-                costs[name] = means(self._losses._replace(values=every))
-        table = means(self._losses)
+                costs[name] = means(self.data._replace(values=every))
+        table = means(self.data)
         return replace(
             self,
             loss_range=LossRange(self.loss_range.low, self.loss_range.high),
@@ -459,12 +497,12 @@ class RiskCurve:
             average=average,
             max_group_size=max_group_size,
             weights=weights,
-            _losses=_kernels.Losses(
+            data=_kernels.Losses(
                 table,
                 np.empty((len(table), 0), np.float32),
                 np.empty((self.n_settings, 0), np.float32),
-                self._losses.strict,  # which a policy still has to say
-                self._losses.min_exit,
+                self.data.strict,  # which a policy still has to say
+                self.data.min_exit,
             ),
             _nested=False,
         )
@@ -472,10 +510,10 @@ class RiskCurve:
     def fingerprint(self) -> str:
         """Return a hash of everything that a control sees."""
         digest = hashlib.sha256()
-        for array in (self.thresholds, self._losses.values, self._losses.confidences):
+        for array in (self.thresholds, self.data.values, self.data.confidences):
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        digest.update(f"{self.loss_range}{self._losses.strict}{self._losses.min_exit}".encode())
+        digest.update(f"{self.loss_range}{self.data.strict}{self.data.min_exit}".encode())
         if self.weights is not None:
             digest.update(f"{self.max_group_size}".encode())
             digest.update(np.ascontiguousarray(self.weights).data)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from swiftsure import checks
+from swiftsure._html import html_card
 from swiftsure.control import Control
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import Path, PathLike
@@ -28,6 +29,7 @@ from swiftsure.records import ExitRecord, ThresholdRecord
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from matplotlib.figure import Figure
 
 __all__ = ["Rates", "Study", "evaluate"]
 
@@ -44,6 +46,7 @@ SECONDS = "seconds"
 
 def evaluate(
     record: ExitRecord | ThresholdRecord | RiskCurve,
+    *,
     risk: str | None = None,
     loss: str | None = None,
     controls: Controls = ("crc", "ucb", "ltt"),
@@ -52,9 +55,9 @@ def evaluate(
     n_calibration: int | float = 100,
     splits: int = 100,
     seed: int = 0,
-    *,
     score: str | None = None,
     path: PathLike = None,
+    cost: str | None = None,
     draws: int | None = None,
     progress: bool | None = None,
     average: Average | None = None,
@@ -76,6 +79,9 @@ def evaluate(
     n_calibration : int, or a fraction of the pool
     splits : int
         Random splits into calibration and test part.
+    cost : str, optional
+        The cost that `mean_cost` and `gain` are about; layers, or the exit's number, by default.
+        Gains are measured against running the full model alone.
     draws : int, optional
         Calibration sets drawn with replacement, for the violation rate; `splits` by default.
     progress : bool, optional
@@ -109,7 +115,7 @@ def evaluate(
     n = _calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
     follow = isinstance(path, str) and path == "breakpoints"
-    runs = _Runs(pool, chosen, levels, delta, breakpoints=follow)
+    runs = _Runs(pool, chosen, levels, delta, breakpoints=follow, cost=cost)
     with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(pool.n)
@@ -183,7 +189,7 @@ class Study:
         Mean loss of the test part.
     test_exceedance : {label: (splits, epsilons)}
         Whether it is above ε. Not the violation rate: the test part has noise of its own.
-    exit_layer, gain, flops_gain : {label: (splits, epsilons)}
+    mean_cost, gain, flops_gain : {label: (splits, epsilons)}
         Mean cost of the test part (layers, if the record has them), the saving against the full
         model in per cent, and the same in FLOPs.
     thresholds : {label: (splits, epsilons)} or with one an exit last
@@ -211,7 +217,7 @@ class Study:
     full_cost: float
     test_risk: Mapping[str, Floats] = field(repr=False)
     test_exceedance: Mapping[str, NDArray[np.bool_]] = field(repr=False)
-    exit_layer: Mapping[str, Floats] = field(repr=False)
+    mean_cost: Mapping[str, Floats] = field(repr=False)
     gain: Mapping[str, Floats] = field(repr=False)
     flops_gain: Mapping[str, Floats] = field(repr=False)
     thresholds: Mapping[str, NDArray[Any]] = field(repr=False)
@@ -238,6 +244,27 @@ class Study:
         how = average_words(self.unit, self.average)
         return f"{self.loss} {self.risk} ({how})" if how else f"{self.loss} {self.risk}"
 
+    def plot(self) -> "Figure":
+        """Draw test risk and mean cost over ε, a line per control."""
+        from swiftsure.report import study_figure
+
+        return study_figure(self)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "risk": self.risk_words,
+            "controls": ", ".join(self.labels),
+            "ε": ", ".join(f"{epsilon:g}" for epsilon in self.epsilons),
+            "splits": f"{self.splits} of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}",
+            **{
+                f"saved by {label} (%)": ", ".join(
+                    f"{gain:.1f}" for gain in self.gain[label].mean(axis=0)
+                )
+                for label in self.labels
+            },
+        }
+        return html_card("Study", facts)
+
     def legend(self, label: str) -> str:
         """Return a control's label, with a warning where it promises nothing."""
         promised = self.controls[label].guarantee != "none"
@@ -260,7 +287,7 @@ class Study:
                         "test_risk": float(self.test_risk[label][:, j].mean()),
                         "test_risk_sd": float(self.test_risk[label][:, j].std()),
                         "test_exceedance": float(exceeds),
-                        "exit_layer": float(self.exit_layer[label][:, j].mean()),
+                        "mean_cost": float(self.mean_cost[label][:, j].mean()),
                         "gain": float(self.gain[label][:, j].mean()),
                         "gain_sd": float(self.gain[label][:, j].std()),
                         "flops_gain": float(self.flops_gain[label][:, j].mean()),
@@ -278,7 +305,7 @@ class Study:
         import pyarrow as pa
 
         columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}
-        measures = ("test_risk", "test_exceedance", "exit_layer", "gain", "flops_gain")
+        measures = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
         for label in self.labels:
             shape = self.test_risk[label].shape
             columns["control"].append(np.full(shape[0] * shape[1], label))
@@ -310,15 +337,18 @@ class _Runs:
         levels: Floats,
         delta: float,
         breakpoints: bool,
+        cost: str | None,
     ) -> None:
         self.pool = pool
         self.controls = controls
         self.levels = levels
         self.delta = delta
         self.breakpoints = breakpoints
+        if cost is not None:
+            checks.known("cost", cost, pool.costs)
         # Time, which depends on the machine, only where nothing else is known.
         counted = sorted(pool.costs, key=lambda name: name == SECONDS)
-        self.cost = next((c for c in ("layers", "exit", *counted) if c in pool.costs), None)
+        self.cost = next((c for c in (cost, "layers", "exit", *counted) if c in pool.costs), None)
         # Each control sees its own form of the curve (zero-bounded, …), made once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
         self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
@@ -340,13 +370,28 @@ class _Runs:
         # What is not in the calibration part is in the test part.
         total, inside, outside = (curve.weight(r) for r in (self.everything, calibration, test))
         means = {name: (total * pool[name] - inside * part[name]) / outside for name in pool}
-        for label, index in self._choices(calibration).items():
+        full = {name: self._full(name, values) for name, values in means.items()}
+        for label, chosen in self._choices(calibration).items():
+            index = np.where(self._saves_nothing(part, chosen), -1, chosen)
             row = self.found[label]
             row.setdefault("threshold", []).append(self._thresholds(curve, index))
             for name, values in means.items():
-                full = 0.0 if name == "risk" else None
-                row.setdefault(name, []).append(_at(values, index, full))
-                row.setdefault(f"full {name}", []).append(np.full(len(index), values[0]))
+                row.setdefault(name, []).append(_at(values, index, full[name]))
+                row.setdefault(f"full {name}", []).append(np.full(len(index), full[name]))
+
+    def _full(self, name: str, values: Floats) -> float:
+        """Return the risk, or a cost, of the full model alone."""
+        alone = self.pool.full_costs.get(name.removeprefix("cost "), float(values[0]))
+        return 0.0 if name == "risk" else alone
+
+    def _saves_nothing(self, means: Mapping[str, Floats], index: NDArray[np.int64]) -> Any:
+        """Return where a setting costs more than the full model, as `calibrate` refuses it."""
+        costs = {name: values for name, values in means.items() if name != "risk"}
+        dearer = [
+            values[np.maximum(index, 0)] > self._full(name, values)
+            for name, values in costs.items()
+        ]
+        return np.all(dearer, axis=0) if dearer else np.zeros(len(index), bool)
 
     def draw(self, calibration: Rows) -> None:
         risk = self.pool_means["risk"]
@@ -384,7 +429,7 @@ class _Runs:
         """Return the curve along the path that these calibration samples give."""
         if not self.breakpoints:
             return curve
-        return curve.along(Path.breakpoints(curve._losses.confidences[rows]))
+        return curve.along(Path.breakpoints(curve.confidences[rows]))
 
     def _saving(self, label: str, name: str | None) -> Floats:
         row = self.found[label]
@@ -420,10 +465,10 @@ class _Runs:
             unit="groups" if self.pool.grouped else "samples",
             average=self.pool.average,
             cost=self.cost,
-            full_cost=float(self.pool.mean_cost(self.cost)[0]) if self.cost else float("nan"),
+            full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
             test_risk=risk,
             test_exceedance={k: values > limit for k, values in risk.items()},
-            exit_layer=layers,
+            mean_cost=layers,
             gain={k: self._saving(k, self.cost) for k in found},
             flops_gain={k: self._saving(k, "flops") for k in found},
             thresholds={k: np.array(row["threshold"]) for k, row in found.items()},

@@ -451,7 +451,7 @@ def lowest_epsilon(
     curve = _curve(record, risk, loss, score, path, average, max_group_size)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
-    if curve.path_kind == BREAKPOINTS and curve._losses.strict:
+    if curve.path_kind == BREAKPOINTS and curve.strict:
         raise ValueError(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"
             " risk would then choose the setting too. Give a grid of thresholds."

@@ -1,27 +1,39 @@
 """Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swiftsure import checks
+from swiftsure import checks, paths
+from swiftsure._html import html_card
+from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
+from swiftsure.curves import GIVEN_SETTINGS, ZERO_BOUNDED, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
+from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import confidence_array
+from swiftsure.risks import RISKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BUDGET",
     "Certificate",
+    "Metadata",
     "Policy",
+    "PolicyEvaluation",
     "Promise",
     "average_sentence",
     "average_words",
@@ -61,8 +73,8 @@ class Promise(_Frozen):
 
     def __str__(self) -> str:
         """Say it in words."""
-        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
-        return f"{self.loss} {kind} the full model"
+        phrase = RISKS[self.risk.removeprefix(ZERO_BOUNDED)].phrase
+        return f"{self.loss} {phrase}"
 
 
 class Certificate(_Frozen):
@@ -99,11 +111,51 @@ class Certificate(_Frozen):
     """Fingerprint of the model; None for a policy made from arrays alone."""
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
+    not_worth: bool = False
+    """Whether a setting was certified that costs more than the full model, which runs instead."""
 
     @property
     def by_budget(self) -> bool:
         """Whether a compute budget chose the setting, and its risk's upper bound the level."""
         return self.control == BUDGET
+
+
+class Metadata(_Frozen):
+    """Who made a policy, when, and with which version of the library."""
+
+    name: str | None = None
+    author: str | None = None
+    notes: str | None = None
+    date: str = Field(default_factory=lambda: datetime.now(UTC).date().isoformat())
+    swiftsure: str = __version__
+    """Version of the library."""
+
+
+class PolicyEvaluation(NamedTuple):
+    """What a policy does on samples that did not calibrate it.
+
+    Attributes
+    ----------
+    risk : float
+        Mean loss of the first risk that the policy promises to keep.
+    risks : tuple of float
+        Mean loss of each of them.
+    saving : float
+        Share of the full model's cost that is saved: of FLOPs, if the record has them, else of its
+        first cost.
+    savings : dict
+        The same for every cost of the record.
+    exit_shares : (n_exits,) or None
+        Share of the samples that leave at each exit; None for systems without exits.
+    n : int
+    """
+
+    risk: float
+    risks: tuple[float, ...]
+    saving: float
+    savings: dict[str, float]
+    exit_shares: NDArray[np.float64] | None
+    n: int
 
 
 class Policy(_Frozen):
@@ -126,6 +178,7 @@ class Policy(_Frozen):
     settings: dict[str, Any]
     """Every dial by name; a dial at its safe end where nothing was certified."""
     certificate: Certificate
+    metadata: Metadata = Field(default_factory=Metadata)
 
     @property
     def runs_full_model(self) -> bool:
@@ -160,18 +213,123 @@ class Policy(_Frozen):
         scores = confidence_array("confidences", scores, None)
         return exit_indices(scores, levels, strict=self.strict, min_exit=self.min_exit)
 
+    def leaves(self, exit_index: int, confidence: float) -> bool:
+        """Return whether one request leaves at an exit, counted from 0, with this confidence.
+
+        It is the rule of `exits` for code that runs one request at a time: ask at each exit, and
+        stop at the first that says yes. At the last exit every request leaves.
+        """
+        levels = self.thresholds
+        if levels is None:
+            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        checks.count("exit_index", exit_index, 0)
+        if exit_index >= len(levels):
+            return True
+        one = confidence_array("confidence", [[confidence]], None)
+        allowed = exit_index >= self.min_exit
+        return bool(allowed and exit_indices(one, levels[exit_index], strict=self.strict)[0] == 0)
+
+    def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
+        """Return risk, saving and exit shares of this policy on a record of other samples.
+
+        An estimate on these samples, not a guarantee. The score, the exit rule and what is averaged
+        are those of the policy.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> sample = ss.simulate.Population().sample(3000, seed=0)
+        >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
+        >>> calibration, rest = record.split(1000, seed=0)
+        >>> policy = ss.calibrate(calibration, loss="zero_one", epsilon=0.05)
+        >>> policy.evaluate(rest).risk < 0.08
+        True
+        """
+        curves = [self._curve(record, promise) for promise in self.certificate.promises]
+        curve = curves[0]
+        index = self._index(curve)
+        risks = tuple(each.risk_at(index) for each in curves)
+        savings = {}
+        for name in curve.costs:
+            full = curve.full_cost(name)
+            here = full if self.runs_full_model else float(curve.mean_cost(name)[index])
+            savings[name] = 1 - here / full if full else 0.0
+        first = next((c for c in ("flops", *savings) if c in savings), None)
+        return PolicyEvaluation(
+            risk=risks[0],
+            risks=risks,
+            saving=savings[first] if first is not None else math.nan,
+            savings=savings,
+            exit_shares=curve.exit_shares()[index] if curve.has_exits else None,
+            n=curve.n,
+        )
+
+    def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
+        """Return the curve of one promise on a record, along this policy's setting alone."""
+        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        if record.groups is not None:
+            grouped = self.certificate.unit == "groups"
+            options["average"] = self.certificate.average if grouped else "group"
+            options["max_group_size"] = self.certificate.max_group_size
+        risk = promise.risk.removeprefix(ZERO_BOUNDED)
+        if isinstance(record, ThresholdRecord):
+            return record.curve(risk, promise.loss, **options)
+        if self.n_exits != record.n_exits:
+            raise ValueError(
+                f"`record` must have the policy's number of exits, {self.n_exits}, but has"
+                f" {record.n_exits}."
+            )
+        setting = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
+        if self.thresholds is not None and not self.runs_full_model:
+            setting = paths.Path.family([self.thresholds])
+        options |= {"strict": self.strict, "min_exit": self.min_exit}
+        return record.curve(risk, promise.loss, self.score, setting, **options)
+
+    def _index(self, curve: RiskCurve) -> int:
+        """Return the setting of a curve that this policy runs at."""
+        if self.runs_full_model:
+            return 0
+        if curve.path_kind != GIVEN_SETTINGS:  # made for this policy, after the full model
+            return 1
+        found = np.flatnonzero(curve.thresholds == self.threshold)
+        if not found.size:
+            raise ValueError(
+                f"`record` must hold the policy's setting, {self.threshold}, among its thresholds."
+            )
+        return int(found[0])
+
+    def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
+        """Draw the risk and the saving along the path that calibration walked on a record."""
+        from swiftsure.report import policy_figure
+
+        promise = self.certificate.promises[0]
+        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        if isinstance(record, ExitRecord):
+            options |= {"strict": self.strict, "min_exit": self.min_exit}
+        score = self.score if isinstance(record, ExitRecord) else None
+        risk = promise.risk.removeprefix(ZERO_BOUNDED)
+        return policy_figure(record.curve(risk, promise.loss, score, **options), self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as JSON, whole or not at all."""
-        write_text(path, self.model_dump_json(indent=2) + "\n")
+        """Write the policy as JSON with a checksum, whole or not at all."""
+        content = self.model_dump(mode="json")
+        write_text(path, json.dumps(content | {"checksum": _checksum(content)}, indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Policy":
+    def load(cls, path: str | os.PathLike[str], *, accept_edited: bool = False) -> "Policy":
         """Read a policy, checked in every field.
+
+        Parameters
+        ----------
+        accept_edited : bool
+            Accept a file that was changed after it was written: its checksum is not that of its
+            content. The certificate then says what was certified before the change. Saving the
+            policy writes a checksum that fits.
 
         Raises
         ------
         ValueError
-            If the file is not a policy, is damaged, or comes from a newer version.
+            If the file is not a policy, was edited, is damaged, or comes from a newer version.
         """
         if not Path(path).is_file():
             raise ValueError(f"`path` must be an existing file, but {path} is not one.")
@@ -188,6 +346,13 @@ class Policy(_Frozen):
                 f"{path} was written by a newer Swiftsure (policy version {version}; this one reads"
                 f" up to {VERSION}): upgrade swiftsure to read it."
             )
+        checksum = content.pop("checksum", None)
+        if checksum != _checksum(content) and not accept_edited:
+            raise ValueError(
+                f"{path} was changed after it was written: its checksum does not fit its content,"
+                " so its certificate may not be about this setting. Calibrate again, or accept the"
+                " change with `accept_edited=True` (--accept-edited)."
+            )
         try:
             return cls.model_validate_json(json.dumps(content))
         except ValidationError as error:
@@ -198,6 +363,32 @@ class Policy(_Frozen):
     def __str__(self) -> str:
         """Say in one sentence what the policy does and what is promised."""
         return "".join(sentence_parts(self))
+
+    def __repr__(self) -> str:
+        """Say in one line what the policy is."""
+        promises = ", ".join(
+            f"{p.loss} {p.risk} ≤ {p.epsilon:g}" for p in self.certificate.promises
+        )
+        return f"Policy(threshold={_number(self.threshold)}, {promises})"
+
+    def _repr_html_(self) -> str:
+        certificate = self.certificate
+        facts = {
+            "threshold": _number(self.threshold),
+            **{f"{p.loss} {p.risk} at most": f"{p.epsilon:g}" for p in certificate.promises},
+            "calibrated on": f"{certificate.n:,} {certificate.unit}",
+            **{
+                f"{name} saved": percent(1 - here / full)
+                for name, (full, here) in certificate.costs.items()
+                if full
+            },
+        }
+        return html_card("Policy", facts, str(self))
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def percent(share: float) -> str:
@@ -364,6 +555,8 @@ def _budget_in_full(certificate: Certificate) -> str:
 
 
 def _nothing_certified(certificate: Certificate) -> str:
+    if certificate.not_worth:
+        return "the setting that was certified costs more than the full model"
     goals = " and ".join(
         f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
     )

@@ -29,7 +29,7 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
         low, high = interval.strip("()").split("–")
         assert float(low) == pytest.approx(100 * row["violations_low"], abs=0.051)
         assert float(high) == pytest.approx(100 * row["violations_high"], abs=0.051)
-        assert shown["mean exit"] == f"{row['exit_layer']:.3g}"
+        assert shown["mean exit"] == f"{row['mean_cost']:.3g}"
         assert shown["saved %"] == f"{row['gain']:.1f}"
     assert not made()
 

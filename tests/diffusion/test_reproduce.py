@@ -54,7 +54,7 @@ def test_risks_and_layers_are_those_of_the_record(result):
                 expected = losses[test, column].mean()
                 assert result.study.test_risk[label][split, level] == pytest.approx(expected)
                 expected = layers[test, column].mean()
-                assert result.study.exit_layer[label][split, level] == pytest.approx(expected)
+                assert result.study.mean_cost[label][split, level] == pytest.approx(expected)
 
 
 def test_valid_controls_keep_the_level(result):
@@ -70,7 +70,7 @@ def test_the_table_and_the_files(result, tmp_path):
     first = table[0]
     assert first["control"] == "CRC (paper's rule): no guarantee"
     label = next(iter(CONTROLS))
-    assert first["layers"] == pytest.approx(result.study.exit_layer[label][:, 0].mean())
+    assert first["layers"] == pytest.approx(result.study.mean_cost[label][:, 0].mean())
     assert first["layers saved, %"] == pytest.approx(result.study.gain[label][:, 0].mean())
     assert first["FLOPs saved, %"] < first["layers saved, %"]
     files = result.write(tmp_path / "new")

@@ -427,7 +427,7 @@ def test_a_study_per_sample_compares_the_pool_s_risk_per_sample():
                 study.test_risk[label][split], losses[tested].mean(axis=0)[index], atol=1e-12
             )
             np.testing.assert_allclose(
-                study.exit_layer[label][split], costs[tested].mean(axis=0)[index], atol=1e-12
+                study.mean_cost[label][split], costs[tested].mean(axis=0)[index], atol=1e-12
             )
     for draw in range(splits):
         rows = rng.integers(0, 400, n)

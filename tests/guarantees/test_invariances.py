@@ -172,8 +172,8 @@ def test_totals_by_steps_are_totals_by_scanning(record, path, strict, min_exit, 
     curve, table = along(record, path, strict=strict, min_exit=min_exit)
     rows = np.arange(record.n)
     assert curve._nested
-    steps = _kernels.totals_nested(curve._losses, rows, monotone)
-    scan = _kernels.totals_scan(curve._losses, rows, monotone)
+    steps = _kernels.totals_nested(curve.data, rows, monotone)
+    scan = _kernels.totals_scan(curve.data, rows, monotone)
     np.testing.assert_array_equal(steps, scan)
     np.testing.assert_array_equal(scan, table.totals(rows, monotone))
     if monotone:

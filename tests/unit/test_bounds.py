@@ -457,7 +457,9 @@ def test_delta_lies_between_zero_and_one(delta):
 
 
 def test_an_unknown_bound_is_answered_with_all_and_the_nearest():
-    with pytest.raises(ValueError, match=r"auto, wsr, star, binomial, .*; .* Did you mean 'hoeffding'"):
+    with pytest.raises(
+        ValueError, match=r"auto, wsr, star, binomial, .*; .* Did you mean 'hoeffding'"
+    ):
         certify([0.0] * 10, EPSILON, bound="hoefding")
 
 
@@ -485,10 +487,8 @@ def test_a_fortune_lost_is_not_regained_by_overflow():
     assert moves.max() < 0
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.stack([0 * losses, losses], axis=1))
     rows = np.arange(n)
-    levels = _kernels.firing_levels(curve._losses)
-    least = _bets.log_deficit(
-        curve._losses, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
-    )
+    levels = _kernels.firing_levels(curve.data)
+    least = _bets.log_deficit(curve.data, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0)
     assert least == pytest.approx(-math.log(delta))
 
 

@@ -162,7 +162,7 @@ def test_shuffled_is_a_permutation_that_moves_losses_confidences_and_costs_toget
     )
     curve = record.curve(path=[0.5])
     moved = curve.shuffled(3)
-    order = moved._losses.values[:, 0] * 100
+    order = moved.data.values[:, 0] * 100
     assert sorted(order.tolist()) == pytest.approx(marks.tolist())
     order = np.rint(order).astype(int)
     assert order.tolist() != sorted(order)

@@ -17,7 +17,7 @@ from swiftsure.simulate import Population
 GRID = [0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.3]
 SETTINGS = np.float32([np.inf, *GRID])
 EPSILONS = np.array([0.02, 0.05, 0.1, 0.2])
-MEASURES = ("test_risk", "test_exceedance", "exit_layer", "gain", "flops_gain")
+MEASURES = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
 CONTROLS = {
     "empirical": ss.Control("empirical"),
     "crc": ss.Control("crc"),
@@ -136,7 +136,7 @@ def test_splits_agree_with_calibrating_and_testing_by_hand(record, study, label)
             here = (split, level)
             assert study.test_risk[label][here] == pytest.approx(risk, abs=1e-12)
             assert study.test_exceedance[label][here] == (risk > EPSILONS[level] + 1e-12)
-            assert study.exit_layer[label][here] == pytest.approx(layers)
+            assert study.mean_cost[label][here] == pytest.approx(layers)
             gain = 100 * (1 - layers / full_layers)
             assert study.gain[label][here] == pytest.approx(gain, abs=1e-9)
             flops_gain = 100 * (1 - flops / full_flops)
@@ -182,7 +182,7 @@ def test_the_full_model_has_no_risk_and_no_gain(record):
     assert np.isposinf(found.thresholds["ucb"]).all()
     for name in ("test_risk", "gain", "flops_gain"):
         np.testing.assert_allclose(getattr(found, name)["ucb"], 0, atol=1e-9)
-    np.testing.assert_allclose(found.exit_layer["ucb"], 12.0)
+    np.testing.assert_allclose(found.mean_cost["ucb"], 12.0)
     assert not found.test_exceedance["ucb"].any()
     assert not np.asarray(found.violations["ucb"]).any()
 
@@ -228,7 +228,7 @@ def test_costs_of_each_sample_are_those_of_the_test_part(record):
         test = rng.permutation(600)[550:]
         exits = leaving_at(mine, found.thresholds["ucb"][split, 0])[test]
         here = costs[test, exits].mean()
-        assert found.exit_layer["ucb"][split, 0] == pytest.approx(here)
+        assert found.mean_cost["ucb"][split, 0] == pytest.approx(here)
         gain = 100 * (1 - here / costs[test, -1].mean())
         assert found.gain["ucb"][split, 0] == pytest.approx(gain)
         assert found.flops_gain["ucb"][split, 0] == pytest.approx(gain)
@@ -280,7 +280,7 @@ def test_threshold_records(per_sample):
             risk = losses[test].mean(axis=0)[columns]
             np.testing.assert_allclose(found.test_risk[label][split], risk, atol=1e-12)
             cost = layers[test].mean(axis=0)
-            np.testing.assert_allclose(found.exit_layer[label][split], cost[columns])
+            np.testing.assert_allclose(found.mean_cost[label][split], cost[columns])
             gain = 100 * (1 - cost[columns] / cost[0])
             np.testing.assert_allclose(found.gain[label][split], gain, atol=1e-9)
     assert (found.gain["ucb"] > 0).any()
@@ -298,7 +298,7 @@ def test_seconds_are_told_where_a_record_has_them():
         timed = replace(record, costs={**record.costs, "seconds": each})
         found = ss.evaluate(timed, **options)
         assert found.full_seconds == pytest.approx(seconds[:, 0].mean())
-        np.testing.assert_array_equal(found.exit_layer["ucb"], untimed.exit_layer["ucb"])
+        np.testing.assert_array_equal(found.mean_cost["ucb"], untimed.mean_cost["ucb"])
         rng = np.random.default_rng(0)
         for split in range(3):
             test = rng.permutation(record.n)[100:]
@@ -325,7 +325,7 @@ def test_a_curve_without_costs_has_no_gain():
     curve = ss.RiskCurve.from_losses([1.0, 0.5, 0.2], losses)
     found = ss.evaluate(curve, controls=["ucb"], epsilons=[0.2], splits=3)
     assert found.cost is None
-    for name in ("exit_layer", "gain", "flops_gain"):
+    for name in ("mean_cost", "gain", "flops_gain"):
         assert getattr(found, name)["ucb"].shape == (3, 1)
         assert np.isnan(getattr(found, name)["ucb"]).all()
 
@@ -348,7 +348,7 @@ def test_groups_are_the_units():
     curve = ss.RiskCurve.from_losses(SETTINGS, means, {"layers": costs})
     by_hand = ss.evaluate(curve, splits=5, **arguments)
     for label in ("crc", "ucb"):
-        for name in ("test_risk", "exit_layer", "gain", "pool_risk"):
+        for name in ("test_risk", "mean_cost", "gain", "pool_risk"):
             np.testing.assert_allclose(
                 getattr(found, name)[label], getattr(by_hand, name)[label], atol=1e-9
             )
@@ -379,7 +379,7 @@ def test_breakpoints_are_those_of_the_calibration_part(record):
             for level, threshold in enumerate(chosen):
                 risk, layers, _ = outcome(record, threshold, test)
                 assert found.test_risk[label][split, level] == pytest.approx(risk, abs=1e-12)
-                assert found.exit_layer[label][split, level] == pytest.approx(layers)
+                assert found.mean_cost[label][split, level] == pytest.approx(layers)
         for draw, rows in enumerate(draws):
             chosen = chosen_thresholds(CONTROLS[label], record, rows, 0.1, "breakpoints")
             risks = [outcome(record, threshold, np.arange(600))[0] for threshold in chosen]
@@ -594,7 +594,7 @@ def test_the_summary_holds_means_spreads_and_intervals(study):
     ]
     for row in rows:
         label, level = row["control"], int(np.flatnonzero(row["epsilon"] == EPSILONS)[0])
-        for name in ("test_risk", "exit_layer", "gain", "flops_gain", "test_exceedance"):
+        for name in ("test_risk", "mean_cost", "gain", "flops_gain", "test_exceedance"):
             assert row[name] == pytest.approx(getattr(study, name)[label][:, level].mean())
         assert row["test_risk_sd"] == pytest.approx(study.test_risk[label][:, level].std())
         assert row["gain_sd"] == pytest.approx(study.gain[label][:, level].std())

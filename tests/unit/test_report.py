@@ -64,7 +64,7 @@ def test_lines_are_the_means_over_splits(study):
     order = np.argsort(EPSILONS)
     for label in LABELS:
         shown = label if label != "naive" else "naive: no guarantee"
-        for axis, runs in ((above, study.test_risk), (below, study.exit_layer)):
+        for axis, runs in ((above, study.test_risk), (below, study.mean_cost)):
             drawn = line(axis, shown)
             np.testing.assert_array_equal(drawn.get_xdata(), RISING)
             np.testing.assert_allclose(drawn.get_ydata(), runs[label].mean(axis=0)[order])
@@ -73,7 +73,7 @@ def test_lines_are_the_means_over_splits(study):
 def test_bands_are_the_spread_over_splits(study):
     above, below = study_figure(study).axes
     order = np.argsort(EPSILONS)
-    for axis, runs in ((above, study.test_risk), (below, study.exit_layer)):
+    for axis, runs in ((above, study.test_risk), (below, study.mean_cost)):
         assert len(axis.collections) == len(LABELS)
         for band, label in zip(axis.collections, LABELS, strict=True):
             mean, spread = runs[label].mean(axis=0)[order], runs[label].std(axis=0)[order]

@@ -105,7 +105,7 @@ def test_every_split_agrees_with_a_plain_retelling(small, result, label):
             order = rng.permutation(150)
             for level, epsilon in enumerate(LEVELS):
                 index = chosen(label, losses[order[:n]], epsilon, 0.2)
-                layers = study.exit_layer[label][split, level]
+                layers = study.mean_cost[label][split, level]
                 assert layers == pytest.approx(arrays["mean_layers"][index])
                 risk = losses[order[n:], index].mean()
                 assert study.test_risk[label][split, level] == pytest.approx(risk, abs=1e-12)
@@ -113,7 +113,7 @@ def test_every_split_agrees_with_a_plain_retelling(small, result, label):
 
 @pytest.mark.parametrize("n", [40, 100])
 def test_the_retelling_tells_the_controls_apart(result, n):
-    layers = {tuple(result.studies[n].exit_layer[label].ravel()) for label in CONTROLS}
+    layers = {tuple(result.studies[n].mean_cost[label].ravel()) for label in CONTROLS}
     assert len(layers) == len(CONTROLS)
 
 
@@ -136,7 +136,7 @@ def test_the_table_holds_mean_layers(result):
     assert len(table) == 2 * len(CONTROLS)
     for row in table:
         assert list(row) == ["n", "control", "ε=0.03", "ε=0.05", "ε=0.1"]
-        layers = result.studies[row["n"]].exit_layer[row["control"]].mean(axis=0)
+        layers = result.studies[row["n"]].mean_cost[row["control"]].mean(axis=0)
         assert [row["ε=0.03"], row["ε=0.05"], row["ε=0.1"]] == pytest.approx(layers.tolist())
     assert list(result.table([0.05])[0]) == ["n", "control", "ε=0.05"]
 
@@ -303,7 +303,7 @@ def agrees(result, n):
     study = result.studies[n]
     for (size, label), expected in MEAN_LAYERS.items():
         if size == n:
-            layers = study.exit_layer[label]
+            layers = study.mean_cost[label]
             error = layers.std(axis=0, ddof=1) / np.sqrt(len(layers))
             slack = 4 * np.sqrt(2) * error + 0.01
             np.testing.assert_array_less(np.abs(layers.mean(axis=0) - expected), slack, label)

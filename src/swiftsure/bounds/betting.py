@@ -43,7 +43,7 @@ class BettingBound(Bound):
         """Walk the path with one bet a setting, each stopped as soon as it is decided."""
         if curve.weights is not None:
             return self._select_weighted(curve, rows, epsilons, delta, start)
-        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        seen = curve.data, _kernels.firing_levels(curve.data), rows
         test = delta, curve.loss_range.high, self.star
         if pool:  # whether its bets are monotone in ε is not known: each level walks from the start
             single = np.split(epsilons, len(epsilons))
@@ -111,10 +111,10 @@ class BettingBound(Bound):
         pool: int,
     ) -> float:
         if curve.weights is not None:
-            groups = curve._losses.values, curve.weights, rows
+            groups = curve.data.values, curve.weights, rows
             test = delta, goal, curve.loss_range.high, self.star
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
-        seen = curve._losses, _kernels.firing_levels(curve._losses), rows
+        seen = curve.data, _kernels.firing_levels(curve.data), rows
         test = delta, goal, curve.loss_range.high, self.star
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
 

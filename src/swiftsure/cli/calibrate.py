@@ -98,7 +98,7 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    risks = [ss.Risk(risk, loss, epsilon), *(_risk(text) for text in and_ or [])]
+    risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_risk(text) for text in and_ or [])]
     policy = ss.calibrate(
         loaded,
         risks=risks,
@@ -174,7 +174,7 @@ def _risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821
     parts = text.split(":")
     try:
         kind, loss, level = parts
-        return ss.Risk(kind, loss, float(level))
+        return ss.Risk(kind, loss, epsilon=float(level))
     except ValueError:
         raise ValueError(
             f"`--and` must be RISK:LOSS:EPSILON, such as consistency:brier:0.05, but got {text!r}."

@@ -32,6 +32,9 @@ def evaluate(
     path: options.Path_ = None,
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Which cost to report, by name.", show_default=False)
+    ] = None,
     seed: options.Seed = 0,
     figure: Annotated[
         Path | None, typer.Option(help="Draw risk and efficiency here.", show_default=False)
@@ -58,8 +61,8 @@ def evaluate(
 
     study = ss.evaluate(
         ss.load_record(record),
-        risk,
-        loss,
+        risk=risk,
+        loss=loss,
         controls=[options.control_of(text, bound) for text in controls.split(",")],
         epsilons=[_level(text) for text in epsilons.split(",")],
         delta=delta,
@@ -71,6 +74,7 @@ def evaluate(
         seed=seed,
         average=average,  # type: ignore[arg-type]
         max_group_size=max_group_size,
+        cost=cost,
         progress=False if json else None,
     )
     if figure is not None:
@@ -117,7 +121,7 @@ def _rows(study: Any) -> list[list[str]]:
             f"{row['test_risk_sd']:.4f}",
             f"{100 * row['test_exceedance']:.0f} %",
             rate(row["violations"], row["violations_low"], row["violations_high"]),
-            number(row["exit_layer"], 3),
+            number(row["mean_cost"], 3),
             "–" if study.cost is None else f"{row['gain']:.1f}",
         ]
         for row in study.summary()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from swiftsure.control import Control
 
 __all__ = [
+    "AcceptEdited",
     "Average",
     "Bound",
     "Delta",
@@ -47,6 +48,10 @@ OrderSeed = Annotated[
     typer.Option("--seed", help="Fixes the order of samples.", show_default="the record's own"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+AcceptEdited = Annotated[
+    bool,
+    typer.Option("--accept-edited", help="Accept a policy that was changed after it was written."),
+]
 Average = Annotated[
     str | None,
     typer.Option(

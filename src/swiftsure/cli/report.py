@@ -29,6 +29,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:
     r"""Write one HTML page about a policy: promise, risk, saving, exits.
@@ -48,7 +49,7 @@ def report(
     from swiftsure.report.page import rendered
 
     writable(output)  # before any work
-    loaded = ss.Policy.load(policy)
+    loaded = ss.Policy.load(policy, accept_edited=accept_edited)
     found = findings(ss.load_record(record), loaded, options.path_of(path), cost)
     write_text(output, rendered(found))
     if json:

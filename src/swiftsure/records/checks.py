@@ -10,12 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.curves import in_range
 from swiftsure.losses import LOSSES, LossRange
+from swiftsure.risks import RISKS
 
 __all__ = [
     "choose",
     "chosen_loss",
     "confidence_array",
     "declared_ranges",
+    "full_cost_mapping",
     "gap_is_known_by_agreement",
     "group_array",
     "id_array",
@@ -30,7 +32,6 @@ __all__ = [
 Array = NDArray[Any]
 Ranges = Mapping[str, LossRange | tuple[float, float]]
 
-RISKS = ("gap", "consistency")
 ROUNDING = 1e-6
 """How far out of [0, 1] rounding may carry a confidence."""
 
@@ -149,6 +150,15 @@ def warn_of_falling_costs(name: str, costs: Array) -> None:
         )
 
 
+def full_cost_mapping(given: Any, costs: Mapping[str, Array]) -> dict[str, float]:
+    """Return costs of the full model alone; each must be that of a cost with this name."""
+    mapping_of_arrays("full_costs", given)
+    for name, value in given.items():
+        checks.known("full_costs", name, costs)
+        checks.between(f"full_costs['{name}']", value, 0.0, np.inf)
+    return {name: float(value) for name, value in given.items()}
+
+
 def gap_is_known_by_agreement(loss: str) -> bool:
     """Whether equal outputs have equal losses, so that agreement makes the gap 0."""
     return loss in LOSSES and LOSSES[loss].of == "prediction"
@@ -228,16 +238,14 @@ def mapping_of_arrays(name: str, given: Any) -> Mapping[str, Any]:
 
 def chosen_loss(record: Any, risk: str, loss: str | None) -> str:
     """Return the loss that is meant by a name, or by none, among those that a risk can have."""
-    checks.known("risk", risk, RISKS)
-    tables = {"gap": record.losses, "consistency": record.inconsistencies}
-    if not tables[risk]:
-        lacks = {"gap": "losses against labels", "consistency": "inconsistencies"}[risk]
-        other = next(each for each in RISKS if each != risk)
+    kind = RISKS.choose(risk)
+    if not getattr(record, kind.table):
+        others = [f"'{other.name}'" for other in RISKS.values() if getattr(record, other.table)]
         raise ValueError(
-            f"`risk`: this record has no {lacks}, so that there is no {risk} to control; ask for"
-            f" the risk '{other}'."
+            f"`risk`: this record has no {kind.needs}, so there is no {risk} to control; ask for"
+            f" the risk {' or '.join(others)}."
         )
-    return choose("loss", loss, tables[risk])
+    return choose("loss", loss, getattr(record, kind.table))
 
 
 def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:

@@ -1,8 +1,8 @@
 """ExitRecord: what happened at every exit of a network."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records.base import Record
 from swiftsure.records.checks import (
     Ranges,
     choose,
@@ -22,15 +23,14 @@ from swiftsure.records.checks import (
     gap_is_known_by_agreement,
     replace_fields,
 )
-from swiftsure.records.logits import reduced_logits
+from swiftsure.records.logits import reduced_logits, reduced_probabilities
+from swiftsure.risks import RISKS
 from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ExitRecord"]
 
 Array = NDArray[Any]
 
-IDENTITY = ("loss_ranges", "inconsistency_ranges", "fingerprint", "temperatures", "dtype")
-TABLES = ("confidences", "losses", "inconsistencies", "costs")
 CHUNK = 4096
 """Samples whose losses at all settings are held at once."""
 
@@ -40,7 +40,7 @@ TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the ca
 
 
 @dataclass(frozen=True, eq=False)
-class ExitRecord:
+class ExitRecord(Record):
     """Confidences and losses of n samples at every exit of a network, and what each exit costs.
 
     Parameters
@@ -72,6 +72,10 @@ class ExitRecord:
         operating system's random numbers. The record keeps it, in its file too, so that calibrating
         again gives the same policy.
 
+    full_costs : mapping, optional
+        Cost of running the full model alone, by name, where that is not the cost of the last exit:
+        in a cascade, the last model without those before it. Savings are measured against it.
+
     Raises
     ------
     ValueError, TypeError
@@ -85,6 +89,16 @@ class ExitRecord:
     (2, 2)
     """
 
+    tables = ("confidences", "losses", "inconsistencies")
+    identity = (
+        "loss_ranges",
+        "inconsistency_ranges",
+        "fingerprint",
+        "temperatures",
+        "dtype",
+        "full_costs",
+    )
+
     confidences: Mapping[str, Array]
     losses: Mapping[str, Array] = field(default_factory=dict)
     inconsistencies: Mapping[str, Array] = field(default_factory=dict)
@@ -97,6 +111,7 @@ class ExitRecord:
     temperatures: tuple[float, ...] | None = None
     dtype: str | None = None
     order: SampleOrder = None  # type: ignore[assignment]
+    full_costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every array; what is stored is ready for use."""
@@ -144,6 +159,7 @@ class ExitRecord:
             groups=record_checks.group_array(self.groups, n),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             order=SampleOrder.of(self.order, "order"),
+            full_costs=record_checks.full_cost_mapping(self.full_costs, costs),
         )
 
     @classmethod
@@ -201,6 +217,48 @@ class ExitRecord:
             groups=None if groups is None else np.asarray(groups),
         )
 
+    @classmethod
+    def from_probabilities(
+        cls,
+        probabilities: ArrayLike,
+        labels: ArrayLike | None = None,
+        classes: Sequence[Any] | None = None,
+        *,
+        score: str | Iterable[str] = "top1",
+        losses: str | Iterable[str] = ("zero_one", "brier"),
+        costs: Mapping[str, ArrayLike] | None = None,
+        ids: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> "ExitRecord":
+        """Make a record of a classifier from class probabilities, as `predict_proba` gives them.
+
+        Parameters
+        ----------
+        probabilities : (n, n_exits, n_classes)
+            Zeros are fine; each distribution must sum to 1.
+        labels : (n,), optional
+            Class numbers, or names among `classes`; None or a negative number for a missing label.
+        classes : sequence, optional
+            Names of the classes, in the order of the probabilities; needed where labels are names.
+        score, losses, costs, ids, groups
+            As in `from_logits`.
+
+        Examples
+        --------
+        >>> probabilities = [[[0.6, 0.4], [1.0, 0.0]]]
+        >>> record = ExitRecord.from_probabilities(probabilities, ["cat"], classes=["dog", "cat"])
+        >>> record.losses["zero_one"]
+        array([[1., 1.]])
+        """
+        fields = reduced_probabilities(probabilities, labels, score, losses, classes)
+        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
+        return cls(
+            **fields,
+            costs={name: np.asarray(values) for name, values in given.items()},
+            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
+            groups=None if groups is None else np.asarray(groups),
+        )
+
     def __repr__(self) -> str:
         """Say what the record holds, in one line."""
         held = [
@@ -208,11 +266,6 @@ class ExitRecord:
             for part in ("confidences", "losses", "inconsistencies", "costs")
         ]
         return f"ExitRecord({', '.join([f'n={self.n}, n_exits={self.n_exits}', *held])})"
-
-    @property
-    def n(self) -> int:
-        """Number of samples."""
-        return len(next(iter(self.confidences.values())))
 
     @property
     def n_exits(self) -> int:
@@ -260,40 +313,41 @@ class ExitRecord:
         loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
-        if risk == "gap":
-            declared = LossRange.of(self.loss_ranges[loss]).gap()
-            values = np.array(self.losses[loss], np.float64, order="C")
-            values -= values[:, -1:].copy()
+        checks.known("missing", missing, ["raise", "worst"])
+        values, declared = RISKS[risk].of_record(self, loss, full=-1)
+        route = Path.of(path, confidences)
+        rule: dict[str, Any] = {
+            "strict": strict,
+            "min_exit": checks.count("min_exit", min_exit, 0),
+        }
+        conditions: tuple[str, ...] = ()
+        if self.temperatures is not None:
+            conditions = (TEMPERATURES_FITTED,)
+        if np.isnan(values).any():
             if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
                 values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
-        else:
-            declared = LossRange.of(self.inconsistency_ranges[loss])
-            values = np.array(self.inconsistencies[loss], np.float64, order="C")
+            unknown = np.isnan(values)
+            needed = self._where_any_setting(confidences, unknown, route, rule)
+            if missing == "raise" and needed.any():
+                raise ValueError(
+                    f"{needed.sum()} missing label(s) matter: `record.needs_label(loss={loss!r})`"
+                    ' lists the samples. Label them, or pass `missing="worst"` to assume the worst.'
+                )
+            values[unknown] = declared.high
+            conditions += (LABELS_MISSING,) * bool(needed.any())
         curve = RiskCurve.from_exits(
             confidences,
             values,
-            Path.of(path, confidences),
+            route,
             self.costs,
             declared,
-            strict=strict,
-            min_exit=checks.count("min_exit", min_exit, 0),
+            **rule,
             risk=risk,
             loss=loss,
             order=self.order,
-            conditions=() if self.temperatures is None else (TEMPERATURES_FITTED,),
+            conditions=conditions,
+            full_costs=self.full_costs,
         )
-        checks.known("missing", missing, ["raise", "worst"])
-        unlabelled = np.flatnonzero(np.isnan(values).any(axis=1))
-        if len(unlabelled):
-            needed = int(_any_setting(curve, unlabelled, np.isnan).sum())
-            if missing == "raise" and needed:
-                raise ValueError(
-                    f"{needed} missing label(s) matter: `record.needs_label(loss={loss!r})`"
-                    ' lists the samples. Label them, or pass `missing="worst"` to assume the worst.'
-                )
-            values[np.isnan(values)] = declared.high
-            if needed:
-                curve = replace(curve, conditions=(*curve.conditions, LABELS_MISSING))
         if zero_bounded:
             curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
@@ -333,75 +387,28 @@ class ExitRecord:
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
-        curve = RiskCurve.from_exits(
-            self.confidences[score],
-            self.inconsistencies[loss].astype(np.float64),
-            route,
-            {},
-            LossRange.of(self.inconsistency_ranges[loss]),
-            strict=strict,
-            min_exit=checks.count("min_exit", min_exit, 0),
-        )
-        rows = np.flatnonzero(missing)
-        chosen: Array = self.ids[rows[_any_setting(curve, rows, np.abs)]]
+        rule: dict[str, Any] = {
+            "strict": strict,
+            "min_exit": checks.count("min_exit", min_exit, 0),
+        }
+        differs = self.inconsistencies[loss] != 0
+        matters = self._where_any_setting(self.confidences[score], differs, route, rule)
+        chosen: Array = self.ids[missing & matters]
         return chosen
 
-    def take(self, rows: ArrayLike) -> "ExitRecord":
-        """Return the record of some samples, by position."""
-        index = np.asarray(rows)
-        if index.size == 0:
-            raise ValueError("`rows` must not be empty.")
-        return replace(
-            self,
-            confidences={k: v[index] for k, v in self.confidences.items()},
-            losses={k: v[index] for k, v in self.losses.items()},
-            inconsistencies={k: v[index] for k, v in self.inconsistencies.items()},
-            costs={k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()},
-            ids=self.ids[index],
-            groups=None if self.groups is None else self.groups[index],
+    def _where_any_setting(
+        self, confidences: Array, marked: Array, path: Path, rule: Mapping[str, Any]
+    ) -> Array:
+        """Return which samples take a marked exit, (n, n_exits), at some setting of a path."""
+        rows = np.flatnonzero(marked.any(axis=1))
+        curve = RiskCurve.from_exits(
+            confidences, marked.astype(np.float64), path, {}, LossRange(0, 1), **rule
         )
-
-    @classmethod
-    def concatenate(cls, records: Sequence["ExitRecord"]) -> "ExitRecord":
-        """Return the record of all samples of several records of one model; ids must differ."""
-        if not records:
-            raise ValueError("`records` must not be empty.")
-        first = records[0]
-        for other in records[1:]:
-            differing = [name for name in IDENTITY if getattr(other, name) != getattr(first, name)]
-            differing += [
-                name for name in TABLES if set(getattr(other, name)) != set(getattr(first, name))
-            ]
-            differing += [
-                f"costs['{name}']"
-                for name, values in first.costs.items()
-                if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
-            ]
-            if differing:
-                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
-
-        def joined(tables: str) -> dict[str, Array]:
-            names = getattr(first, tables)
-            return {k: np.concatenate([getattr(r, tables)[k] for r in records]) for k in names}
-
-        costs = dict(first.costs)
-        for name, values in first.costs.items():
-            if values.ndim == 2:
-                costs[name] = np.concatenate([record.costs[name] for record in records])
-        groups = [record.groups for record in records if record.groups is not None]
-        return replace(
-            first,
-            confidences=joined("confidences"),
-            losses=joined("losses"),
-            inconsistencies=joined("inconsistencies"),
-            costs=costs,
-            ids=np.concatenate([record.ids for record in records]),
-            groups=np.concatenate(groups) if groups else None,
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a Parquet file, whole or not at all."""
-        record_files.save(self, path)
+        found = np.zeros(self.n, bool)
+        for start in range(0, len(rows), CHUNK):  # (n, K) is looked at in parts
+            part = rows[start : start + CHUNK]
+            found[part] = curve.losses(part).any(axis=1)
+        return found
 
     @classmethod
     def load(
@@ -421,11 +428,3 @@ class ExitRecord:
                 **raw, score=scores or "top1", losses=losses or ("zero_one", "brier")
             )
         return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
-
-
-def _any_setting(curve: RiskCurve, rows: Array, test: Callable[[Array], Array]) -> Array:
-    """Return which samples pass a test at some setting; (n, K) is looked at in parts."""
-    parts = [
-        test(curve.losses(rows[i : i + CHUNK])).any(axis=1) for i in range(0, len(rows), CHUNK)
-    ]
-    return np.concatenate([np.zeros(0, bool), *parts])

@@ -63,6 +63,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
+        header |= {"full_costs": dict(record.full_costs)}
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
@@ -165,6 +166,7 @@ def _load_parquet(
         arguments |= {key: header[key] for key in ("thresholds", "dial", "settings")}
     else:
         arguments |= {key: header[key] for key in ("temperatures", "dtype")}
+        arguments["full_costs"] = header.get("full_costs", {})
     return arguments
 
 

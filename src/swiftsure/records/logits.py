@@ -1,7 +1,7 @@
-"""From a classifier's logits to the confidences and losses of a record."""
+"""From a classifier's logits or probabilities to the confidences and losses of a record."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import checks as record_checks
 from swiftsure.scores import SCORES, probabilities
 
-__all__ = ["reduced_logits"]
+__all__ = ["reduced_logits", "reduced_probabilities"]
 
 Array = NDArray[Any]
 
@@ -31,34 +31,113 @@ def reduced_logits(
 ) -> dict[str, Any]:
     """Return the fields of an `ExitRecord` that follow from logits; see its `from_logits`."""
     values = checks.numbers("logits", logits)
-    checks.of_shape("logits", values, {"n": None, "n_exits": None, "n_classes": None})
-    n, n_exits, n_classes = values.shape
-    if n_exits < 2 or n_classes < 2:
-        raise ValueError(
-            "`logits` must have 2 exits and 2 classes or more, but got shape"
-            f" {checks.shape_text(values.shape)}."
-        )
+    n, n_exits, n_classes = _three_axes("logits", values)
     scale = record_checks.temperature_tuple(
         np.full(n_exits, temperatures) if np.ndim(temperatures) == 0 else temperatures, n_exits
     )
     columns = np.asarray(scale)[:, None]
     checks.known("label", label, ["expected", "sample", "argmax"])
-    score_names = [score] if isinstance(score, str) else list(score)
-    loss_names = [losses] if isinstance(losses, str) else list(losses)
-    chosen = [LOSSES[checks.known("losses", name, LOSSES)] for name in loss_names]
+    score_names, chosen = _score_names(score), _chosen_losses(losses)
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
-    rng = np.random.default_rng(seed)
     first = values[:CHUNK]
     if (first >= 0).all() and np.allclose(first.sum(axis=2, dtype=np.float64), 1, atol=1e-3):
         warnings.warn(
             "`logits` look like probabilities, of which another softmax makes too little"
-            " confidence: pass their logarithms.",
+            " confidence: use `from_probabilities`.",
             stacklevel=3,
         )
+    return _reduced(
+        lambda rows: probabilities(values[rows], columns),
+        n,
+        targets,
+        score_names,
+        chosen,
+        label,
+        np.random.default_rng(seed),
+    ) | {"temperatures": None if set(scale or ()) == {1.0} else scale}
 
+
+def reduced_probabilities(
+    given: ArrayLike,
+    labels: ArrayLike | None,
+    score: str | Iterable[str],
+    losses: str | Iterable[str],
+    classes: Sequence[Any] | None,
+) -> dict[str, Any]:
+    """Return the fields of an `ExitRecord` that follow from probabilities."""
+    values = checks.finite("probabilities", checks.numbers("probabilities", given))
+    n, _, n_classes = _three_axes("probabilities", values)
+    total = values.sum(axis=2, dtype=np.float64)
+    if (values < 0).any() or not np.allclose(total, 1.0, atol=1e-3):
+        raise ValueError(
+            "`probabilities` must be at least 0 and sum to 1 over the classes, the last axis; for"
+            " logits use `from_logits`."
+        )
+    if classes is not None and labels is not None:
+        labels = _class_numbers(labels, classes, n_classes)
+    elif labels is not None and np.asarray(labels).dtype.kind in "OUS":
+        raise ValueError("`classes` must be given where `labels` are names.")
+    targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
+    score_names, chosen = _score_names(score), _chosen_losses(losses)
+
+    def normalised(rows: slice) -> Array:
+        part = values[rows].astype(np.float64)
+        scaled: Array = part / part.sum(axis=2, keepdims=True)
+        return scaled
+
+    rng = np.random.default_rng(0)
+    return _reduced(normalised, n, targets, score_names, chosen, "expected", rng)
+
+
+def _three_axes(name: str, values: Array) -> tuple[int, int, int]:
+    """Return n, the number of exits and of classes; each of the last two must be 2 or more."""
+    checks.of_shape(name, values, {"n": None, "n_exits": None, "n_classes": None})
+    n, n_exits, n_classes = values.shape
+    if n_exits < 2 or n_classes < 2:
+        raise ValueError(
+            f"`{name}` must have 2 exits and 2 classes or more, but got shape"
+            f" {checks.shape_text(values.shape)}."
+        )
+    return n, n_exits, n_classes
+
+
+def _score_names(score: str | Iterable[str]) -> list[str]:
+    return [score] if isinstance(score, str) else list(score)
+
+
+def _chosen_losses(losses: str | Iterable[str]) -> list[Loss]:
+    names = [losses] if isinstance(losses, str) else list(losses)
+    return [LOSSES[checks.known("losses", name, LOSSES)] for name in names]
+
+
+def _class_numbers(labels: ArrayLike, classes: Sequence[Any], n_classes: int) -> Array:
+    """Return the numbers of class names; missing labels are −1."""
+    names = {name: number for number, name in enumerate(classes)}
+    if len(names) != n_classes:
+        raise ValueError(
+            f"`classes` must be {n_classes} different names, one for each class, but got"
+            f" {len(names)}."
+        )
+    listed = np.asarray(labels, dtype=object).ravel().tolist()
+    unknown = [name for name in listed if name is not None and name not in names]
+    if unknown:
+        raise ValueError(f"`labels` must be among `classes`, but got {unknown[0]!r}.")
+    return np.asarray([-1 if name is None else names[name] for name in listed])
+
+
+def _reduced(
+    probabilities_of: Callable[[slice], Array],
+    n: int,
+    targets: Array | None,
+    score_names: list[str],
+    chosen: list[Loss],
+    label: str,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Reduce the probabilities of all samples, some at a time, to confidences and losses."""
     parts: dict[str, list[Array]] = {}
     for start in range(0, n, CHUNK):
-        p = probabilities(values[start : start + CHUNK], columns)
+        p = probabilities_of(slice(start, start + CHUNK))
         for name in score_names:
             measure = SCORES[checks.known("score", name, SCORES)]
             parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
@@ -82,7 +161,6 @@ def reduced_logits(
         "inconsistency_ranges": {
             loss.name: loss.range.gap() for loss in chosen if drawn and loss.of == "distribution"
         },
-        "temperatures": None if set(scale or ()) == {1.0} else scale,
     }
 
 

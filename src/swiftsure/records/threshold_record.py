@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array, dial_array
-from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records.base import Record
 from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
+from swiftsure.risks import RISKS
 from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ThresholdRecord"]
@@ -23,7 +24,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class ThresholdRecord:
+class ThresholdRecord(Record):
     """Losses and costs of n samples at K thresholds of a system that runs anew at each.
 
     For systems whose whole run depends on the threshold: generation, diffusion, drafting.
@@ -52,6 +53,16 @@ class ThresholdRecord:
     >>> record.curve(loss="rouge_l").risk().round(3)
     array([0., 0.])
     """
+
+    tables = ("losses", "inconsistencies")
+    identity = (
+        "thresholds",
+        "loss_ranges",
+        "inconsistency_ranges",
+        "fingerprint",
+        "dial",
+        "settings",
+    )
 
     thresholds: Array
     losses: Mapping[str, Array] = field(default_factory=dict)
@@ -106,11 +117,6 @@ class ThresholdRecord:
         ]
         return f"ThresholdRecord({', '.join([f'n={self.n}, K={len(self.thresholds)}', *held])})"
 
-    @property
-    def n(self) -> int:
-        """Number of samples."""
-        return len(next(iter((self.losses or self.inconsistencies).values())))
-
     def curve(
         self,
         risk: str = "gap",
@@ -135,13 +141,7 @@ class ThresholdRecord:
                 " out, or record other thresholds."
             )
         loss = chosen_loss(self, risk, loss)
-        tables = self.losses if risk == "gap" else self.inconsistencies
-        if risk == "gap":
-            values = np.subtract(tables[loss], tables[loss][:, :1], dtype=np.float64)
-            declared = LossRange.of(self.loss_ranges[loss]).gap()
-        else:
-            values = tables[loss]
-            declared = LossRange.of(self.inconsistency_ranges[loss])
+        values, declared = RISKS[risk].of_record(self, loss, full=0)
         curve = RiskCurve.from_losses(
             self.thresholds,
             values,
@@ -155,30 +155,6 @@ class ThresholdRecord:
         if zero_bounded:
             curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
-
-    def take(self, rows: ArrayLike) -> "ThresholdRecord":
-        """Return the record of some samples, by position."""
-        index = np.asarray(rows)
-        if index.size == 0:
-            raise ValueError("`rows` must not be empty.")
-        return ThresholdRecord(
-            self.thresholds,
-            losses={k: v[index] for k, v in self.losses.items()},
-            inconsistencies={k: v[index] for k, v in self.inconsistencies.items()},
-            costs={k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()},
-            loss_ranges=self.loss_ranges,
-            inconsistency_ranges=self.inconsistency_ranges,
-            ids=self.ids[index],
-            groups=None if self.groups is None else self.groups[index],
-            fingerprint=self.fingerprint,
-            dial=self.dial,
-            settings=self.settings,
-            order=self.order,
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a Parquet file, whole or not at all."""
-        record_files.save(self, path)
 
     @classmethod
     def load(

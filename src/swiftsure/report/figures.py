@@ -74,7 +74,7 @@ def study_figure(
         for color, label in zip(_colors(), study.labels, strict=False):
             legend = study.legend(label)
             style = "-" if legend == label else (0, (5, 1.5))
-            drawn = (study.test_risk, study.exit_layer, rates)
+            drawn = (study.test_risk, study.mean_cost, rates)
             for axis, values in zip(axes[:, column], drawn, strict=False):
                 _band(axis, study.epsilons, values[label], color, legend, style)
         ends = [0.0, float(study.epsilons.max())]

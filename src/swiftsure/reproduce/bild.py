@@ -58,8 +58,8 @@ def bild(
         )
     study = evaluate(
         pairs,
-        risk,
-        loss,
+        risk=risk,
+        loss=loss,
         controls=CONTROLS | LTT,
         epsilons=epsilons,
         delta=delta,

@@ -42,7 +42,7 @@ class CalmStudies:
             for n, study in by_size.items():
                 columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
                 for label in study.labels:
-                    layers = study.exit_layer[label].mean(axis=0)
+                    layers = study.mean_cost[label].mean(axis=0)
                     row: dict[str, Any] = {"score": score, "n": n, "control": label}
                     row |= {f"ε={study.epsilons[j]:g}": float(layers[j]) for j in columns}
                     saved = study.flops_gain[label].mean(axis=0)
@@ -112,8 +112,8 @@ def calm(
             for n in sizes:
                 studies.setdefault(score, {})[n] = evaluate(
                     record,
-                    risk,
-                    loss,
+                    risk=risk,
+                    loss=loss,
                     controls=CONTROLS,
                     epsilons=epsilons,
                     delta=delta,

@@ -53,7 +53,7 @@ class CalmResult:
         for n, study in self.studies.items():
             columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
             for label in study.labels:
-                layers = study.exit_layer[label].mean(axis=0)
+                layers = study.mean_cost[label].mean(axis=0)
                 row: dict[str, Any] = {"n": n, "control": label}
                 row |= {f"ε={study.epsilons[j]:g}": float(layers[j]) for j in columns}
                 rows.append(row)

@@ -51,8 +51,8 @@ def diffusion(
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     study = evaluate(
         pairs,
-        "consistency",
-        loss,
+        risk="consistency",
+        loss=loss,
         controls=CONTROLS,
         epsilons=epsilons,
         delta=delta,

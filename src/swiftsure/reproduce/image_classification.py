@@ -198,8 +198,8 @@ def image_classification(
                 for model, record in records.items():
                     studies.setdefault(n, {}).setdefault(title, {})[model] = evaluate(
                         record,
-                        risk,
-                        loss,
+                        risk=risk,
+                        loss=loss,
                         controls=CONTROLS,
                         epsilons=epsilons,
                         delta=delta,

@@ -225,8 +225,8 @@ def segmentation(
             for title, (risk, loss) in RISKS.items():
                 studies.setdefault(score, {})[title] = evaluate(
                     frames,
-                    risk,
-                    loss,
+                    risk=risk,
+                    loss=loss,
                     controls=CONTROLS,
                     epsilons=epsilons,
                     delta=delta,

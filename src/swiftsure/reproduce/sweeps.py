@@ -66,7 +66,7 @@ class SweepResult:
         columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in levels]
         found = {
             "test risk": study.test_risk,
-            self.unit: study.exit_layer,
+            self.unit: study.mean_cost,
             f"{self.unit} saved, %": study.gain,
             "FLOPs saved, %": study.flops_gain,
         }

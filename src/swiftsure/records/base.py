@@ -1,0 +1,130 @@
+"""What both kinds of record share: parts of them, several in one, how they are shown."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure._html import html_card
+from swiftsure.records import files as record_files
+
+__all__ = ["Record"]
+
+Array = NDArray[Any]
+
+
+class Record:
+    """Base of `ExitRecord` and `ThresholdRecord`, which are frozen dataclasses."""
+
+    tables: ClassVar[tuple[str, ...]]
+    """Fields that map names to arrays with one row per sample."""
+    identity: ClassVar[tuple[str, ...]]
+    """Fields that records must agree in to be concatenated."""
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.ids)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def take(self, rows: ArrayLike) -> Self:
+        """Return the record of some samples, by position."""
+        index = np.asarray(rows)
+        if index.size == 0:
+            raise ValueError("`rows` must not be empty.")
+        record: Any = self
+        changed: dict[str, Any] = {
+            table: {name: values[index] for name, values in getattr(record, table).items()}
+            for table in self.tables
+        }
+        changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in record.costs.items()}
+        changed["ids"] = record.ids[index]
+        changed["groups"] = None if record.groups is None else record.groups[index]
+        part: Self = replace(record, **changed)
+        return part
+
+    def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
+        """Return n samples drawn at random, and the rest: one part to calibrate, one to try it on.
+
+        With groups, n groups are drawn, and none is divided.
+
+        Examples
+        --------
+        >>> from swiftsure.simulate import Population
+        >>> from swiftsure.records import ExitRecord
+        >>> sample = Population().sample(500, seed=0)
+        >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+        >>> [len(part) for part in record.split(200)]
+        [200, 300]
+        """
+        record: Any = self
+        labels = np.arange(self.n) if record.groups is None else record.groups
+        units, codes = np.unique(labels, return_inverse=True)
+        size = checks.count("n", n)
+        if size >= len(units):
+            unit = "samples" if record.groups is None else "groups"
+            raise ValueError(
+                f"`n` must be below the number of {unit}, {len(units):,}, but got {size:,}."
+            )
+        drawn = np.zeros(len(units), bool)
+        drawn[np.random.default_rng(seed).permutation(len(units))[:size]] = True
+        first = drawn[codes]
+        return self.take(np.flatnonzero(first)), self.take(np.flatnonzero(~first))
+
+    @classmethod
+    def concatenate(cls, records: Sequence[Self]) -> Self:
+        """Return the record of all samples of several records of one model; ids must differ."""
+        if not records:
+            raise ValueError("`records` must not be empty.")
+        first: Any = records[0]
+        for other in records[1:]:
+            differing = _differing(first, other)
+            if differing:
+                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
+
+        def joined(table: str, names: Any) -> dict[str, Array]:
+            return {k: np.concatenate([getattr(r, table)[k] for r in records]) for k in names}
+
+        changed: dict[str, Any] = {t: joined(t, getattr(first, t)) for t in cls.tables}
+        each = [name for name, values in first.costs.items() if values.ndim == 2]
+        changed["costs"] = dict(first.costs) | joined("costs", each)
+        changed["ids"] = np.concatenate([record.ids for record in records])  # type: ignore[attr-defined]
+        groups = [r.groups for r in records if r.groups is not None]  # type: ignore[attr-defined]
+        changed["groups"] = np.concatenate(groups) if groups else None
+        whole: Self = replace(first, **changed)
+        return whole
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record to a Parquet file, whole or not at all."""
+        record_files.save(self, path)
+
+    def _repr_html_(self) -> str:
+        record: Any = self
+        held = {t: ", ".join(getattr(record, t)) for t in (*self.tables, "costs")}
+        facts = {"samples": f"{self.n:,}"} | {k: v for k, v in held.items() if v}
+        if record.groups is not None:
+            facts["groups"] = f"{len(np.unique(record.groups)):,}"
+        return html_card(type(self).__name__, facts)
+
+
+def _differing(first: Any, other: Any) -> list[str]:
+    """Return the names of what two records must have in common and do not."""
+
+    def same(name: str) -> bool:
+        mine, others = getattr(first, name), getattr(other, name)
+        return np.array_equal(mine, others) if isinstance(mine, np.ndarray) else mine == others
+
+    found = [name for name in first.identity if not same(name)]
+    tables = (*first.tables, "costs")
+    found += [name for name in tables if set(getattr(other, name)) != set(getattr(first, name))]
+    return found + [
+        f"costs['{name}']"
+        for name, values in first.costs.items()
+        if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
+    ]

@@ -1,0 +1,112 @@
+"""Risks: how the losses of a record become what a control keeps small.
+
+| risk | loss of a sample at an exit or setting | needs |
+|---|---|---|
+| `gap` | its loss against the label, less the full model's (Eq. 6 of the paper) | labels |
+| `consistency` | its loss against the full model's own answer (Eq. 8) | no labels |
+
+To add one, write a `RiskKind` and pass it to `RISKS.register`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure.losses import LossRange
+from swiftsure.registry import Registry
+
+__all__ = ["RISKS", "Risk", "RiskKind"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RiskKind:
+    """How one kind of risk is computed from a record.
+
+    Parameters
+    ----------
+    name : str
+    table : {"losses", "inconsistencies"}
+        Which losses of a record it is made of.
+    needs : str
+        What a record without that table lacks, for error messages.
+    phrase : str
+        What is kept small, after the name of the loss, for sentences.
+    relative : callable
+        (losses (n, columns), column of the full model) -> losses relative to the full model.
+    range : callable
+        Declared range of the losses in the table -> range of the relative losses.
+    """
+
+    name: str
+    table: Literal["losses", "inconsistencies"]
+    needs: str
+    phrase: str
+    relative: Callable[[Array, int], Array]
+    range: Callable[[LossRange], LossRange]
+
+    def of_record(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
+        """Return relative losses in float64, (n, columns), and their declared range.
+
+        `full` is the full model's column: the last exit, or the first threshold.
+        """
+        ranges = {"losses": record.loss_ranges, "inconsistencies": record.inconsistency_ranges}
+        declared = LossRange.of(ranges[self.table][loss])
+        return self.relative(getattr(record, self.table)[loss], full), self.range(declared)
+
+
+def _less_full_model(losses: Array, full: int) -> Array:
+    return np.subtract(losses, losses[:, full : full + 1 or None], dtype=np.float64, order="C")
+
+
+def _as_it_is(losses: Array, _: int) -> Array:
+    return np.array(losses, np.float64, order="C")
+
+
+RISKS: Registry[RiskKind] = Registry("risk")
+"""Risks by name."""
+
+RISKS.register(
+    RiskKind(
+        "gap",
+        "losses",
+        needs="losses against labels",
+        phrase="gap to the full model",
+        relative=_less_full_model,
+        range=LossRange.gap,
+    )
+)
+RISKS.register(
+    RiskKind(
+        "consistency",
+        "inconsistencies",
+        needs="inconsistencies",
+        phrase="inconsistency with the full model",
+        relative=_as_it_is,
+        range=lambda declared: declared,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A risk to control: which kind, of which loss, at which level ε.
+
+    Examples
+    --------
+    >>> Risk("gap", "zero_one", epsilon=0.01)
+    Risk(risk='gap', loss='zero_one', epsilon=0.01, zero_bounded=False)
+    """
+
+    risk: str = "gap"
+    loss: str | None = None
+    epsilon: float = field(kw_only=True)
+    zero_bounded: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown kind; the loss and ε are checked against the record later."""
+        RISKS.choose(self.risk)
