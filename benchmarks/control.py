@@ -4,7 +4,7 @@ import data
 import reference
 from measure import Result, best_times
 
-from swiftsure import control
+from swiftsure import RiskCurve, control
 
 TITLE = "control: `ucb`, times faster than Algorithms 1 and 2 written in NumPy"
 
@@ -17,8 +17,13 @@ def run() -> list[Result]:
     results = []
     for n, n_settings, rounds in SIZES:
         record = data.record(n, "gap", "brier")
-        curve = record.curve("gap", "brier", path=data.linear_path(n_settings)).shuffled(0)
-        losses, bound = curve.losses(), curve.loss_range.high
+        along = record.curve("gap", "brier", path=data.linear_path(n_settings))
+        # What a user with arrays calls: a curve of losses, in the order of the file.
+        curve = RiskCurve.from_losses(
+            along.thresholds, along.losses(), loss_range=along.loss_range, order=0
+        )
+        bound = curve.loss_range.high
+        losses = curve.losses(curve.rows_in_order(0))
 
         def paper(losses=losses, bound=bound) -> int:
             return reference.algorithm_1(losses, EPSILON, DELTA, bound)

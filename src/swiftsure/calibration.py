@@ -1,11 +1,11 @@
 """`calibrate`: the one call from a record to a policy."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult, joint
@@ -17,8 +17,6 @@ from swiftsure.records.checks import choose
 from swiftsure.risks import Risk
 
 __all__ = ["calibrate", "make_policy"]
-
-Floats = NDArray[np.float64]
 
 
 def calibrate(
@@ -132,15 +130,25 @@ def calibrate(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
             f" {type(record).__name__}."
         )
-    results = [
-        rule.run(curve, each.epsilon, delta, seed, pool)
-        for curve, each in zip(curves, wanted, strict=True)
-    ]
+    with ThreadPoolExecutor(1) as aside:  # hashing large records takes as long as testing them
+        data = aside.submit(_fingerprint, curves)
+        results = [
+            rule.run(curve, each.epsilon, delta, seed, pool)
+            for curve, each in zip(curves, wanted, strict=True)
+        ]
     if isinstance(record, ThresholdRecord):
         score = None  # among the record's settings, if it is known
     chosen = joint(rule, curves, results)
     return make_policy(
-        record, rule, curves, results, chosen, score=score, pool=pool, metadata=metadata
+        record,
+        rule,
+        curves,
+        results,
+        chosen,
+        data=data.result(),
+        score=score,
+        pool=pool,
+        metadata=metadata,
     )
 
 
@@ -172,6 +180,7 @@ def make_policy(
     results: list[ControlResult],
     chosen: ControlResult,
     *,
+    data: str | None = None,
     score: str | None = None,
     pool: int | None = None,
     upper: float | None = None,
@@ -179,12 +188,14 @@ def make_policy(
 ) -> Policy:
     """Return the policy of a choice, with its certificate; `upper` is the bound if it is known."""
     curve = curves[0]
-    costs = {name: curve.mean_cost(name) for name in curve.costs}
-    not_worth = chosen.index is not None and _saves_nothing(curve, costs, chosen.index)
-    if not_worth:
-        chosen = replace(chosen, index=None, threshold=None)
-    index = chosen.index or 0
-    shares = curve.exit_shares()[index] if curve.has_exits else None
+    full = {name: curve.full_cost(name) for name in curve.costs}
+    here = full
+    if chosen.index is not None:
+        here = {name: curve.mean_cost_at(name, chosen.index) for name in curve.costs}
+    not_worth = bool(here) and all(here[name] > full[name] for name in here)
+    if not_worth:  # a setting that is safe, but saves nothing whatever cost is counted
+        chosen, here = replace(chosen, index=None, threshold=None), full
+    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,
@@ -206,13 +217,10 @@ def make_policy(
         seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
         pool=pool,
         assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
-        costs={
-            name: (full := curve.full_cost(name), full if not_worth else float(mean[index]))
-            for name, mean in costs.items()
-        },
+        costs={name: (full[name], here[name]) for name in full},
         not_worth=not_worth,
         exit_shares=None if shares is None else tuple(shares.tolist()),
-        data=_fingerprint(curves),
+        data=data or _fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
     )
     dial, fixed = "threshold", {}
@@ -234,11 +242,6 @@ def make_policy(
         certificate=certificate,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
     )
-
-
-def _saves_nothing(curve: RiskCurve, costs: Mapping[str, Floats], index: int) -> bool:
-    """Return whether a setting costs more than the full model alone, whatever cost is counted."""
-    return bool(costs) and all(mean[index] > curve.full_cost(k) for k, mean in costs.items())
 
 
 def _promise(

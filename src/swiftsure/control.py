@@ -294,7 +294,11 @@ class Control:
         if self.uses_bound:
             bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
-        rows = prepared.rows_in_order(order.seed) if ordered else np.arange(prepared.n)
+        rows = np.arange(prepared.n)
+        if ordered and prepared.has_exits:  # few columns: sorting them once beats looking them up
+            prepared = prepared.shuffled(order.seed)
+        elif ordered:
+            rows = prepared.rows_in_order(order.seed)
         index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
         return ControlResult(
             index=None if index < 0 else index,

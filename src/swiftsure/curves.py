@@ -309,6 +309,18 @@ class RiskCurve:
         block: Floats = _kernels.gather(self.data, self._rows(None), index, index + 1)
         return block[:, 0]
 
+    def only(self, index: int, rows: Rows) -> "RiskCurve":
+        """Return the losses of some rows at one setting, in that order, as a curve of their own."""
+        column: Floats = _kernels.gather(self.data, self._rows(rows), index, index + 1)
+        nothing = np.empty((len(rows), 0), np.float32), np.empty((1, 0), np.float32)
+        return replace(
+            self,
+            thresholds=self.thresholds[index : index + 1],
+            costs={},
+            data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
+            _nested=False,
+        )
+
     def totals(self, rows: Rows | None = None, monotone: bool = False) -> tuple[Floats, Floats]:
         """Return the sum and the sum of squares of the losses at each setting.
 
@@ -354,11 +366,26 @@ class RiskCurve:
         per_sample = replace(self, data=self.data._replace(values=values))
         return per_sample.risk(rows)
 
+    def exit_shares_at(self, index: int) -> Floats:
+        """Return the share of samples that leave at each exit at one setting, (n_exits,)."""
+        exits = _kernels.exit_indices(
+            self.confidences, self.data.thresholds[index], self.strict, self.min_exit
+        )
+        counts = np.bincount(exits, minlength=self.confidences.shape[1] + 1)
+        return np.asarray(counts / len(exits))
+
+    def mean_cost_at(self, name: str, index: int) -> float:
+        """Return the mean cost at one setting."""
+        values = self.costs[checks.known("cost", name, self.costs)]
+        if values.ndim == 2:
+            return replace(self, data=self.data._replace(values=values)).risk_at(index)
+        return float(self.exit_shares_at(index) @ values if self.has_exits else values[index])
+
     def full_cost(self, name: str) -> float:
         """Return the mean cost of running the full model alone."""
         if name in self.full_costs:
             return self.full_costs[name]
-        return float(self.mean_cost(name)[0])
+        return self.mean_cost_at(name, 0)
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it is of that risk and loss; one without a name takes the loss's."""

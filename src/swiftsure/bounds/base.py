@@ -96,12 +96,28 @@ def last_before_failure(passes: NDArray[np.bool_], start: int) -> int:
     return start - 1 + (int(failures[0]) if failures.size else len(passes) - start)
 
 
-def smallest_certified(certified: Callable[[float], bool], loss_range: LossRange) -> float:
-    """Return the smallest ε that is certified, from above; the bound itself if none is."""
+def smallest_certified(
+    certified: Callable[[float], bool],
+    loss_range: LossRange,
+    near: float | None = None,
+    precision: float = 1e-9,
+) -> float:
+    """Return the smallest ε that is certified, from above; the largest loss if none is.
+
+    `near` is where the search begins, and `precision` is relative to the width of the range.
+    """
     low, high = loss_range.low, loss_range.high
     if not certified(np.nextafter(high, low)):
         return high
-    while high - low > 1e-9 * (loss_range.high - loss_range.low):
+    width = high - low
+    if near is not None:
+        step = 16 * precision * width
+        below, above = max(low, near), min(high, near + step)
+        while above < high and not certified(above):
+            step *= 4
+            below, above = above, min(high, above + step)
+        low, high = (low, above) if below == near and certified(below) else (below, above)
+    while high - low > precision * width:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if certified(middle) else (middle, high)
     return high
