@@ -51,7 +51,7 @@ CONTROLS = {
     "CRC (monotone)": Control("crc"),
     "CRC (paper's rule)": Control("crc", selection="paper"),
 }
-"""The paper's UCB (WSR), ours (binomial or STaR), CRC in its valid form, and the paper's CRC."""
+"""The paper's UCB (WSR), the default bound, CRC in its valid form, and the paper's CRC."""
 
 DRAWN = ("UCB (WSR)", "CRC (monotone)", "CRC (paper's rule)")
 EPSILONS = np.concatenate([np.arange(0.01, 0.1, 0.01), np.arange(0.1, 0.401, 0.02)]).round(2)
