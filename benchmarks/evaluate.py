@@ -36,8 +36,8 @@ def run() -> list[Result]:
     def library(splits: int = SPLITS) -> Study:
         return evaluate(
             record,
-            "consistency",
-            "brier",
+            risk="consistency",
+            loss="brier",
             controls=CONTROLS,
             epsilons=EPSILONS,
             delta=DELTA,

@@ -262,7 +262,7 @@ def test_samples_are_shown_at_levels_of_risk(script, tiny):
     assert list(found) == ["0.0", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"]
     levels = list(found.values())
     assert levels[0] is None
-    policy = ss.calibrate(record, "consistency", "ssim", bound="wsr", epsilon=0.3)
+    policy = ss.calibrate(record, risk="consistency", loss="ssim", bound="wsr", epsilon=0.3)
     assert levels[-1] == policy.threshold is not None
     model = records.network(tiny / "out" / "tiny.safetensors", report["recipe"])
     labels = records.classes(10, 10, 4)[:1]
@@ -370,7 +370,7 @@ def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatc
     variants = benchmark.certified(benchmark.trained(tiny / "out", "tiny"), record, ["ssim"])
     assert list(variants) == ["full", "ssim 0.05", "ssim 0.1"]
     for epsilon in (0.05, 0.1):
-        policy = ss.calibrate(record, "consistency", "ssim", epsilon=epsilon)
+        policy = ss.calibrate(record, risk="consistency", loss="ssim", epsilon=epsilon)
         assert variants[f"ssim {epsilon}"].rule.threshold == policy.threshold
     found = benchmark.measure("tiny", variants, [2], 1)
     assert [result.what for result in found] == [

@@ -1,5 +1,6 @@
 """`calibrate`: the one call from a record to a policy."""
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -161,9 +162,7 @@ def _wanted(
 ) -> list[Risk]:
     """Return the risks to control, said in one of two ways; saying both is refused."""
     if risks is None:
-        if epsilon is None:
-            raise TypeError("`epsilon` must be given: the largest risk that is allowed.")
-        return [Risk(risk or "gap", loss, epsilon=epsilon, zero_bounded=zero_bounded)]
+        return [Risk(risk or "gap", loss, math.nan if epsilon is None else epsilon, zero_bounded)]
     alone = {"epsilon": epsilon, "risk": risk, "loss": loss, "zero_bounded": zero_bounded or None}
     for name, value in alone.items():
         if value is not None:

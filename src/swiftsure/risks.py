@@ -8,8 +8,9 @@
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -104,9 +105,11 @@ class Risk:
 
     risk: str = "gap"
     loss: str | None = None
-    epsilon: float = field(kw_only=True)
-    zero_bounded: bool = field(default=False, kw_only=True)
+    epsilon: float = math.nan
+    zero_bounded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown kind; the loss and ε are checked against the record later."""
         RISKS.choose(self.risk)
+        if math.isnan(self.epsilon):
+            raise TypeError("`epsilon` must be given: the largest risk that is allowed.")

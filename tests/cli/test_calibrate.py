@@ -29,7 +29,7 @@ def test_a_policy_is_written_and_said(run, record, made):
 
 def test_a_pipe_gets_lines_with_tabs(run, record):
     done = run("calibrate", "record.parquet", *ZERO_ONE)
-    policy = ss.calibrate(record, loss="zero_one")
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05)
     promise = policy.certificate.promises[0]
     _, *rest = done.out.splitlines()
     risks, costs = table(rest[:2]), table(rest[2:])
@@ -55,7 +55,7 @@ def test_json_is_the_policy_and_nothing_else(run, record, made):
         "calibrate", "record.parquet", *ZERO_ONE, "--json", "-o", "p.json", "--figure", "f.png"
     )
     shown = json.loads(done.out)
-    policy = ss.calibrate(record, loss="zero_one")
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05)
     assert shown.pop("sentence") == str(policy)
     assert Policy.model_validate(shown, strict=False) == policy == Policy.load("p.json")
     assert (done.status, done.err) == (0, "")
@@ -65,7 +65,7 @@ def test_json_is_the_policy_and_nothing_else(run, record, made):
 @pytest.mark.parametrize("name", ["record.parquet", "arrays.npz", "logits.npz"])
 def test_every_format_gives_the_same_policy(run, record, name):
     done = run("calibrate", name, *ZERO_ONE, "--json", "--seed", 0)
-    policy = ss.calibrate(record, loss="zero_one", seed=0)
+    policy = ss.calibrate(record, loss="zero_one", seed=0, epsilon=0.05)
     assert json.loads(done.out)["threshold"] == policy.threshold
     assert json.loads(done.out)["certificate"]["n"] == 800
 

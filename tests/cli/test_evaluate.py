@@ -15,7 +15,16 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
     header, *rows = [line.split("\t") for line in done.out.splitlines()]
     assert header[:4] == ["control", "ε", "test risk", "± sd"]
     assert {len(cells) for cells in rows} == {len(header)}
-    study = ss.evaluate(record, "gap", "zero_one", ["crc", "ucb"], [0.05, 0.1], 0.1, 300, 4)
+    study = ss.evaluate(
+        record,
+        risk="gap",
+        loss="zero_one",
+        controls=["crc", "ucb"],
+        epsilons=[0.05, 0.1],
+        delta=0.1,
+        n_calibration=300,
+        splits=4,
+    )
     found = study.summary()
     assert len(rows) == len(found) == 4
     for cells, row in zip(rows, found, strict=True):

@@ -78,7 +78,9 @@ def test_labels_assumed_to_be_the_worst_are_a_condition():
     filled = ss.calibrate(record, loss="zero_one", epsilon=0.3, missing="worst")
     assert condition in filled.certificate.assumptions
     assert condition in str(filled)
-    without = ss.calibrate(record, "consistency", "zero_one", epsilon=0.3, missing="worst")
+    without = ss.calibrate(
+        record, risk="consistency", loss="zero_one", epsilon=0.3, missing="worst"
+    )
     assert condition not in without.certificate.assumptions  # needs no label
     where_it_matters = np.isin(record.ids, record.needs_label())
     rest = record.take(np.flatnonzero(~where_it_matters))

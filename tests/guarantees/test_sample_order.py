@@ -150,7 +150,7 @@ def test_a_record_is_tested_in_one_order_and_so_is_its_file(tmp_path, kind):
     record.save(tmp_path / "record.parquet")
     loaded = ss.load_record(tmp_path / "record.parquet")
     copies = [record, loaded, record.take(np.arange(300)), replace(record, fingerprint=None)]
-    policies = [ss.calibrate(each, "consistency", epsilon=0.2) for each in [record, *copies]]
+    policies = [ss.calibrate(each, risk="consistency", epsilon=0.2) for each in [record, *copies]]
     assert all(policy == policies[0] for policy in policies)
     certificate = policies[0].certificate
     assert (certificate.seed, certificate.seed_drawn) == (record.order.seed, True)
@@ -173,7 +173,9 @@ def test_an_order_given_to_a_record_is_not_called_drawn(tmp_path):
     """Neither by the record, nor by its file, nor by its certificate."""
     record = replace(record_of(np.zeros(100)), order=3)
     record.save(tmp_path / "record.parquet")
-    policy = ss.calibrate(ss.load_record(tmp_path / "record.parquet"), "consistency")
+    policy = ss.calibrate(
+        ss.load_record(tmp_path / "record.parquet"), risk="consistency", epsilon=0.05
+    )
     assert (policy.certificate.seed, policy.certificate.seed_drawn) == (3, False)
 
 
@@ -187,7 +189,7 @@ def test_the_certificate_names_what_the_order_rests_on(control):
     record = record_of(np.zeros(400))
     options = {"method": "ucb"} if control == "crc" else {}
     drawn, given, free = (
-        ss.calibrate(record, "consistency", control=control, bound=bound, seed=seed, **options)
+        ss.calibrate(record, risk="consistency", control=control, bound=bound, seed=seed, **options)
         for bound, seed in [("star", None), ("star", 0), ("hoeffding", 0)]
     )
     assert DRAWN in str(drawn)

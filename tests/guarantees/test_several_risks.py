@@ -86,7 +86,7 @@ def test_the_joint_choice_is_the_safest_of_the_single_ones():
         losses[name][:, 1:] = rng.random((400, 7)) < rate * np.arange(1, 8)
     record = record_of(losses)
     single = [
-        ss.calibrate(record, "consistency", name, epsilon=level).certificate.index or 0
+        ss.calibrate(record, risk="consistency", loss=name, epsilon=level).certificate.index or 0
         for name, level in (("a", 0.1), ("b", 0.12))
     ]
     both = ss.calibrate(

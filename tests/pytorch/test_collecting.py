@@ -143,7 +143,7 @@ def test_dicts_with_ids_and_groups():
         groups=np.repeat(np.arange(10), 5),
     )
     assert_same(record, expected)
-    assert ss.calibrate(record, loss="zero_one").certificate.unit == "groups"
+    assert ss.calibrate(record, loss="zero_one", epsilon=0.05).certificate.unit == "groups"
 
 
 @pytest.mark.parametrize("name", ["labels", "groups"])
@@ -218,7 +218,10 @@ def test_the_models_own_confidence():
 
     record = collect(Both(3), [confidences], scores=["model", "top1"])
     assert np.array_equal(record.confidences["model"], confidences[:, :2].numpy())
-    assert ss.calibrate(record, risk="consistency", loss="zero_one", score="model").score == "model"
+    assert (
+        ss.calibrate(record, risk="consistency", loss="zero_one", score="model", epsilon=0.05).score
+        == "model"
+    )
 
 
 def test_losses_of_ones_own():
@@ -249,7 +252,7 @@ def test_what_the_policy_is_bound_to(tmp_path, dtype, temperatures):
     assert_same(loaded, record, costs=True)
     for name in ("dtype", "temperatures", "fingerprint"):
         assert getattr(loaded, name) == getattr(record, name)
-    policy = ss.calibrate(loaded, loss="zero_one")
+    policy = ss.calibrate(loaded, loss="zero_one", epsilon=0.05)
     assert (policy.dtype, policy.temperatures) == (dtype, temperatures)
     assert policy.certificate.model == record.fingerprint
 

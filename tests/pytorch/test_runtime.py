@@ -423,7 +423,7 @@ def test_other_dtypes_are_refused():
 
 def test_a_model_certified_in_its_own_dtype_runs_in_no_other():
     model = network()
-    policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one")
+    policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one", epsilon=0.05)
     assert policy.certificate.model is not None
     EarlyExit(model, policy, dtype="float32")  # the same thing
     with pytest.raises(ValueError, match="dtype"):
@@ -560,7 +560,7 @@ def test_policies_of_whole_runs_are_refused():
 
 def test_other_weights_are_refused(tmp_path):
     model = network()
-    policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one")
+    policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one", epsilon=0.05)
     policy.save(tmp_path / "policy.json")
     policy = ss.Policy.load(tmp_path / "policy.json")
     assert policy.certificate.model == fingerprint(model)

@@ -121,11 +121,11 @@ def test_arguments_reach_the_curve_and_the_control():
     record = random_record(n=600, score=["top1", "entropy"])
     policy = ss.calibrate(
         record,
-        "consistency",
-        "brier",
-        "crc",
-        "wsr",
-        0.2,
+        risk="consistency",
+        loss="brier",
+        control="crc",
+        bound="wsr",
+        epsilon=0.2,
         path=[0.9, 0.8, 0.5, 0.2],
         score="entropy",
         method="ucb",
@@ -166,7 +166,7 @@ def test_the_models_fingerprint_is_carried_along():
     policy = ss.calibrate(record, epsilon=0.1)
     assert policy.certificate.model == "abc"
     assert "bound to no particular model" not in str(policy)
-    assert ss.calibrate(RECORD, loss="brier").certificate.model is None
+    assert ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.model is None
 
 
 def test_what_the_model_ran_with_is_carried_along():
@@ -178,7 +178,7 @@ def test_what_the_model_ran_with_is_carried_along():
     )
     policy = ss.calibrate(record, epsilon=0.1)
     assert (policy.temperatures, policy.dtype) == ((1.5, 2.0), "bfloat16")
-    plain = ss.calibrate(RECORD, loss="brier")
+    plain = ss.calibrate(RECORD, loss="brier", epsilon=0.05)
     assert (plain.temperatures, plain.dtype) == (None, None)
 
 
@@ -193,7 +193,9 @@ def test_several_risks_are_all_held():
     ]
     policy = ss.calibrate(RECORD, risks=risks)
     alone = [
-        ss.calibrate(RECORD, r.risk, r.loss, epsilon=r.epsilon, zero_bounded=r.zero_bounded)
+        ss.calibrate(
+            RECORD, risk=r.risk, loss=r.loss, epsilon=r.epsilon, zero_bounded=r.zero_bounded
+        )
         for r in risks
     ]
     indices = [p.certificate.index for p in alone]
@@ -274,12 +276,12 @@ def test_a_fixed_setting_may_not_bear_the_name_of_the_dial():
 
 def test_a_threshold_record_has_its_own_score_and_path():
     with refused("path"):
-        ss.calibrate(runs([0, 2, 4]), path=[0.5])
+        ss.calibrate(runs([0, 2, 4]), path=[0.5], epsilon=0.05)
     known = runs([0, 2, 4], settings={"score": "softmax"})
     with refused("score"):
-        ss.calibrate(known, score="top1")
-    assert ss.calibrate(known, score="softmax") == ss.calibrate(known)
-    assert ss.calibrate(runs([0, 2, 4]), score="softmax").score is None
+        ss.calibrate(known, score="top1", epsilon=0.05)
+    assert ss.calibrate(known, score="softmax", epsilon=0.05) == ss.calibrate(known, epsilon=0.05)
+    assert ss.calibrate(runs([0, 2, 4]), score="softmax", epsilon=0.05).score is None
 
 
 # Curves
@@ -343,7 +345,7 @@ def test_anything_else_is_refused(record):
     with pytest.raises(
         TypeError, match="`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve"
     ):
-        ss.calibrate(record)
+        ss.calibrate(record, epsilon=0.05)
 
 
 # Pools
@@ -371,7 +373,9 @@ def test_a_pool_is_refused_where_it_is_not_used(name):
 def test_one_record_gives_one_policy():
     record = random_record()
     for name in ("ucb", "crc"):
-        first, second = (ss.calibrate(record, loss="brier", control=name) for _ in range(2))
+        first, second = (
+            ss.calibrate(record, loss="brier", control=name, epsilon=0.05) for _ in range(2)
+        )
         assert first == second
 
 
@@ -388,9 +392,12 @@ def test_the_seed_matters_to_bets_only(bound):
 
 
 def test_the_data_is_part_of_the_certificate():
-    first = ss.calibrate(RECORD, loss="brier").certificate.data
+    first = ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.data
     assert first == RECORD.curve(loss="brier").fingerprint()
-    assert first != ss.calibrate(RECORD.take(np.arange(599)), loss="brier").certificate.data
+    assert (
+        first
+        != ss.calibrate(RECORD.take(np.arange(599)), loss="brier", epsilon=0.05).certificate.data
+    )
 
 
 # Bad input

@@ -310,7 +310,7 @@ def test_seconds_are_told_where_a_record_has_them():
 
 def test_a_curve_gives_what_its_record_gives(record):
     arguments = {"controls": ["crc", "ucb"], "epsilons": EPSILONS, "splits": 4, "seed": 6}
-    of_record = ss.evaluate(record, "gap", "zero_one", path=GRID, **arguments)
+    of_record = ss.evaluate(record, risk="gap", loss="zero_one", path=GRID, **arguments)
     of_curve = ss.evaluate(record.curve("gap", "zero_one", path=GRID), **arguments)
     for name in (*MEASURES, "pool_risk"):
         for label in ("crc", "ucb"):
@@ -396,7 +396,7 @@ def test_per_exit_thresholds(record):
 def test_consistency_needs_no_labels():
     sample = Population().sample(400, 0)
     record = ss.ExitRecord.from_logits(sample.logits, losses=["zero_one"])
-    found = ss.evaluate(record, "consistency", controls=["ucb"], epsilons=[0.1], splits=3)
+    found = ss.evaluate(record, risk="consistency", controls=["ucb"], epsilons=[0.1], splits=3)
     assert found.risk == "consistency"
     assert (found.test_risk["ucb"] >= 0).all()
 

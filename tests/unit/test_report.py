@@ -124,7 +124,7 @@ def test_no_studies_are_refused():
 
 def test_studies_of_the_same_size_are_both_shown(record, study):
     other = ss.evaluate(
-        record, "consistency", controls=["ucb"], epsilons=RISING, n_calibration=200, splits=2
+        record, risk="consistency", controls=["ucb"], epsilons=RISING, n_calibration=200, splits=2
     )
     assert len(study_figure([study, other]).axes) == 4
 

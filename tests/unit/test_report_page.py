@@ -279,6 +279,7 @@ def test_bets_on_every_setting_are_made_for_few_levels(record):
         bound="star",
         correction="bonferroni",
         path=[0.99, 0.9],
+        epsilon=0.05,
     )
     found = findings(record, policy, [0.99, 0.9])
     assert len(found.levels[0].epsilons) == 11
@@ -448,7 +449,7 @@ def test_other_exits_are_refused(sample, policy):
 
 
 def test_a_path_of_ones_own_must_be_the_right_one(record):
-    policy = ss.calibrate(record, loss="zero_one", path=[0.9, 0.8])
+    policy = ss.calibrate(record, loss="zero_one", path=[0.9, 0.8], epsilon=0.05)
     assert "given grid, 3 settings" in text(policy_page(record, policy, path=[0.9, 0.8]))
     with pytest.raises(ValueError, match="number of settings is 3 in the policy, but 4"):
         policy_page(record, policy, path=[0.9, 0.8, 0.7])
