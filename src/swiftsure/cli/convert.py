@@ -37,7 +37,7 @@ def convert(
         swiftsure convert record.npz -o record.parquet
     """
     from swiftsure.files import writable
-    from swiftsure.reproduce.published_logits import convert_logits
+    from swiftsure.records.pickled_logits import convert_logits
 
     writable(output)
     if output.suffix.lower() == ".parquet":
