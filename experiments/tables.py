@@ -10,7 +10,7 @@ from typing import Any
 from swiftsure.cli.output import print_table
 from swiftsure.files import write_text
 
-__all__ = ["join_levels", "csv_text", "markdown_table", "print_rows", "write_all"]
+__all__ = ["csv_text", "join_levels", "markdown_table", "print_rows", "write_all"]
 
 Rows = list[dict[str, Any]]
 

@@ -97,7 +97,7 @@ def record(small: bool = False) -> ExitRecord:
     >>> record().n, record().n_exits
     (10000, 5)
     >>> record(small=True).n, record(small=True).n_exits
-    (1400, 3)
+    (10000, 3)
     """
     if small:
         return ExitRecord.load(SMALL / "record.parquet")

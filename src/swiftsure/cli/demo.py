@@ -23,12 +23,7 @@ BAR = 40
 
 
 def demo(
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n", help="Calibration images.", show_default="2,000, or 1,000 of the small network"
-        ),
-    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Calibration images.")] = 2000,
     epsilon: Annotated[float, typer.Option(help="Largest loss of accuracy allowed.")] = 0.01,
     delta: options.Delta = 0.1,
     batch: Annotated[int, typer.Option(help="Images that run at once.")] = 50,
@@ -62,8 +57,6 @@ def demo(
     small = small or not assets.installed()
     record, images = assets.record(small), assets.sample_images(small)
     rest = assets.calibration_record(small)
-    if n is None:
-        n = min(2000, rest.n)
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the images there are, but got {n}.")
     calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
