@@ -150,11 +150,10 @@ def _folder(small: bool) -> Path:
 
 
 def _path(name: str) -> Path:
-    try:
-        import swiftsure_assets
-    except ModuleNotFoundError:
+    spec = find_spec("swiftsure_assets")
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
             'This needs trained networks and their records: pip install "swiftsure[demo]"',
             name="swiftsure_assets",
-        ) from None
-    return Path(swiftsure_assets.__path__[0]) / _FILES[name]
+        )
+    return Path(spec.submodule_search_locations[0]) / _FILES[name]
