@@ -92,7 +92,7 @@ def test_the_wheel_holds_code_and_little_data(wheel):
 
 
 def test_the_wheel_demonstrates_the_small_network(python, clean, tmp_path):
-    shown = run(python, "-m", "swiftsure.cli", "demo", cwd=tmp_path, env=clean)
+    shown = run(python.parent / "swiftsure", "demo", cwd=tmp_path, env=clean)
     assert shown.startswith("A small network on CIFAR-10")
     if importlib.util.find_spec("torch") is not None:
         assert "early exits, ε = 0.01" in shown
