@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
+TASK   ?=
+OUTPUT ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
@@ -11,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format bench docs clean
+.PHONY: help setup demo test test-slow check format bench docs reproduce clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +29,7 @@ demo: $(INSTALLED) ## Run the demonstrations: images, then text
 test: check ## Check the code, then run the tests
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
 
-test-slow: $(INSTALLED) ## Run the long tests of the guarantees
+test-slow: $(INSTALLED) ## Run the long tests: of the guarantees, and of what is shipped
 	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 check: $(INSTALLED) ## Check format, style, types and the import contracts
@@ -46,19 +48,22 @@ bench: $(INSTALLED) ## Measure speed and memory
 docs: $(DOCS_INSTALLED) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
+reproduce: $(INSTALLED) ## Write the paper's tables and figures; TASK=calm for one, OUTPUT=folder
+	$(BIN)/python -m experiments.reproduce $(TASK) $(if $(OUTPUT),--output $(OUTPUT))
+
 clean: ## Remove caches and build products; the virtual environment stays
 	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e '.[dev,torch,text]'
+	@$(PIP) -e assets -e '.[dev,demo,text]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e '.[dev,torch,text,docs]'
+	@$(PIP) -e assets -e '.[dev,demo,text,docs]'
 	@touch $@

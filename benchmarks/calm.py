@@ -29,8 +29,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from swiftsure import assets, calibrate
-from swiftsure.reproduce.calm import load_sweeps
+from swiftsure import ThresholdRecord, assets, calibrate
 from swiftsure.text import CalmModel, ExitRule, MetaClassifier
 
 TITLE = "calm: a T5 that generates with early exits, against its own generate"
@@ -200,7 +199,8 @@ def run(
 def certified(model: Any, folder: Path, classifier: Path | None) -> dict[str, CalmModel]:
     """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
     found = {}
-    for score, record in load_sweeps(folder).items():
+    for file in sorted(folder.glob("*_*.parquet")):
+        score, record = file.stem.rpartition("_")[2], ThresholdRecord.load(file)
         policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
         judge = None
         if score == "meta" and classifier is not None:
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--model", type=Path, help="folder of a saved T5")
-    parser.add_argument("--records", type=Path, default=assets.CALM, help="the model's sweeps")
+    parser.add_argument("--records", type=Path, help="sweeps; our translator's by default")
     parser.add_argument(
         "--classifier", type=Path, help="by default beside the model, or its sweeps"
     )
@@ -258,9 +258,10 @@ def main() -> None:
     if arguments.texts is None:
         show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
         return
-    beside = [folder / "meta.safetensors", *arguments.records.glob("*_meta.safetensors")]
+    records = arguments.records or assets.CALM
+    beside = [folder / "meta.safetensors", *records.glob("*_meta.safetensors")]
     classifier = arguments.classifier or next((f for f in beside if f.is_file()), None)
-    fast = certified(model, arguments.records, classifier)
+    fast = certified(model, records, classifier)
     texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for results in run_certified(model, tokenizer, texts, fast, arguments.batch, repeats):

@@ -1,8 +1,8 @@
-"""Put a trained network into the library, from the root of the repository:
+"""Put a trained network into `assets`, from the root of the repository:
 `python -m experiments.image_classification.embed --data FOLDER`.
 
-Copies the records of the folder of results, the weights of msdnet_cifar10, and 2,000 images of the
-test part, drawn at random, which the demonstration runs.
+Copies the records of the folder of results, the weights of msdnet_cifar10, and 2,000 random images
+of the test part, which the demonstration runs.
 """
 
 import argparse
@@ -43,12 +43,15 @@ def main() -> None:
     write(assets.NETWORK / "network.json", described)
     part = cifar10(arguments.data, "test")
     ids = np.sort(np.random.default_rng(0).permutation(len(part.labels))[:N_IMAGES])
-    pixels = part.images[ids].numpy()
+    write_images(assets.NETWORK, part.images[ids].numpy(), part.labels[ids].numpy(), ids)
+
+
+def write_images(folder: Path, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray) -> None:
+    """Write images as tiles of one lossless file, and what `sample_images` says of them."""
     sheet = pixels.reshape(-1, COLUMNS, 3, 32, 32).transpose(0, 3, 1, 4, 2)
     image = Image.fromarray(sheet.reshape(-1, 32 * COLUMNS, 3))
-    image.save(assets.NETWORK / "images.webp", lossless=True, quality=100, method=6)
-    labels = part.labels[ids].tolist()
-    write(assets.NETWORK / "images.json", {"ids": ids.tolist(), "labels": labels})
+    image.save(folder / "images.webp", lossless=True, quality=100, method=6)
+    write(folder / "images.json", {"ids": ids.tolist(), "labels": labels.tolist()})
 
 
 def write(path: Path, content: dict[str, object]) -> None:

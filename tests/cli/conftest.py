@@ -7,7 +7,6 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.cli import main
-from swiftsure.reproduce.segmentation import SCORES
 from swiftsure.simulate import Population
 
 
@@ -63,43 +62,7 @@ def files(tmp_path_factory, sample, record, thresholds):
         },
     )
     ss.calibrate(record, loss="zero_one", epsilon=0.05).save(folder / "deployed.json")
-    ss.ExitRecord(
-        dict.fromkeys(SCORES, record.confidences["top1"]),
-        losses=dict.fromkeys(("miou", "pixel_brier"), record.losses["zero_one"]),
-        inconsistencies=dict.fromkeys(
-            ("miscoverage", "pixel_brier"), record.inconsistencies["zero_one"]
-        ),
-        costs={"flops": record.costs["flops"]},
-        groups=np.arange(record.n) % 3,
-    ).save(folder / "scenes.parquet")
     (folder / "losses.jsonl").write_text('{"loss": 0, "exit": 0}\n' * 300 + '{"loss": 1}\n')
-    rng = np.random.default_rng(1)
-    quality = 0.4 - 0.1 * np.linspace(0, 1, 6) + 0.05 * rng.normal(size=(1100, 6))
-    np.savez(
-        folder / "calm_cnndm.npz",
-        thresholds=np.linspace(1, 0.5, 6),
-        mean_layers=np.linspace(15, 5, 6),
-        rouge_l=np.clip(quality, 0, 1),
-    )
-    distances = np.abs(0.2 * rng.normal(size=(520, 5))) * np.linspace(0, 1, 5)
-    ss.ThresholdRecord(
-        [None, 0.9, 0.8, 0.7, 0.6],
-        inconsistencies={"lpips": np.clip(distances, 0, 1)},
-        costs={"layers": np.linspace(9, 1, 5), "flops": np.linspace(9, 2, 5)},
-    ).save(folder / "pairs.parquet")
-    ss.ThresholdRecord(
-        [0.0, 0.6, 2.0, 5.0],
-        dial="rollback",
-        losses={"bleu": np.clip(0.6 + 0.1 * rng.normal(size=(600, 4)), 0, 1)},
-        costs={"large_passes": [1.0, 0.6, 0.4, 0.3], "flops": [9.0, 6.0, 4.0, 3.0]},
-    ).save(folder / "drafts.parquet")
-    (folder / "sweeps").mkdir()
-    for score in ("softmax", "saturation"):
-        ss.ThresholdRecord(
-            [None, 0.9, 0.6, 0.3],
-            losses={"rouge_l": np.clip(0.5 + 0.1 * rng.normal(size=(1200, 4)), 0, 1)},
-            costs={"layers": np.linspace(8, 2, 4)},
-        ).save(folder / "sweeps" / f"t5_{score}.parquet")
     return folder
 
 

@@ -1,6 +1,7 @@
 """`swiftsure demo`: a real network, certified and run."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 def few(monkeypatch):
     """Fewer images, so that it is quick."""
     part = assets.SampleImages(*(each[:120] for each in assets.sample_images()))
-    monkeypatch.setattr(assets, "sample_images", lambda: part)
+    monkeypatch.setattr(assets, "sample_images", lambda small=False: part)
     return part
 
 
@@ -87,3 +88,39 @@ def test_sizes_are_checked(run, made, option):
     done = run("demo", option, "0")
     assert done.status == 2
     assert not made()
+
+
+@pytest.fixture
+def no_assets(monkeypatch):
+    """As if swiftsure-assets were not installed."""
+    monkeypatch.setattr(
+        "swiftsure.assets.find_spec",
+        lambda name: None if name == "swiftsure_assets" else find_spec(name),
+    )
+
+
+def test_without_the_assets_the_small_network_runs(run, folder, no_assets):
+    done = run("demo", "--epsilon", "0.02")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("A small network on CIFAR-10")
+    assert 'pip install "swiftsure[demo]"' in done.out
+    policy = Policy.load(folder / "results" / "demo" / "policy.json")
+    assert policy.certificate.model is not None
+    names = {"policy.json", "policy.png", "images.png"}
+    assert {path.name for path in (folder / "results" / "demo").iterdir()} == names
+
+
+def test_the_small_network_answers_as_its_record_says(run, folder):
+    shown = json.loads(run("demo", "--small", "--epsilon", "0.02", "--json").out)
+    record, ids = assets.record(small=True), assets.sample_images(small=True).ids
+    policy = Policy.load(folder / "results" / "demo" / "policy.json")
+    part = record.take(np.flatnonzero(np.isin(record.ids, ids)))
+    shares = np.bincount(policy.exits(part.confidences["top1"]), minlength=3) / part.n
+    assert shown["measured"]["exit_shares"] == pytest.approx(shares.tolist(), abs=0.01)
+
+
+def test_without_the_assets_a_command_that_needs_them_names_the_install_command(run, no_assets):
+    done = run("translate")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert 'pip install "swiftsure[demo]"' in done.err

@@ -107,7 +107,6 @@ def test_arguments(run, made, arguments, words):
     ("arguments", "words"),
     [
         (("calibrat",), ["calibrat", "Did you mean 'calibrate'?"]),
-        (("reproduce", "clam"), ["clam", "Did you mean 'calm'?"]),
         (("calibrate",), ["record"]),
         ((*CALIBRATE, "--los", "brier"), ["--los", "--loss"]),
         ((*CALIBRATE, "--epsilon", "much"), ["--epsilon"]),

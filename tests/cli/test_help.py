@@ -15,7 +15,6 @@ from swiftsure.control import OPTIONS
 QUICK = {
     "simulate": ["--draws", "5"],
     "evaluate": ["--splits", "3"],
-    "reproduce": ["--splits", "2"],
 }
 
 
@@ -56,7 +55,7 @@ EXAMPLES = {  # a group may show one of its verbs'
 
 
 def test_the_verbs_are_all_there():
-    assert {words[0] for words in VERBS} >= {"demo", "calibrate", "evaluate", "plan", "reproduce"}
+    assert {words[0] for words in VERBS} >= {"demo", "calibrate", "evaluate", "plan"}
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

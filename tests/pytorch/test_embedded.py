@@ -6,7 +6,7 @@ import torch
 
 from swiftsure import assets
 from swiftsure.torch import EarlyExit, check, collect, exit_flops, fingerprint
-from swiftsure.torch.models import embedded_msdnet, prepared
+from swiftsure.torch.models import embedded_msdnet, embedded_small_exits, prepared
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,25 @@ def test_a_policy_of_the_record_runs_the_network(model, sample):
     out = EarlyExit(model, policy)(prepared(sample.images[:64]))
     expected = policy.exits(assets.record().take(sample.ids[:64]).confidences["top1"])
     assert (out.exits.numpy() == expected).mean() > 0.95  # up to rounding near the threshold
+
+
+def test_the_small_network_is_what_its_record_is_of():
+    model, sample = embedded_small_exits(), assets.sample_images(small=True)
+    record = assets.record(small=True)
+    assert record.fingerprint == fingerprint(model)
+    part = record.take(sample.ids[:150])
+    batch = (prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150]))
+    found = collect(model, [batch], losses=["zero_one"], progress=False)
+    np.testing.assert_allclose(found.confidences["top1"], part.confidences["top1"], atol=1e-4)
+    np.testing.assert_array_equal(found.losses["zero_one"], part.losses["zero_one"])
+    np.testing.assert_array_equal(found.costs["flops"], assets.network(small=True)["flops"])
+    accuracy = 1 - record.losses["zero_one"].mean(axis=0)
+    np.testing.assert_allclose(accuracy, assets.network(small=True)["test_accuracy"], atol=1e-4)
+
+
+def test_both_networks_take_the_same_input():
+    small, large = assets.network(small=True), assets.network()
+    assert all(small[key] == large[key] for key in ("mean", "std", "classes"))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import swiftsure as ss
+from experiments.calm.reproduce import SCORES, load_sweeps
 from swiftsure import assets
-from swiftsure.reproduce.calm import SCORES, load_sweeps
 from swiftsure.text import CalmModel, ExitRule, MetaClassifier, sweep
 
 CAPTIONS = [

@@ -17,7 +17,6 @@ from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.monitor import monitor
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
-from swiftsure.cli.reproduce import reproduce
 from swiftsure.cli.simulate import simulate
 from swiftsure.cli.translate import translate
 
@@ -51,7 +50,6 @@ VERBS = (
 )
 for verb in VERBS:
     app.command(cls=Verb)(verb)
-app.add_typer(reproduce, name="reproduce")
 
 
 def _version(wanted: bool) -> None:

@@ -36,8 +36,8 @@ def convert(
 
         swiftsure convert record.npz -o record.parquet
     """
+    from swiftsure.cli.pickled_logits import convert_logits
     from swiftsure.files import writable
-    from swiftsure.reproduce.published_logits import convert_logits
 
     writable(output)
     if output.suffix.lower() == ".parquet":

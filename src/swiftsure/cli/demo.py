@@ -1,4 +1,4 @@
-"""`swiftsure demo`: the whole way, with the trained network that comes with the library."""
+"""`swiftsure demo`: calibrate a trained network, then run it with and without early exits."""
 
 import time
 from importlib.util import find_spec
@@ -28,6 +28,12 @@ def demo(
     delta: options.Delta = 0.1,
     batch: Annotated[int, typer.Option(help="Images that run at once.")] = 50,
     seed: options.Seed = 0,
+    small: Annotated[
+        bool,
+        typer.Option(
+            "--small", help="The small network, even where swiftsure-assets is installed."
+        ),
+    ] = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for policy and figures.")
     ] = Path("results/demo"),
@@ -35,8 +41,9 @@ def demo(
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
-    The network is an MSDNet with five exits, trained on CIFAR-10. Some test
-    images calibrate it; then it runs 2,000 others, and what it saves and
+    The network is an MSDNet with five exits, trained on CIFAR-10, or, where
+    swiftsure-assets is not installed, a small network with three exits. Some
+    test images calibrate it. Then it runs on others, and what it saves and
     loses is measured.
 
     [bold]Example[/bold]
@@ -47,12 +54,13 @@ def demo(
     from swiftsure import assets, checks
 
     checks.count("batch", batch)
-    record, images = assets.record(), assets.sample_images()
-    rest = assets.calibration_record()
+    small = small or not assets.installed()
+    record, images = assets.record(small), assets.sample_images(small)
+    rest = assets.calibration_record(small)
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the images there are, but got {n}.")
     calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
-    others = record.take(np.setdiff1d(record.ids, calibration.ids))
+    others = record.take(np.flatnonzero(~np.isin(record.ids, calibration.ids)))
     policies = {
         level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta, seed=seed)
         for level in sorted({*LEVELS, epsilon})
@@ -64,14 +72,16 @@ def demo(
     ss.report.policy_figure(curve, policy, output / "policy.png", cost="flops")
     tradeoff = [_tradeoff(each, others) for each in policies.values()]
     if not json:
-        accuracies = ", ".join(f"{100 * a:.1f}" for a in assets.network()["test_accuracy"])
-        print_text(f"MSDNet on CIFAR-10: accuracies {accuracies} % at its five exits.\n")
+        name = "A small network" if small else "MSDNet"
+        accuracy = assets.network(small)["test_accuracy"]
+        accuracies = ", ".join(f"{100 * a:.1f}" for a in accuracy)
+        print_text(f"{name} on CIFAR-10: accuracies {accuracies} % at its {len(accuracy)} exits.\n")
         print_policy(policy)
         _print_tradeoff(tradeoff, n, others.n)
     files = [output / "policy.json", output / "policy.png"]
     measured = None
     if find_spec("torch") is not None:
-        measured, exits = _run(policy, images, batch, progress=None if not json else False)
+        measured, exits = _run(policy, images, batch, small, progress=None if not json else False)
         files.append(output / "images.png")
         _images_figure(images, exits, files[-1])
     if json:
@@ -80,7 +90,12 @@ def demo(
         if measured is None:
             print_text('\nTo run the network itself: pip install "swiftsure[torch]"')
         else:
-            _print_measured(measured, batch, policy)
+            _print_measured(measured, len(images.labels), batch, policy)
+        if not assets.installed():
+            print_text(
+                "\nA network this small has little to save. For an MSDNet with five exits:"
+                ' pip install "swiftsure[demo]"'
+            )
         print_text(f"\nWrote {', '.join(map(str, files))}")
     if policy.runs_full_model:
         raise typer.Exit(1)
@@ -128,16 +143,20 @@ def _print_tradeoff(tradeoff: list[dict[str, Any]], n: int, n_others: int) -> No
 
 
 def _run(
-    policy: "Policy", images: "SampleImages", batch: int, progress: bool | None
+    policy: "Policy", images: "SampleImages", batch: int, small: bool, progress: bool | None
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Run the network in full and with early exits, batch by batch in turn."""
     import torch
 
     from swiftsure.progress import steps
-    from swiftsure.torch import EarlyExit
-    from swiftsure.torch.models.embedded import embedded_msdnet, prepared
+    from swiftsure.torch import EarlyExit, StagedModel
+    from swiftsure.torch.models.embedded import (
+        embedded_msdnet,
+        embedded_small_exits,
+        prepared,
+    )
 
-    model = embedded_msdnet()
+    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
     fast = EarlyExit(model, policy)
 
     @torch.inference_mode()
@@ -145,7 +164,8 @@ def _run(
         state: Any = model.begin(x)
         for k in range(model.n_exits):
             state = model.advance(k, state)
-        return model.head(model.n_exits - 1, state)
+        last: torch.Tensor = model.head(model.n_exits - 1, state)
+        return last
 
     parts = torch.split(prepared(images.images), batch)
     full(parts[0]), fast(parts[0])
@@ -173,11 +193,11 @@ def _run(
     }, found["exits"]
 
 
-def _print_measured(measured: dict[str, Any], batch: int, policy: "Policy") -> None:
+def _print_measured(measured: dict[str, Any], n: int, batch: int, policy: "Policy") -> None:
     speed, right = measured["images_per_second"], measured["accuracy"]
     epsilon = policy.certificate.promises[0].epsilon
     print_table(
-        f"The network itself, on 2,000 images, on this machine, batches of {batch}",
+        f"The network itself, on {n:,} images, on this machine, batches of {batch}",
         ["", "images a second", "accuracy %"],
         [
             ["in full", f"{speed['full']:.0f}", f"{100 * right['full']:.2f}"],

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["translate"]
 
+SCORES = ("softmax", "shortlist", "saturation", "meta")
 CAPTIONS = [
     "Ein Mann fährt mit einem roten Fahrrad durch den Park.",
     "Zwei kleine Kinder spielen am Strand mit einem Ball.",
@@ -45,8 +46,7 @@ def translate(
 
         swiftsure translate "Ein Hund springt über einen Zaun."
     """
-    from swiftsure import assets, calibrate, checks
-    from swiftsure.reproduce.calm import SCORES, load_sweeps
+    from swiftsure import ThresholdRecord, assets, calibrate, checks
 
     given = CAPTIONS if texts is None else texts
     if not all(text.strip() for text in given):
@@ -56,9 +56,8 @@ def translate(
         raise ImportError(
             '`translate` needs PyTorch and transformers: pip install "swiftsure[text]"'
         )
-    policy = calibrate(
-        load_sweeps(assets.CALM)[score], risk="gap", loss="bleu", epsilon=epsilon, delta=delta
-    )
+    record = ThresholdRecord.load(assets.CALM / f"t5_multi30k_{score}.parquet")
+    policy = calibrate(record, risk="gap", loss="bleu", epsilon=epsilon, delta=delta)
     found = _run(policy, score, given)
     if json:
         print_json({"sentence": str(policy), **found})

@@ -3,7 +3,12 @@
 from swiftsure.torch.models.adp_c import ADPC
 from swiftsure.torch.models.dvit import DViT
 from swiftsure.torch.models.dyn_perceiver import DynPerceiver
-from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_network, prepared
+from swiftsure.torch.models.embedded import (
+    embedded_msdnet,
+    embedded_small_exits,
+    embedded_small_network,
+    prepared,
+)
 from swiftsure.torch.models.l2w_den import L2WDEN, L2WTrainer, WeightNetwork
 from swiftsure.torch.models.msdnet import MSDNet
 from swiftsure.torch.models.uvit import UViT
@@ -18,6 +23,7 @@ __all__ = [
     "UViT",
     "WeightNetwork",
     "embedded_msdnet",
+    "embedded_small_exits",
     "embedded_small_network",
     "prepared",
 ]

@@ -1,4 +1,4 @@
-"""The trained networks that come with the library."""
+"""Trained networks: a small one that comes with the library, and the MSDNet of its assets."""
 
 from typing import TypeVar
 
@@ -9,9 +9,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swiftsure import assets, checks
+from swiftsure.torch.cut import CutModel
+from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.models.msdnet import MSDNet
 
-__all__ = ["embedded_msdnet", "embedded_small_network", "prepared", "small_network"]
+__all__ = [
+    "embedded_msdnet",
+    "embedded_small_exits",
+    "embedded_small_network",
+    "prepared",
+    "small_exits",
+    "small_network",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -29,7 +38,8 @@ def embedded_msdnet() -> MSDNet:
     >>> [tuple(logits.shape) for logits in model(prepared(images))]
     [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
     """
-    return _loaded(MSDNet(**assets.network()["model"]), "weights.safetensors")
+    weights = load_file(assets.NETWORK / "weights.safetensors")
+    return _loaded(MSDNet(**assets.network()["model"]), weights)
 
 
 def small_network() -> nn.Module:
@@ -41,20 +51,40 @@ def small_network() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
+def small_exits(network: nn.Module) -> CutModel:
+    """Return that network with untrained exits after its first and its second convolution."""
+    return attach_heads(network, ["2", "5"], torch.zeros(1, 3, 32, 32))
+
+
 def embedded_small_network() -> nn.Module:
-    """Return that network, trained, in evaluation mode: the cheap half of a cascade.
+    """Return the small network, trained on CIFAR-10, in evaluation mode.
 
     Examples
     --------
-    >>> images = assets.sample_images().images[:4]
+    >>> images = assets.sample_images(small=True).images[:4]
     >>> embedded_small_network()(prepared(images)).shape
     torch.Size([4, 10])
     """
-    return _loaded(small_network(), "small.safetensors")
+    return _loaded(small_network(), load_file(assets.SMALL / "weights.safetensors"))
 
 
-def _loaded(model: Model, file: str) -> Model:
-    stored = load_file(assets.NETWORK / file)
+def embedded_small_exits() -> CutModel:
+    """Return the small network with three exits, trained, in evaluation mode.
+
+    `swiftsure.assets.record(small=True)` was measured with it.
+
+    Examples
+    --------
+    >>> images = assets.sample_images(small=True).images[:4]
+    >>> [tuple(logits.shape) for logits in embedded_small_exits()(prepared(images))]
+    [(4, 10), (4, 10), (4, 10)]
+    """
+    model = small_exits(embedded_small_network())
+    _loaded(model.heads, load_file(assets.SMALL / "heads.safetensors"))
+    return model.eval()
+
+
+def _loaded(model: Model, stored: dict[str, Tensor]) -> Model:
     # Stored in half precision to be small, run in single.
     model.load_state_dict(
         {name: t.to(model.state_dict()[name].dtype) for name, t in stored.items()}
@@ -63,13 +93,13 @@ def _loaded(model: Model, file: str) -> Model:
 
 
 def prepared(images: ArrayLike) -> Tensor:
-    """Return images (n, 3, height, width) of uint8 as the embedded network takes them."""
+    """Return images (n, 3, height, width) of uint8 as the embedded networks take them."""
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] != 3:
         raise ValueError(
             "`images` must be uint8 of shape (n, 3, height, width), but got"
             f" {array.dtype} of shape {checks.shape_text(array.shape)}."
         )
-    described = assets.network()
+    described = assets.network(small=True)  # the MSDNet's are the same
     mean, std = (torch.tensor(described[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     return (torch.from_numpy(array) / 255 - mean) / std

@@ -4,16 +4,15 @@ import csv
 import gc
 import warnings
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from swiftsure.reproduce import calm_cnndm
-from swiftsure.reproduce.calm_cnndm import CONTROLS, load_measurements
+from experiments.calm_cnndm.reproduce import FILE, FOLDER, calm_cnndm, load_measurements
+from experiments.sweeps import CONTROLS
 
-AUTHORS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "calm_cnndm.npz"
+AUTHORS = FOLDER / FILE
 LEVELS = np.array([0.03, 0.05, 0.10])
 
 

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.report import exits_figure, models_figure
-from swiftsure.reproduce import image_classification
-from swiftsure.reproduce.image_classification import CONTROLS, PUBLISHED, RISKS, load_records
+from experiments.figures import exits_figure, models_figure
+from experiments.image_classification.reproduce import (
+    CONTROLS,
+    PUBLISHED,
+    RISKS,
+    image_classification,
+    load_records,
+)
 from swiftsure.simulate import Population
 
 

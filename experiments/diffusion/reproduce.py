@@ -5,15 +5,23 @@ images of the early-exit model and of the full one, from the same noise, and how
 took. The paper's networks and their images are not public; ours take their place.
 """
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.sweeps import CONTROLS as ALL_CONTROLS
+from experiments.sweeps import SweepResult, load_sweep
 from swiftsure import assets
 from swiftsure.evaluation import evaluate
-from swiftsure.reproduce.sweeps import CONTROLS, Source, SweepResult, loaded
+from swiftsure.records import ThresholdRecord
 
 __all__ = ["diffusion"]
 
+CONTROLS = {
+    label: ALL_CONTROLS[label]
+    for label in ("CRC (paper's rule)", "CRC (monotone)", "UCB (WSR)", "UCB (STaR)")
+}
 EPSILONS = np.round(np.arange(0.01, 0.301, 0.01), 2)
 
 LOSSES = ("lpips_64", "lpips")
@@ -24,7 +32,7 @@ LPIPS sees little in images of fewer than 64 pixels, whose records also have it 
 
 
 def diffusion(
-    record: Source = None,
+    data: ThresholdRecord | str | os.PathLike[str] | None = None,
     *,
     loss: str | None = None,
     n_calibration: int = 500,
@@ -38,15 +46,15 @@ def diffusion(
 
     Parameters
     ----------
-    record : ThresholdRecord, or file
-        Of pairs. Default: of the network that was trained for the library.
+    data : ThresholdRecord or file, optional
+        A record of pairs of images; our own network's by default.
     loss : str, optional
         Which of the record's inconsistencies is controlled; LPIPS by default, of images enlarged to
         64 pixels where the record has that.
     n_calibration : pairs to calibrate on
     splits : random splits into calibration and test pairs
     """
-    pairs = loaded(record, assets.DIFFUSION)
+    pairs = load_sweep(assets.DIFFUSION if data is None else data)
     if loss is None:
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     study = evaluate(

@@ -1,7 +1,7 @@
 """Semantic segmentation (section 5.2 of the paper: Tables 1, 3 and 4, and its figures).
 
-From an exit record with the nine image-level scores, such as `experiments/segmentation` made of
-ADP-C on CamVid, which comes with the library.
+From an exit record with the nine image-level scores, such as that of ADP-C on CamVid, which
+`experiments.segmentation.records` made.
 
 Frames of a video depend on each other. The tables take them for independent, as the paper does, and
 what they certify is then of frames drawn like these, and not of the next video. `by_group` shows
@@ -12,7 +12,6 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,24 +19,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.figures import exits_figure
+from experiments.segmentation.scenes import scenes_figure
+from experiments.tables import join_levels, markdown_table, write_all
+from swiftsure import assets
 from swiftsure.calibration import calibrate
 from swiftsure.control import Control
 from swiftsure.evaluation import Study, evaluate
 from swiftsure.exits import exit_indices
-from swiftsure.files import write_text
+from swiftsure.files import npz
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
-from swiftsure.reproduce.image_classification import TaskRisk
-from swiftsure.reproduce.tables import csv_text, markdown_table
+from swiftsure.report import study_figure
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
 
 RISKS = {
-    "gap, mIoU": TaskRisk("gap", "miou"),
-    "gap, Brier": TaskRisk("gap", "pixel_brier"),
-    "consistency, miscoverage": TaskRisk("consistency", "miscoverage"),
-    "consistency, Brier": TaskRisk("consistency", "pixel_brier"),
+    "gap, mIoU": ("gap", "miou"),
+    "gap, Brier": ("gap", "pixel_brier"),
+    "consistency, miscoverage": ("consistency", "miscoverage"),
+    "consistency, Brier": ("consistency", "pixel_brier"),
 }
 
 AGGREGATES = {"mean": "Mean", "quantile": "Quantile", "patch": "Patch"}
@@ -55,7 +57,7 @@ CONTROLS = {"UCB (WSR)": Control("ucb", bound="wsr"), "CRC (monotone)": Control(
 TABLE_CONTROL = "UCB (WSR)"
 TABLE_LEVELS = (0.01, 0.05, 0.1)
 EPSILONS = np.union1d(TABLE_LEVELS, np.arange(0.02, 0.201, 0.02).round(2))
-GAINS = {"exit": "mean exit", "flops": "GFLOPs"}
+GAINS = {"exit": "mean exit", "flops": "FLOPs"}
 NOT_CERTIFIED = "–"
 
 
@@ -67,11 +69,8 @@ class SegmentationResult:
     studies: Mapping[str, Mapping[str, Study]]
     delta: float
     seed: int
-
-    @property
-    def risks(self) -> list[str]:
-        """Titles of the risks, in the order of the tables."""
-        return list(RISKS)
+    scenes: Mapping[str, NDArray[np.uint8]] | None = None
+    """Labels, predictions and confidence maps of two scenes, for the figure that shows them."""
 
     def table(self, gain: str = "exit") -> list[dict[str, Any]]:
         """Return the table of gains (%), a row a score; "–" where no split certified anything.
@@ -143,42 +142,32 @@ class SegmentationResult:
         taken = exit_indices(frames.confidences[SIMPLEST], policy.threshold)
         return [differences[taken == k] for k in range(frames.n_exits)]
 
-    def write(
-        self,
-        folder: str | os.PathLike[str],
-        scenes: Mapping[str, NDArray[np.uint8]] | None = None,
-    ) -> list[Path]:
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables to print, by title."""
+        return {
+            f"Gain in {title}, %: ε = 0.01 / 0.05 / 0.1": join_levels(self.table(gain), list(RISKS))
+            for gain, title in GAINS.items()
+        }
+
+    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write tables, figures and every number behind them; return the files.
 
-        Parameters
-        ----------
-        scenes : mapping, optional
-            Labels, predictions and confidence maps of two scenes, as the experiment saves them, for
-            the figure that shows them.
+        by_video.csv shows the risk of each video under thresholds that the others certified.
         """
-        from swiftsure.report import exits_figure, scenes_figure, study_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        files = [target / "exits.png", target / "curves.png", target / "scenes.png"]
-        exits_figure({"ADP-C": self.record}, files[0])
-        study_figure(dict(self.studies[SIMPLEST]), files[1])
-        scenes_figure(self.brier_by_exit(), scenes, files[2])
-        contents = {
-            **{
-                f"table_{gain}.{kind}": text(self.table(gain))
-                for gain in GAINS
-                for kind, text in (("md", partial(markdown_table, decimals=1)), ("csv", csv_text))
-            },
-            "summary.csv": csv_text(self.summary()),
-        }
+        contents: dict[str, Any] = {}
+        for gain in GAINS:
+            contents[f"table_{gain}.md"] = markdown_table(self.table(gain), decimals=1)
+            contents[f"table_{gain}.csv"] = self.table(gain)
+        contents["summary.csv"] = self.summary()
         videos = self.by_group()
         if videos:
-            contents["by_video.csv"] = csv_text(videos)
-        for name, text in contents.items():
-            files.append(target / name)
-            write_text(files[-1], text)
-        return files
+            contents["by_video.csv"] = videos
+        files = write_all(folder, contents)
+        figures = [Path(folder) / f"{name}.png" for name in ("exits", "curves", "scenes")]
+        exits_figure({"ADP-C": self.record}, figures[0])
+        study_figure(dict(self.studies[SIMPLEST]), figures[1])
+        scenes_figure(self.brier_by_exit(), self.scenes, figures[2])
+        return [*figures, *files]
 
     def summary(self) -> list[dict[str, Any]]:
         """Return every number: a row for each score, risk, control and level."""
@@ -191,7 +180,7 @@ class SegmentationResult:
 
 
 def segmentation(
-    record: ExitRecord,
+    data: ExitRecord | str | os.PathLike[str] | None = None,
     *,
     n_calibration: float = 0.8,
     splits: int = 100,
@@ -205,17 +194,27 @@ def segmentation(
 
     Parameters
     ----------
-    record : ExitRecord
-        With the losses "miou", "miscoverage" and "pixel_brier", and the nine image-level scores.
+    data : ExitRecord or file, optional
+        A record with the losses "miou", "miscoverage" and "pixel_brier" and the nine image-level
+        scores; our own by default. FILE.npz beside FILE.parquet may hold two scenes to draw.
     n_calibration : int, or a fraction of the images
         The paper's is 0.8.
     splits : random splits into calibration and test images
     draws : calibration sets drawn with replacement, to see how often a promise is broken
     """
+    scenes = None
+    if isinstance(data, ExitRecord):
+        record = data
+    else:
+        file = Path(data or assets.SEGMENTATION)
+        record = ExitRecord.load(file)
+        if file.with_suffix(".npz").is_file():
+            with npz(file.with_suffix(".npz")) as held:
+                scenes = {name: held[name] for name in held}
     missing = [score for score in SCORES if score not in record.confidences]
     if missing:
         raise ValueError(
-            f"`record` must hold the scores {', '.join(SCORES)}, but lacks {', '.join(missing)}:"
+            f"`data` must hold the scores {', '.join(SCORES)}, but lacks {', '.join(missing)}:"
             " collect them with `scores=`."
         )
     frames = replace(record, groups=None)
@@ -238,7 +237,7 @@ def segmentation(
                     progress=False,
                 )
                 advance()
-    return SegmentationResult(record, studies, delta, seed)
+    return SegmentationResult(record, studies, delta, seed, scenes)
 
 
 def published(data: str, gain: str = "exit") -> list[dict[str, Any]]:
@@ -255,7 +254,7 @@ def published(data: str, gain: str = "exit") -> list[dict[str, Any]]:
     >>> published("cityscapes")[0]["gap, mIoU, ε=0.05"]
     33.7
     """
-    text = (Path(__file__).parent / "published_segmentation.csv").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "published.csv").read_text(encoding="utf-8")
     rows = []
     for found in csv.DictReader(text.splitlines()):
         if (found.pop("data"), found.pop("gain in")) == (data, gain):

@@ -1,17 +1,13 @@
 """The paper's figure for diffusion, from a record."""
 
 import csv
-import json
-import sys
 
 import numpy as np
 import pytest
 
 import swiftsure as ss
+from experiments.diffusion.reproduce import CONTROLS, diffusion
 from swiftsure import assets
-from swiftsure.cli import main
-from swiftsure.reproduce import diffusion
-from swiftsure.reproduce.diffusion import CONTROLS
 
 LEVELS = np.array([0.05, 0.1, 0.2, 0.3])
 
@@ -99,41 +95,15 @@ def test_lpips_of_enlarged_images_comes_first_where_it_was_recorded(saved):
     assert diffusion(saved, **asked).study.loss == "lpips"
 
 
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """Run the command in a folder of its own, and return its exit status."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["swiftsure", "reproduce", "diffusion", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code or 0
-
-    return run
-
-
-def test_the_command(command, saved, tmp_path, capsys):
-    options = ["--record", str(saved), "--n", "150", "--splits", "3", "-o", "here", "--json"]
-    assert command(*options) == 0
-    shown = json.loads(capsys.readouterr().out)
-    expected = diffusion(saved, n_calibration=150, splits=3).table()
-    assert shown["table"] == expected
-    assert (tmp_path / "here" / "diffusion.png").is_file()
-    assert command(*options[:-1], "--loss", "mse") == 0
-    table = diffusion(saved, loss="mse", n_calibration=150, splits=3).table()
-    assert f"{table[0]['control']}\t0.05\t{table[0]['test risk']:.3f}" in capsys.readouterr().out
-
-
-def test_the_librarys_own_record_is_of_real_pairs(command, capsys):
+def test_our_own_record_is_of_real_pairs():
     own = ss.ThresholdRecord.load(assets.DIFFUSION)
     assert own.n >= 1000
     assert len(own.thresholds) > 15
     assert {"lpips", "lpips_64", "ssim", "mse"} <= set(own.inconsistencies)
-    assert command("--splits", "5", "--json") == 0
-    table = json.loads(capsys.readouterr().out)["table"]
+    result = diffusion(splits=5)
+    table = result.table()
     assert table == diffusion(own, splits=5).table()
     valid = [row for row in table if "paper" not in row["control"]]
     assert all(row["test risk"] <= row["ε"] for row in valid)
     assert all(row["layers saved, %"] > 15 for row in valid)
-    assert diffusion(own, splits=5).study.loss == "lpips_64"
+    assert result.study.loss == "lpips_64"

@@ -5,21 +5,20 @@ threshold, and how often the large model was asked, per token.
 """
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
 from swiftsure import assets
-from swiftsure.control import Control
 from swiftsure.evaluation import evaluate
 from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.sweeps import CONTROLS, Source, SweepResult, loaded
 
 __all__ = ["bild"]
 
-LTT = {"LTT (HB, zero-bounded)": Control("ltt", bound="hoeffding_bentkus", zero_bounded=True)}
 EPSILONS = np.round(np.arange(0.005, 0.1001, 0.005), 3)
 SHOWN = (0.01, 0.02, 0.05)
 """Levels of the table: drafts lose little, so larger ones change nothing."""
@@ -27,7 +26,7 @@ PASSES = "large_passes"
 
 
 def bild(
-    record: Source = None,
+    data: ThresholdRecord | str | os.PathLike[str] | None = None,
     *,
     risk: str = "gap",
     loss: str = "bleu",
@@ -42,25 +41,25 @@ def bild(
 
     Parameters
     ----------
-    record : ThresholdRecord, or file
-        With the cost "large_passes". Default: of the pair that was trained for the library. Beside
-        FILE.parquet, FILE.seconds.json may say how long a sentence takes at each threshold.
+    data : ThresholdRecord or file, optional
+        A record with the cost "large_passes"; our own pair's by default. FILE.seconds.json beside
+        FILE.parquet may hold the seconds per sentence at each threshold.
     risk, loss
         As in `record.curve`.
     n_calibration : sentences to calibrate on
     splits : random splits into calibration and test sentences
     """
-    pairs = _timed(loaded(record, assets.BILD), assets.BILD if record is None else record)
+    pairs = _timed(assets.BILD if data is None else data)
     if PASSES not in pairs.costs:
         raise ValueError(
-            f"`record` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"
+            f"`data` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"
             f" {', '.join(pairs.costs) or 'none'}."
         )
     study = evaluate(
         pairs,
         risk=risk,
         loss=loss,
-        controls=CONTROLS | LTT,
+        controls={label: CONTROLS[label] for label in DRAWN},
         epsilons=epsilons,
         delta=delta,
         n_calibration=n_calibration,
@@ -73,15 +72,16 @@ def bild(
     return SweepResult(study, title, "bild", "passes of the large model", SHOWN, speed)
 
 
-def _timed(pairs: ThresholdRecord, source: Source) -> ThresholdRecord:
-    """Return a record with the seconds that lie beside its file, if any do.
+def _timed(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecord:
+    """Return a record with the seconds from beside its file, if there are any.
 
-    They are apart from it because they are of a machine, and of other sentences: policies made from
-    the record must not speak of them.
+    They are kept apart because they belong to one machine and to other sentences: policies made
+    from the record must not mention them.
     """
-    if source is None or isinstance(source, ThresholdRecord):
+    pairs = load_sweep(data)
+    if isinstance(data, ThresholdRecord):
         return pairs
-    file = Path(source).with_suffix(".seconds.json")
+    file = Path(data).with_suffix(".seconds.json")
     if not file.is_file():
         return pairs
     found = json.loads(file.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from swiftsure import ExitRecord  # noqa: E402
 from swiftsure.torch.models import ADPC  # noqa: E402
 from swiftsure.torch.road_scenes import CamVid  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VOID = 255
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.reproduce.published_logits import convert_logits, read_pickled_logits
+from swiftsure.cli.pickled_logits import convert_logits, read_pickled_logits
 
 
 def published(n=40, exits=3, classes=5):

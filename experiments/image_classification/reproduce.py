@@ -1,25 +1,24 @@
 """Image classification (section 5.1 of the paper: Figs. 1, 3 and 8, Table 2).
 
-From exit records of our own networks, which come with the library; any other records of
-classifiers can be put in their place.
+From exit records of our own networks; records of any other classifiers can take their place.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.figures import exits_figure, models_figure
+from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
 from swiftsure.control import Control
 from swiftsure.evaluation import Study, evaluate
-from swiftsure.files import write_text
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
-from swiftsure.reproduce.tables import csv_text, markdown_table
 
 __all__ = [
     "CONTROLS",
@@ -31,18 +30,11 @@ __all__ = [
 ]
 
 
-class TaskRisk(NamedTuple):
-    """One of the paper's four risks."""
-
-    risk: str
-    loss: str
-
-
 RISKS = {
-    "gap, 0-1": TaskRisk("gap", "zero_one"),
-    "gap, Brier": TaskRisk("gap", "brier"),
-    "consistency, 0-1": TaskRisk("consistency", "zero_one"),
-    "consistency, Brier": TaskRisk("consistency", "brier"),
+    "gap, 0-1": ("gap", "zero_one"),
+    "gap, Brier": ("gap", "brier"),
+    "consistency, 0-1": ("consistency", "zero_one"),
+    "consistency, Brier": ("consistency", "brier"),
 }
 
 CONTROLS = {
@@ -51,7 +43,7 @@ CONTROLS = {
     "CRC (monotone)": Control("crc"),
     "CRC (paper's rule)": Control("crc", selection="paper"),
 }
-"""The paper's UCB (WSR), the default bound, CRC in its valid form, and the paper's CRC."""
+"""The paper's UCB (WSR), ours (binomial or STaR), CRC in its valid form, and the paper's CRC."""
 
 DRAWN = ("UCB (WSR)", "CRC (monotone)", "CRC (paper's rule)")
 EPSILONS = np.concatenate([np.arange(0.01, 0.1, 0.01), np.arange(0.1, 0.401, 0.02)]).round(2)
@@ -114,6 +106,17 @@ class ImageClassificationResult:
                     rows.append(row | dict(zip(names, gains, strict=True)))
         return rows
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables to print, by title."""
+        gains = {
+            f"Gain in mean exit, %: n = {n:,}, ε = 0.01 / 0.05": join_levels(
+                [row for row in self.table() if row["n"] == n], list(RISKS)
+            )
+            for n in self.studies
+        }
+        title = "Where each promise came closest to being broken, over all models, risks and levels"
+        return gains | {title: self.promises()}
+
     def promises(self) -> list[dict[str, Any]]:
         """Return, for each size and control, where its promise came closest to being broken.
 
@@ -147,26 +150,20 @@ class ImageClassificationResult:
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write figures, table and every number behind them; return the files."""
-        from swiftsure.report import exits_figure, models_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        files = [target / "exits.png"]
-        exits_figure(self.records, files[0])
-        for n, studies in self.studies.items():
-            files.append(target / f"curves_n{n}.png")
-            models_figure(studies, DRAWN, files[-1])
         table = self.table()
         contents = {
             "table2.md": markdown_table(table),
-            "table2.csv": csv_text(table),
-            "promises.csv": csv_text(self.promises()),
-            "summary.csv": csv_text(self.summary()),
+            "table2.csv": table,
+            "promises.csv": self.promises(),
+            "summary.csv": self.summary(),
         }
-        for name, text in contents.items():
-            files.append(target / name)
-            write_text(files[-1], text)
-        return files
+        files = write_all(folder, contents)
+        exits_figure(self.records, Path(folder) / "exits.png")
+        figures = [Path(folder) / "exits.png"]
+        for n, studies in self.studies.items():
+            figures.append(Path(folder) / f"curves_n{n}.png")
+            models_figure(studies, DRAWN, figures[-1])
+        return [*figures, *files]
 
 
 def image_classification(
@@ -185,7 +182,7 @@ def image_classification(
     Parameters
     ----------
     data : path, optional
-        Folder of exit records (`*.parquet`); those that come with the library by default.
+        Folder of exit records (`*.parquet`); our own by default.
     sizes : calibration sizes
     splits : random splits into calibration and test samples
     draws : calibration sets drawn with replacement, to see how often a promise is broken

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "image_classification"
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "image_classification"
 RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
 
 

@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from experiments.figures import exits_figure
+from experiments.segmentation.reproduce import (
+    EPSILONS,
+    RISKS,
+    SCORES,
+    TABLE_LEVELS,
+    published,
+    segmentation,
+)
+from experiments.segmentation.scenes import scenes_figure
 from swiftsure import assets
-from swiftsure.report import exits_figure, scenes_figure, study_figure
-from swiftsure.reproduce import segmentation
-from swiftsure.reproduce.segmentation import EPSILONS, RISKS, SCORES, TABLE_LEVELS, published
+from swiftsure.report import study_figure
 
 N, EXITS = 300, 4
 
@@ -129,7 +137,7 @@ def test_files_are_written(result, tmp_path):
         scenes[f"{kind}_label"] = np.zeros((9, 12), np.uint8)
         scenes[f"{kind}_predictions"] = np.zeros((EXITS, 9, 12), np.uint8)
         scenes[f"{kind}_confidences"] = np.full((EXITS, 9, 12), 200, np.uint8)
-    files = result.write(tmp_path, scenes)
+    files = replace(result, scenes=scenes).write(tmp_path)
     assert all(file.stat().st_size > 100 for file in files)
     names = {file.name for file in files}
     assert {"table_exit.md", "table_flops.csv", "curves.png", "scenes.png"} <= names

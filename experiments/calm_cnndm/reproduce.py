@@ -6,43 +6,29 @@ T5-large, and its mean number of decoder layers per token.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.control import Control
+from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
+from experiments.tables import write_all
 from swiftsure.evaluation import Study, evaluate
-from swiftsure.files import npz, write_text
+from swiftsure.files import npz
 from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.tables import csv_text
+from swiftsure.report import study_figure
 
-__all__ = ["CONTROLS", "CalmResult", "calm_cnndm", "load_measurements"]
+__all__ = ["CalmCnndmResult", "calm_cnndm", "load_measurements"]
 
-CONTROLS = {
-    "CRC (paper's rule)": Control("crc", selection="paper"),
-    "CRC (contiguous)": Control("crc", selection="contiguous"),
-    "CRC (monotone)": Control("crc"),
-    "UCB (WSR)": Control("ucb", bound="wsr"),
-    "UCB (STaR)": Control("ucb", bound="star"),
-    "LTT (HB, zero-bounded)": Control("ltt", bound="hoeffding_bentkus", zero_bounded=True),
-}
-"""The paper's controls, the valid form of CRC, and STaR."""
-
-SHOWN = (
-    "CRC (paper's rule)",
-    "CRC (monotone)",
-    "UCB (WSR)",
-    "UCB (STaR)",
-    "LTT (HB, zero-bounded)",
-)
-EPSILONS = np.round(np.arange(0.01, 0.151, 0.01), 2)
+FILE = "calm_cnndm.npz"
+FOLDER = Path(os.environ.get("SWIFTSURE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+"""Where data is looked for that we may not distribute: by default beside the repository."""
 
 
 @dataclass(frozen=True)
-class CalmResult:
+class CalmCnndmResult:
     """A study for each calibration size."""
 
     studies: dict[int, Study]
@@ -59,27 +45,31 @@ class CalmResult:
                 rows.append(row)
         return rows
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables to print, by title."""
+        return {"Mean decoder layers per token": self.table()}
+
     def shown(self) -> dict[str, Study]:
         """Return the studies as the figure shows them, by title."""
-        return {f"CNN/DM, n = {n:,}": only(study, SHOWN) for n, study in self.studies.items()}
+        return {f"CNN/DM, n = {n:,}": only(study, DRAWN) for n, study in self.studies.items()}
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write figure, table of means and every number behind them; return the files."""
-        from swiftsure.report import study_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        study_figure(self.shown(), target / "calm_cnndm.png")
         every = list(next(iter(self.studies.values())).epsilons)
-        write_text(target / "calm_cnndm_layers.csv", csv_text(self.table(every)))
-        summary = [{"n": n, **row} for n, study in self.studies.items() for row in study.summary()]
-        write_text(target / "calm_cnndm_summary.csv", csv_text(summary))
-        names = ("calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv")
-        return [target / name for name in names]
+        tables = {
+            "calm_cnndm_layers.csv": self.table(every),
+            "calm_cnndm_summary.csv": [
+                {"n": n, **row} for n, study in self.studies.items() for row in study.summary()
+            ],
+        }
+        files = write_all(folder, tables)
+        figure = Path(folder) / "calm_cnndm.png"
+        study_figure(self.shown(), figure)
+        return [figure, *files]
 
 
 def calm_cnndm(
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
     *,
     sizes: Sequence[int] = (100, 1000),
     splits: int = 400,
@@ -87,18 +77,24 @@ def calm_cnndm(
     epsilons: NDArray[np.float64] = EPSILONS,
     seed: int = 0,
     progress: bool | None = None,
-) -> CalmResult:
+) -> CalmCnndmResult:
     """Run the experiment on the authors' measurements.
 
     Parameters
     ----------
-    data : path
-        npz with `thresholds` (100,), `mean_layers` (100,) and `rouge_l` (articles, 100).
+    data : path, optional
+        npz with `thresholds` (100,), `mean_layers` (100,) and `rouge_l` (articles, 100). By default
+        calm_cnndm.npz in the folder that the environment variable SWIFTSURE_DATA names.
     sizes : calibration sizes
     splits : random splits into calibration and test articles
     """
-    record = load_measurements(data)
-    return CalmResult(
+    if data is None and not (FOLDER / FILE).is_file():
+        raise FileNotFoundError(
+            f"{FOLDER} has no {FILE}, the paper's own measurements; set SWIFTSURE_DATA to its"
+            " folder (experiments/calm_cnndm/README.md says where it comes from)."
+        )
+    record = load_measurements(data or FOLDER / FILE)
+    return CalmCnndmResult(
         {
             n: evaluate(
                 record,
@@ -124,8 +120,3 @@ def load_measurements(data: str | os.PathLike[str]) -> ThresholdRecord:
             raise ValueError(f"{data} lacks {', '.join(missing)}.")
         thresholds, layers, rouge = (arrays[name] for name in needed)
     return ThresholdRecord(thresholds, losses={"rouge_l": 1.0 - rouge}, costs={"layers": layers})
-
-
-def only(study: Study, labels: Sequence[str]) -> Study:
-    """Return a study of some of its controls."""
-    return replace(study, labels=tuple(label for label in labels if label in study.labels))

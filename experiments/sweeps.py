@@ -1,38 +1,46 @@
-"""One threshold record, studied: what the experiments with generated answers have in common."""
+"""What the experiments with generated answers share: controls, and the study of one record."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.tables import write_all
 from swiftsure.control import Control
 from swiftsure.evaluation import Study
-from swiftsure.files import write_text
 from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.tables import csv_text
+from swiftsure.report import study_figure
 
-__all__ = ["CONTROLS", "Source", "SweepResult", "loaded"]
-
-Source = ThresholdRecord | str | os.PathLike[str] | None
-"""A record, its file, or None for the library's own."""
+__all__ = ["CONTROLS", "DRAWN", "EPSILONS", "SweepResult", "load_sweep", "only"]
 
 CONTROLS = {
     "CRC (paper's rule)": Control("crc", selection="paper"),
+    "CRC (contiguous)": Control("crc", selection="contiguous"),
     "CRC (monotone)": Control("crc"),
     "UCB (WSR)": Control("ucb", bound="wsr"),
     "UCB (STaR)": Control("ucb", bound="star"),
+    "LTT (HB, zero-bounded)": Control("ltt", bound="hoeffding_bentkus", zero_bounded=True),
 }
-"""The paper's two controls, the valid form of CRC, and STaR."""
+"""The paper's controls, the valid form of CRC, and STaR."""
+
+DRAWN = tuple(label for label in CONTROLS if label != "CRC (contiguous)")
+"""Controls of the figures: the contiguous form lies between its neighbours."""
+
+EPSILONS = np.round(np.arange(0.01, 0.151, 0.01), 2)
+"""Levels of the experiments with CALM."""
 
 
-def loaded(record: Source, own: Path) -> ThresholdRecord:
-    """Return a record; the library's own where none is named."""
-    if isinstance(record, ThresholdRecord):
-        return record
-    return ThresholdRecord.load(own if record is None else record)
+def load_sweep(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecord:
+    """Return a threshold record as it is, or read its file."""
+    return data if isinstance(data, ThresholdRecord) else ThresholdRecord.load(data)
+
+
+def only(study: Study, labels: Sequence[str]) -> Study:
+    """Return a study of some of its controls."""
+    return replace(study, labels=tuple(label for label in labels if label in study.labels))
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,13 @@ class SweepResult:
     ----------
     study : Study
     title : str
-        Of the figure.
+        Title of the figure.
     name : str
-        What the files' names begin with.
+        What the names of the files start with.
     unit : str
         What the study counts as cost, in words.
-    shown : levels of the table, unless it is asked for others
+    shown : tuple of float
+        Levels of the printed table.
     speed : str, optional
         What is answered, in the plural, where the record says in how many seconds.
     """
@@ -61,7 +70,7 @@ class SweepResult:
     speed: str | None = None
 
     def table(self, epsilons: Sequence[float] | None = None) -> list[dict[str, Any]]:
-        """Return test risk, mean cost and the saving of both costs: a row a control and ε."""
+        """Return test risk, mean cost and savings, a row per control and level."""
         study, levels = self.study, self.shown if epsilons is None else epsilons
         columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in levels]
         found = {
@@ -79,16 +88,18 @@ class SweepResult:
             for j in columns
         ]
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables to print, by title."""
+        loss, splits = self.study.loss, self.study.splits
+        return {f"Means over {splits} splits: {loss}, {self.title}": self.table()}
+
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write figure, table of means and every number behind them; return the files."""
-        from swiftsure.report import study_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        figure, table, summary = (
-            target / f"{self.name}{suffix}" for suffix in (".png", "_costs.csv", "_summary.csv")
-        )
+        tables = {
+            f"{self.name}_costs.csv": self.table(self.study.epsilons.tolist()),
+            f"{self.name}_summary.csv": self.study.summary(),
+        }
+        files = write_all(folder, tables)
+        figure = Path(folder) / f"{self.name}.png"
         study_figure({self.title: self.study}, figure, speed=self.speed)
-        write_text(table, csv_text(self.table(self.study.epsilons.tolist())))
-        write_text(summary, csv_text(self.study.summary()))
-        return [figure, table, summary]
+        return [figure, *files]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ANIMALS = {"Hund": "dog", "Katze": "cat", "Vogel": "bird", "Fisch": "fish", "Esel": "donkey"}
 PLACES = {"Haus": "house", "Garten": "garden", "Wald": "forest", "Feld": "field"}
 

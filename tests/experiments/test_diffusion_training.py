@@ -18,7 +18,7 @@ from diffusion.builders import random_weights  # noqa: E402
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule  # noqa: E402
 from swiftsure.torch.models import UViT  # noqa: E402
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "diffusion"
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "diffusion"
 RECIPES = sorted((FOLDER / "recipes").glob("*.toml"))
 TINY = """
 [data]

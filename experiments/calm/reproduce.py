@@ -1,7 +1,7 @@
 """Text generation with CALM (section 5.3 of the paper), from threshold records of our own models.
 
-One record a confidence measure, as `experiments/calm` makes them: losses and decoder layers of
-every text at every threshold. Those of a T5 on Multi30k come with the library.
+There is one record per confidence measure, made by `experiments.calm.records`: losses and decoder
+layers of every text at every threshold.
 """
 
 import os
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
+from experiments.tables import write_all
+from swiftsure import assets
 from swiftsure.evaluation import Study, evaluate
-from swiftsure.files import write_text
 from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
-from swiftsure.reproduce.calm_cnndm import CONTROLS, EPSILONS, SHOWN, only
-from swiftsure.reproduce.tables import csv_text
+from swiftsure.report import study_figure
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 
@@ -31,6 +32,8 @@ class CalmStudies:
     """A study for each confidence measure and calibration size."""
 
     studies: Mapping[str, Mapping[int, Study]]
+    risk: str
+    loss: str
 
     def table(self, epsilons: Sequence[float] = (0.02, 0.05, 0.10)) -> list[dict[str, Any]]:
         """Return mean decoder layers a token: a row for each measure, size and control.
@@ -51,21 +54,19 @@ class CalmStudies:
                     rows.append(row)
         return rows
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables to print, by title."""
+        title = f"Mean decoder layers per token, and FLOPs saved in %: {self.risk} of {self.loss}"
+        return {title: self.table()}
+
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the paper's two figures, a table, and every number behind them."""
-        from swiftsure.report import study_figure
-
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
         first, last = next(iter(self.studies.items())), max(next(iter(self.studies.values())))
-        by_size = {f"{first[0]}, n = {n:,}": only(study, SHOWN) for n, study in first[1].items()}
+        by_size = {f"{first[0]}, n = {n:,}": only(study, DRAWN) for n, study in first[1].items()}
         by_score = {
-            f"{score}, n = {last:,}": only(sizes[last], SHOWN)
+            f"{score}, n = {last:,}": only(sizes[last], DRAWN)
             for score, sizes in self.studies.items()
         }
-        files = [target / "calm.png", target / "calm_scores.png"]
-        study_figure(by_size, files[0])
-        study_figure(by_score, files[1])
         summary = [
             {"score": score, "n": n} | row
             for score, sizes in self.studies.items()
@@ -73,17 +74,20 @@ class CalmStudies:
             for row in study.summary()
         ]
         every = list(first[1][last].epsilons)
-        for name, text in (
-            ("calm_layers.csv", csv_text(self.table(every))),
-            ("calm_summary.csv", csv_text(summary)),
-        ):
-            files.append(target / name)
-            write_text(files[-1], text)
-        return files
+        suffix = "" if self.loss == "bleu" else f"_{self.loss}"
+        tables = {
+            f"calm_layers{suffix}.csv": self.table(every),
+            f"calm_summary{suffix}.csv": summary,
+        }
+        files = write_all(folder, tables)
+        figures = [Path(folder) / f"{name}{suffix}.png" for name in ("calm", "calm_scores")]
+        study_figure(by_size, figures[0])
+        study_figure(by_score, figures[1])
+        return [*figures, *files]
 
 
 def calm(
-    records: Mapping[str, ThresholdRecord],
+    data: Mapping[str, ThresholdRecord] | str | os.PathLike[str] | None = None,
     *,
     risk: str = "gap",
     loss: str = "bleu",
@@ -98,14 +102,16 @@ def calm(
 
     Parameters
     ----------
-    records : mapping of confidence measures to records
+    data : mapping of confidence measures to records, or folder of NAME_SCORE.parquet, optional
+        Our own translator's by default.
     risk, loss
         As in `record.curve`.
     sizes : calibration sizes
     splits : random splits into calibration and test texts
     """
+    records = data if isinstance(data, Mapping) else load_sweeps(data or assets.CALM)
     if not records:
-        raise ValueError("`records` must hold a record for at least one confidence measure.")
+        raise ValueError("`data` must hold a record for at least one confidence measure.")
     studies: dict[str, dict[int, Study]] = {}
     with steps("evaluating", len(records) * len(sizes), progress) as advance:
         for score, record in records.items():
@@ -123,7 +129,7 @@ def calm(
                     progress=False,
                 )
                 advance()
-    return CalmStudies(studies)
+    return CalmStudies(studies, risk, loss)
 
 
 def load_sweeps(folder: str | os.PathLike[str]) -> dict[str, ThresholdRecord]:

@@ -1,0 +1,1 @@
+"""Trained networks, records and images for Swiftsure, read through `swiftsure.assets`."""

@@ -1,0 +1,163 @@
+"""What is shipped: the wheel works in an empty environment, and the sdist passes its own tests."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import swiftsure
+from swiftsure.simulate import Population
+
+pytest.importorskip("hatchling")
+
+ROOT = Path(__file__).resolve().parents[2]
+ASSETS = importlib.util.find_spec("swiftsure_assets")
+MEGABYTE = 1_000_000
+
+
+def run(*command, **options):
+    """Run a command; return what it printed, or fail with all of it."""
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build_wheel(project, folder):
+    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", *options, "-w", folder, project)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """An environment with the wheel and this environment's dependencies, but no swiftsure-assets.
+
+    Its site-packages name ours in a .pth file, whose own .pth files, such as those of editable
+    installs, are not followed.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    site = Path(run(python, "-c", "import site; print(site.getsitepackages()[0])").strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
+    return python
+
+
+@pytest.fixture
+def clean():
+    """The environment's variables without those that lead to the sources."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_versions_are_in_step():
+    described = tomllib.loads((ROOT / "assets" / "pyproject.toml").read_text())
+    assert described["project"]["version"] == swiftsure.__version__
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert f"swiftsure-assets=={swiftsure.__version__}" in extras["demo"]
+
+
+def test_the_wheel_holds_code_and_little_data(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+    assert "swiftsure/small_cifar10/record.parquet" in sizes
+    assert {name.partition("/")[0] for name in sizes} == {
+        "swiftsure",
+        f"swiftsure-{swiftsure.__version__}.dist-info",
+    }
+    data = {name: size for name, size in sizes.items() if not name.endswith(".py")}
+    assert sum(data.values()) < 2 * MEGABYTE
+    assert not any("reproduce" in name or "/assets/" in name for name in sizes)
+
+
+def test_the_wheel_demonstrates_the_small_network(python, clean, tmp_path):
+    shown = run(python.parent / "swiftsure", "demo", cwd=tmp_path, env=clean)
+    assert shown.startswith("A small network on CIFAR-10")
+    if importlib.util.find_spec("torch") is not None:
+        assert "early exits, ε = 0.01" in shown
+
+
+WITHOUT_TORCH = (
+    "import sys; sys.modules.update(torch=None, safetensors=None); sys.argv[0] = 'swiftsure';"
+    " from swiftsure.cli import main; main()"
+)
+
+
+def test_the_wheel_needs_no_torch(python, clean, tmp_path):
+    sample = Population(n_exits=3).sample(600, 0)
+    swiftsure.ExitRecord.from_logits(sample.logits, sample.labels).save(tmp_path / "r.parquet")
+    alone = (python, "-c", WITHOUT_TORCH)
+    shown = run(*alone, "demo", cwd=tmp_path, env=clean)
+    assert 'pip install "swiftsure[torch]"' in shown
+    calibrate = ("calibrate", "r.parquet", "--loss", "zero_one", "--epsilon", "0.1")
+    found = run(*alone, *calibrate, "-o", "policy.json", "--json", cwd=tmp_path, env=clean)
+    assert json.loads(found)
+    assert swiftsure.Policy.load(tmp_path / "policy.json").certificate.n == 600
+
+
+def test_the_wheel_is_what_was_run(python, clean, tmp_path):
+    """Else the sources beside the tests would pass for it."""
+    code = "import importlib.util as u, swiftsure; print(swiftsure.__file__)"
+    code += "; print(u.find_spec('swiftsure_assets'))"
+    file, assets = run(python, "-c", code, cwd=tmp_path, env=clean).split()
+    assert str(ROOT) not in file
+    assert assets == "None"
+
+
+@pytest.mark.slow
+def test_the_assets_are_whole_and_noticed(tmp_path):
+    if not (ROOT / "assets" / "NOTICE").is_file():
+        pytest.skip("an sdist leaves the assets to their own distribution")
+    notice = (ROOT / "assets" / "NOTICE").read_text(encoding="utf-8")
+    with zipfile.ZipFile(build_wheel(ROOT / "assets", tmp_path)) as archive:
+        names = archive.namelist()
+    shipped = {name for name in names if name.startswith("swiftsure_assets/")}
+    folder = ROOT / "assets" / "swiftsure_assets"
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert shipped == {str(path.relative_to(folder.parent)) for path in files}
+    assert any(name.endswith("licenses/NOTICE") for name in names)
+    for path in files:
+        if path.suffix != ".py":
+            assert re.search(rf"\b{re.escape(path.parent.name)}/", notice), path
+
+
+@pytest.mark.slow
+def test_the_sdist_passes_its_own_tests(tmp_path):
+    if ASSETS is None:
+        pytest.skip("the tests need swiftsure-assets")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (file,) = tmp_path.glob("*.tar.gz")
+    assert file.stat().st_size < 10 * MEGABYTE
+    with tarfile.open(file) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / file.name.removesuffix(".tar.gz")
+    paths = [folder / "src", *ASSETS.submodule_search_locations]
+    paths = [str(path).removesuffix("/swiftsure_assets") for path in paths]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # All are collected, which imports all; the quick folders run, without the rest of this file.
+    pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+    run(*pytest_, "--collect-only", "tests", cwd=folder, env=environment)
+    parts = ("tests/unit", "tests/experiments", "tests/test_docs.py", "tests/test_imports.py")
+    shown = run(*pytest_, "-n", "2", *parts, cwd=folder, env=environment)
+    assert " passed" in shown
