@@ -416,9 +416,9 @@ class RiskCurve:
         drawn at random unless one was given, so that tests are valid even for sorted samples. Any
         other fixed seed protects only samples that came in random order. Never choose among seeds.
         """
+        order = self.rows_in_order(seed)
         if self.shuffled_with == seed:
             return self
-        order = self.rows_in_order(seed)
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},

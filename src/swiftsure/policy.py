@@ -347,18 +347,19 @@ class Policy(_Frozen):
                 f" up to {VERSION}): upgrade swiftsure to read it."
             )
         checksum = content.pop("checksum", None)
+        try:
+            policy = cls.model_validate_json(json.dumps(content))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
         if checksum != _checksum(content) and not accept_edited:
             raise ValueError(
                 f"{path} was changed after it was written: its checksum does not fit its content,"
                 " so its certificate may not be about this setting. Calibrate again, or accept the"
                 " change with `accept_edited=True` (--accept-edited)."
             )
-        try:
-            return cls.model_validate_json(json.dumps(content))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
+        return policy
 
     def __str__(self) -> str:
         """Say in one sentence what the policy does and what is promised."""

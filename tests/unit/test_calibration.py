@@ -151,7 +151,7 @@ def test_a_control_object_will_do():
 @pytest.mark.parametrize("extra", [{"bound": "hoeffding"}, {"monotone": True}, {"nonsense": 3}])
 def test_a_control_object_takes_no_further_options(extra):
     with refused("bound"):
-        ss.calibrate(RECORD, loss="brier", control=ss.Control("ucb"), **extra)
+        ss.calibrate(RECORD, loss="brier", control=ss.Control("ucb"), epsilon=0.05, **extra)
 
 
 def test_the_only_score_and_loss_need_not_be_named():
@@ -315,10 +315,29 @@ def test_a_first_setting_that_is_not_the_full_model_is_bounded_too():
     assert nothing.certificate.promises[0].calibration_risk == 0  # the full model against itself
 
 
-@pytest.mark.parametrize("extra", [{"score": "top1"}, {"path": [0.5]}, {"risks": [ss.Risk()]}])
+@pytest.mark.parametrize("extra", [{"score": "top1"}, {"path": [0.5]}, {"average": "sample"}])
 def test_a_curve_has_its_score_and_path_already(extra):
-    with pytest.raises(ValueError, match="has its risk, score and path already"):
-        ss.calibrate(table_curve([0, 1]), **extra)
+    with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is the RiskCurve's own"):
+        ss.calibrate(table_curve([0, 1]), epsilon=0.05, **extra)
+
+
+def test_several_risks_stand_alone():
+    """What would be ignored beside `risks` is refused."""
+    risks = [ss.Risk("gap", "zero_one", 0.1)]
+    for extra in ({"epsilon": 0.1}, {"risk": "gap"}, {"loss": "brier"}, {"zero_bounded": True}):
+        with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is each Risk's own"):
+            ss.calibrate(RECORD, risks=risks, **extra)
+    with pytest.raises(ValueError, match="`risks` is the RiskCurve's own"):
+        ss.calibrate(table_curve([0, 1]), risks=risks)
+
+
+def test_epsilon_is_required_and_arguments_have_names():
+    with pytest.raises(TypeError, match="`epsilon` must be given"):
+        ss.calibrate(RECORD, loss="brier")
+    with pytest.raises(TypeError, match="`epsilon` must be given"):
+        ss.Risk("gap", "brier")
+    with pytest.raises(TypeError, match="positional"):
+        ss.calibrate(RECORD, "gap", "brier")
 
 
 @pytest.mark.parametrize("zero_bounded", [False, True])
@@ -431,4 +450,4 @@ def test_the_data_is_part_of_the_certificate():
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        ss.calibrate(RECORD, **{"loss": "brier", **arguments})
+        ss.calibrate(RECORD, **{"loss": "brier", "epsilon": 0.05, **arguments})
