@@ -128,6 +128,12 @@ def test_disagreements_that_cannot_be_are_refused(arguments, message):
         samples_needed(0.05, **arguments)
 
 
+@pytest.mark.parametrize(("risk", "disagreement"), [(0.0, 0.0), (-0.02, 0.02)])
+def test_settings_that_never_do_worse_need_few_samples(risk, disagreement):
+    plan = samples_needed(0.05, risk=risk, loss_range=GAP, disagreement=disagreement)
+    assert (plan.n, plan.bound) == (45, "trinomial")
+
+
 def test_a_pilot_tells_the_rate_of_disagreement(record):
     curve = record.curve(loss="zero_one", path=GRID)
     plan = samples_needed(0.05, risk=0.02, pilot=curve)
