@@ -117,6 +117,11 @@ def samples_needed(
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
         curve = pilot if isinstance(pilot, RiskCurve) else pilot.curve(loss=loss)
+        if curve.weights is not None:
+            raise ValueError(
+                "`pilot` must not average over the samples of groups (`average='sample'`): the"
+                " number of groups depends on how their sizes vary; use `gain_by_samples`."
+            )
         declared = curve.loss_range
         level = checks.between("epsilon", epsilon, 0.0, declared.high)
         values = _pilot_losses(curve, 0.5 * level if risk is None else risk)
@@ -177,18 +182,17 @@ def _assumed_losses(
             "`disagreement` must be given for losses that can be negative: how often the setting"
             " does better or worse than the full model. A `pilot` tells it too."
         )
-    if not -disagreement * high <= risk < epsilon:
+    low = max(-high, declared.low)
+    if not disagreement * low <= risk < epsilon:
+        raise ValueError(f"`risk` must be in [{disagreement * low:g}, epsilon), but got {risk:g}.")
+    if not risk / high <= disagreement <= 1:
         raise ValueError(
-            f"`risk` must be in [-{disagreement * high:g}, epsilon), but got {risk:g}."
+            f"`disagreement` must be in [{max(risk / high, risk / low):g}, 1] for this risk, but"
+            f" got {disagreement:g}."
         )
-    if not abs(risk) / high <= disagreement <= 1:
-        raise ValueError(
-            f"`disagreement` must be in [{abs(risk) / high:g}, 1] for this risk, but got"
-            f" {disagreement:g}."
-        )
-    worse = 0.5 * (disagreement + risk / high)
+    worse = min(disagreement, (risk - disagreement * low) / (high - low))
     better = disagreement - worse
-    values = np.asarray([high, max(-high, declared.low), 0.0])
+    values = np.asarray([high, low, 0.0])
     return values, np.asarray([worse, better, 1 - disagreement])
 
 
@@ -221,6 +225,8 @@ def _samples_by_power(
 
     spread = np.sqrt(values**2 @ weights) / (epsilon - values @ weights)
     n = max(8, ceil((spread * (special.ndtri(1 - delta) + special.ndtri(power))) ** 2))
+    if n > MOST_SIMULATED:
+        return None
     few = n
     while few > 1 and enough(few):
         few, n = few * 4 // 5, few
@@ -505,6 +511,7 @@ def lowest_epsilon(
         assumptions=(
             rests[0],
             f"{name} costs of {source} chose the setting, and its risk's upper bound is the level",
+            "path, losses, budget and method were fixed before the calibration losses were seen",
             *rests[2:],
         ),
     )

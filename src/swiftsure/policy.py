@@ -436,7 +436,7 @@ def promise_sentence(certificate: Certificate) -> str:
 
 def _risks(certificate: Certificate) -> str:
     texts = [
-        f"{_averaged(certificate, promise, 'the expected')} is at most {promise.epsilon:g}"
+        f"{_averaged(certificate, promise, 'the expected')} is at most {_level(promise.epsilon)}"
         for promise in certificate.promises
     ]
     return " and ".join(texts)
@@ -580,6 +580,20 @@ def fewest_samples(certificate: Certificate) -> int:
 def _surety(certificate: Certificate) -> str:
     """Return 1 − δ with all its digits: rounding must not promise more."""
     return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
+
+
+def _level(epsilon: float) -> str:
+    """Return a level in up to 6 digits, rounded up: rounding must not promise more.
+
+    Examples
+    --------
+    >>> _level(0.05), _level(0.01111051), _level(-0.01111059)
+    ('0.05', '0.0111106', '-0.0111105')
+    """
+    if float(f"{epsilon:g}") >= epsilon:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(epsilon))) - 5)
+    return f"{math.ceil(epsilon / unit) * unit:g}"
 
 
 def _needed(certificate: Certificate, promise: Promise) -> int:

@@ -131,7 +131,9 @@ def test_probabilities_are_those_of_the_trinomial_distribution(n):
         chosen = in_region(region)
         counts = np.column_stack([chosen, n - chosen.sum(axis=1)])
         random = [tuple(w) for w in rng.dirichlet([1, 1, 1], 20)]
-        for plus, minus, _ in [*random, (0.3, 0, 0.7), (0.6, 0.4, 0), (1, 0, 0), (1e-9, 0.5, 0.5)]:
+        corners = [(0.3, 0, 0.7), (0.6, 0.4, 0), (1, 0, 0), (0, 0.4, 0.6), (0, 1, 0), (0, 0, 1)]
+        rare = [(1e-9, 0.5, 0.5), (0.35 + 0.3, 0.35, 0)]  # the last sums to 1 − 1.1e-16
+        for plus, minus, _ in [*random, *corners, *rare]:
             expected = multinomial.pmf(counts, n, [plus, minus, 1 - plus - minus]).sum()
             found = trinomial.probability(region, factorials, plus, minus)
             assert found == pytest.approx(float(expected), abs=1e-11)
@@ -208,6 +210,38 @@ def test_upper_bounds_cover_every_mean(n, delta):
             weights = [plus, minus, max(0.0, 1 - plus - minus)]
             missed = upper < plus - minus - 1e-9
             assert multinomial.pmf(counts[missed], n, weights).sum() <= delta + ROUNDING
+
+
+@pytest.mark.parametrize("n", [1000, 20_000, 50_000])
+@pytest.mark.parametrize("delta", [0.001, 0.01, 0.1])
+def test_upper_bounds_of_rare_losses_stay_above_what_was_seen(n, delta):
+    """A mean below all that the interval of P(−1) allows must not pass for a bound."""
+    for b, c in [(0, 0), (0, 1), (1, 0), (1, 1), (3, 3), (5, 5), (0, 10)]:
+        assert _trinomial.upper_bound(b, c, n, delta) > (b - c) / n
+    # If P(+1) is just above the bound and P(−1) is 0, no loss occurs with probability (1 − p)ⁿ.
+    assert _trinomial.upper_bound(0, 0, n, delta) >= 1 - delta ** (1 / n)
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("n", [2, 8, 20])
+def test_upper_bounds_cover_means_just_above_them(n, delta):
+    """The hardest means are those just above a bound, without any loss of +1 too."""
+    counts = np.asarray([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
+    upper = np.asarray([_trinomial.upper_bound(int(b), int(c), n, delta) for b, c, _ in counts])
+    for mean in np.unique(upper[upper < 1]) + 1e-9:
+        missed = counts[upper < mean]
+        for share in (0.0, 0.1, 0.5, 1.0):
+            least = max(0.0, -mean)
+            minus = least + share * (0.5 * (1 - mean) - least)
+            plus = max(0.0, minus + mean)
+            weights = [plus, minus, max(0.0, 1 - plus - minus)]
+            assert multinomial.pmf(missed, n, weights).sum() <= delta + ROUNDING
+
+
+def test_a_failure_probability_below_rounding_errors_certifies_nothing():
+    for delta in (1e-13, 1e-300):
+        assert (_trinomial.certified_counts(50, 0.5, delta) == -1).all()
+        assert _trinomial.upper_bound(0, 50, 50, delta) == 1.0
 
 
 def test_upper_bounds_are_close_to_the_levels_that_are_certified():

@@ -128,6 +128,40 @@ def test_disagreements_that_cannot_be_are_refused(arguments, message):
         samples_needed(0.05, **arguments)
 
 
+@pytest.mark.parametrize(("risk", "disagreement"), [(0.0, 0.0), (-0.02, 0.02)])
+def test_settings_that_never_do_worse_need_few_samples(risk, disagreement):
+    plan = samples_needed(0.05, risk=risk, loss_range=GAP, disagreement=disagreement)
+    assert (plan.n, plan.bound) == (45, "trinomial")
+
+
+def test_losses_that_gain_less_than_they_lose_have_the_risk_asked_for():
+    plan = samples_needed(0.2, risk=0.1, loss_range=(-0.5, 1), disagreement=0.3, bound="hoeffding")
+    assert plan.risk == pytest.approx(0.1)
+    assert plan.disagreement == pytest.approx(0.3)
+
+
+def test_a_risk_next_to_the_level_is_refused():
+    with pytest.raises(ValueError, match="too close to epsilon"):
+        samples_needed(0.05, risk=0.0499999, loss_range=GAP, disagreement=0.3)
+
+
+def test_a_pilot_that_averages_over_samples_of_groups_is_refused():
+    """Its losses are parts of the largest group, so their mean is far below the risk."""
+    losses = np.zeros((40, 2))
+    groups = np.arange(40) // 4
+    pilot = ss.RiskCurve.from_losses(
+        [None, 1], losses, loss_range=(0, 1), groups=groups, average="sample", max_group_size=50
+    )
+    with pytest.raises(ValueError, match="use `gain_by_samples`"):
+        samples_needed(0.05, pilot=pilot)
+
+
+def test_the_level_of_a_budget_rests_on_a_budget_fixed_beforehand(record):
+    policy = lowest_epsilon(record, saving=0.3, loss="zero_one").policy
+    fixed = "path, losses, budget and method were fixed before the calibration losses were seen"
+    assert fixed in policy.certificate.assumptions
+
+
 def test_a_pilot_tells_the_rate_of_disagreement(record):
     curve = record.curve(loss="zero_one", path=GRID)
     plan = samples_needed(0.05, risk=0.02, pilot=curve)
@@ -522,10 +556,11 @@ def test_the_policy_of_a_budget_goes_through_a_file(plans, kind, tmp_path):
 def test_the_sentence_names_level_and_choice(plans, kind):
     plan = plans[kind]
     text = str(plan.policy)
-    assert f"at most {plan.epsilon:g}" in text
+    (level,) = re.findall(r"is at most (\S+),", text)
+    assert plan.epsilon <= float(level) <= plan.epsilon + 1e-5 * abs(plan.epsilon)  # rounded up
     assert "with probability at least 90 %" in text
     assert "chose the setting" in text
-    assert "were fixed before" not in text  # the level was not
+    assert "path, losses, budget and method were fixed before" in text  # the level was not
     assert "\n" not in text
 
 

@@ -384,3 +384,11 @@ def test_the_sentence_says_what_costs_more():
     ]:
         record = ss.ThresholdRecord([1.0, 0.5], {"x": losses}, costs=costs)
         assert words in str(ss.calibrate(record, loss="x", epsilon=0.1))
+
+
+def test_a_level_is_never_rounded_down():
+    losses = np.zeros((2000, 2))
+    curve = ss.RiskCurve.from_losses([None, 0.5], losses, loss_range=(0, 1), relative=True)
+    for epsilon in (0.0111105490019, 0.05, 0.033333333, 0.0999999999):
+        text = str(ss.calibrate(curve, epsilon=epsilon))
+        assert float(text.partition("is at most ")[2].partition(",")[0]) >= epsilon

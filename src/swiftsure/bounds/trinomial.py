@@ -42,8 +42,12 @@ Counts = NDArray[np.int64]
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-ROUNDING = 1e-12
-"""Largest error of a computed probability: it sums terms over 8 standard deviations."""
+ROUNDING = 1e-14
+"""Largest error of a computed probability, per sample.
+
+The logarithms of factorials have errors that grow with n; 2.3e-15 n was the largest error found for
+n up to 50,000. What lies beyond 8 standard deviations adds less than 1e-14.
+"""
 
 KEPT_FROM = 1000
 """Samples from which a cut-off is kept on disk; below, finding it takes some milliseconds."""
@@ -127,15 +131,19 @@ def certified_counts(n: int, epsilon: float, delta: float) -> Counts:
 
 
 def _proven_cut(n: int, epsilon: float, delta: float) -> float:
-    """Return a cut-off z* whose region is proven to have probability δ at most."""
+    """Return a cut-off z* whose region is proven to have probability δ at most.
+
+    It is −∞, which certifies nothing, where δ is so small that rounding errors prevent a proof.
+    """
     factorials = _log_factorials(n)
-    limit = delta - ROUNDING
+    limit = delta - ROUNDING * (n + 1)
     slack = 0.001 if n < 1000 else 0.004  # the closer the bound, the longer the proof
-    while True:
+    while limit > 0 and slack < 1:
         cut = _largest_cut(n, epsilon, delta * (1 - slack), factorials)
         if supremum(staircase(n, epsilon, cut), factorials, epsilon, limit, 1e-4) <= limit:
             return cut
         slack *= 2
+    return -math.inf
 
 
 def _largest_cut(n: int, epsilon: float, delta: float, factorials: NDArray[np.float64]) -> float:
@@ -161,7 +169,8 @@ def _largest_cut(n: int, epsilon: float, delta: float, factorials: NDArray[np.fl
 def p_value(b: int, c: int, n: int, epsilon: float) -> float:
     """Return the smallest δ at which the test certifies these counts, up to one part in 1000."""
     region = staircase(n, epsilon, score(b, c, n, epsilon) + 1e-9)
-    return float(min(1.0, supremum(region, _log_factorials(n), epsilon, 0.0, 1e-3) + ROUNDING))
+    largest = supremum(region, _log_factorials(n), epsilon, 0.0, 1e-3)
+    return float(min(1.0, largest + ROUNDING * (n + 1)))
 
 
 @lru_cache(maxsize=4096)
@@ -185,19 +194,24 @@ def upper_bound(b: int, c: int, n: int, delta: float) -> float:
     if b > region[b + c]:
         return 1.0
     factorials = _log_factorials(n)
-    allowed = delta - outside - ROUNDING
+    allowed = delta - outside - ROUNDING * (n + 1)
 
     def within(epsilon: float) -> bool:
         return bool(bound_between(region, factorials, epsilon, least, most) <= allowed)
 
-    return _smallest(within, high)
+    # A mean below −most needs P(−1) > most. No such q is searched, so the condition would hold.
+    return _smallest(within, -most, high)
 
 
-def _smallest(holds: Callable[[float], bool], guess: float) -> float:
-    """Return about the smallest value in (−1, 1) at which a condition holds; 1 if it never does."""
-    low, high, step = guess, guess, 1e-3
-    while low > -1.0 and holds(low):
-        low, step = max(-1.0, low - step), 2 * step
+def _smallest(holds: Callable[[float], bool], floor: float, guess: float) -> float:
+    """Return about the smallest value in (floor, 1) at which a condition holds; 1 if none does.
+
+    The condition must be monotone above `floor`. It is never evaluated at `floor` or below.
+    """
+    step = 1e-3
+    low = high = max(guess, floor + 1e-6)
+    while low > floor and holds(low):
+        low, step = max(floor, low - step), 2 * step
     while not holds(high):
         low, high, step = high, high + step, 2 * step
         if high >= 1.0:
@@ -289,6 +303,8 @@ def binomial_cdf(factorials, k, n, p):  # type: ignore[no-untyped-def]
         return 1.0
     if k < 0 or p >= 1.0:
         return 0.0
+    if p <= 0.0:
+        return 1.0
     log_p, log_rest = math.log(p), math.log1p(-p)
     total = 0.0
     if k < n * p:
@@ -316,6 +332,8 @@ def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def
     """
     n = region.size - 1
     either = min(1.0, plus + minus)
+    if either <= 0.0:
+        return 1.0 if region[0] >= 0 else 0.0
     share = min(1.0, plus / either)
     if either >= 1.0:
         return binomial_cdf(factorials, region[n], n, share)
@@ -327,8 +345,11 @@ def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def
     if first > last:
         return 0.0
     log_either, log_neither = math.log(either), math.log1p(-either)
-    log_share = math.log(share)
+    log_share = math.log(share) if share > 0.0 else -np.inf
     log_rest = math.log1p(-share) if share < 1.0 else -np.inf
+    # Where `either` is 1 but for a rounding error, the first weights underflow, and all after them.
+    while first < last and log_binomial(factorials, first, n, log_either, log_neither) < -600.0:
+        first += 1
     weight = math.exp(log_binomial(factorials, first, n, log_either, log_neither))
     below = binomial_cdf(factorials, region[first], first, share)
     total = 0.0
@@ -338,6 +359,8 @@ def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def
             break
         weight *= (n - d) / (d + 1) * (either / (1.0 - either))
         k = region[d]
+        if share <= 0.0:  # b is always 0, and `below` stays 1
+            continue
         if share >= 1.0:
             below = 1.0 if region[d + 1] > d else 0.0
             continue
