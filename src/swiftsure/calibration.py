@@ -208,7 +208,7 @@ def make_policy(
         unit="groups" if curve.grouped else "samples",
         average=curve.average,
         max_group_size=curve.max_group_size,
-        n_samples=curve.n if isinstance(record, RiskCurve) else record.n,
+        n_samples=curve.n_samples or curve.n,
         path=curve.path_kind,
         n_settings=curve.n_settings,
         index=chosen.index,
@@ -217,6 +217,7 @@ def make_policy(
         pool=pool,
         assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
         costs={name: (full[name], here[name]) for name in full},
+        baseline="full model" if curve.full_model_first else "first setting",
         not_worth=not_worth,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=data or _fingerprint(curves),
@@ -274,6 +275,7 @@ def _promise(
         bound=result.bound,
         calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
         upper_bound=upper,
+        relative=curve.relative,
     )
 
 

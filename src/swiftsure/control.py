@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from swiftsure import bounds, checks
 from swiftsure.curves import RiskCurve, in_range
 from swiftsure.paths import BREAKPOINTS
+from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 
 __all__ = [
@@ -327,25 +328,26 @@ class Control:
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
         unit = "groups" if curve.grouped else "samples"
+        of = (
+            f"{curve.loss_name} {risk_noun(curve.risk_name)}" if curve.relative else curve.loss_name
+        )
         rests = [
             f"calibration and production {unit} are independent draws of one distribution",
-            "path, losses, level and method were fixed before the calibration losses were seen",
-            f"no {curve.loss_name} {curve.risk_name} exceeds {curve.loss_range.high:g}",
+            "path, losses, ε, δ and method were fixed before the calibration losses were seen",
+            f"no {of} exceeds {curve.loss_range.high:g}",
         ]
         if pool is not None:
             rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
         if bound is not None and bound.name == "binomial":
-            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is 0 or 1"
+            rests[-1] = f"every {of} is 0 or 1"
         if bound is not None and bound.name == "trinomial":
-            rests[-1] = f"every {curve.loss_name} {curve.risk_name} is -1, 0 or 1"
+            rests[-1] = f"every {of} is -1, 0 or 1"
         if curve.max_group_size is not None:
             limit = f"{curve.max_group_size:,} samples, a limit fixed beforehand"
             rests.append(f"no group has more than {limit}")
-        elif curve.grouped:
-            rests.append("groups are averaged with equal weight, whatever their size")
         rests += curve.conditions
         if order is not None:
-            rests.append(order.condition)
+            rests.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(rests)
 
     def options(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class RiskCurve:
         Cost of running the full model alone, by name, where it is not that of setting 0.
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
+    n_samples : int or None
+        Number of samples in these groups.
     average : {"sample", "group"}
         What counts the same in risks and mean costs: every sample, or every group.
     max_group_size : int or None
@@ -86,6 +88,7 @@ class RiskCurve:
     order: SampleOrder = field(default_factory=SampleOrder.draw)
     conditions: tuple[str, ...] = ()
     full_costs: Mapping[str, float] = field(default_factory=dict)
+    n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
     _nested: bool = field(repr=False, default=False)
 
@@ -521,6 +524,7 @@ class RiskCurve:
             loss_range=LossRange(self.loss_range.low, self.loss_range.high),
             costs=costs,
             grouped=True,
+            n_samples=self.n,
             average=average,
             max_group_size=max_group_size,
             weights=weights,

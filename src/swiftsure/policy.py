@@ -71,10 +71,16 @@ class Promise(_Frozen):
     upper_bound: float | None
     """For display: the upper bound at δ, as if this setting had been fixed beforehand."""
 
+    relative: bool = True
+    """Whether losses are against the full model."""
+
     def __str__(self) -> str:
         """Say it in words."""
-        phrase = RISKS[self.risk.removeprefix(ZERO_BOUNDED)].phrase
-        return f"{self.loss} {phrase}"
+        kind = RISKS.get(self.risk.removeprefix(ZERO_BOUNDED))
+        if not self.relative or kind is None:
+            return self.loss
+        bounded = ZERO_BOUNDED if self.risk.startswith(ZERO_BOUNDED) else ""
+        return f"{self.loss} {bounded}{kind.phrase}"
 
 
 class Certificate(_Frozen):
@@ -111,6 +117,8 @@ class Certificate(_Frozen):
     """Fingerprint of the model; None for a policy made from arrays alone."""
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
+    baseline: Literal["full model", "first setting"] = "full model"
+    """What the first of each pair of `costs` is of."""
     not_worth: bool = False
     """Whether a setting was certified that costs more than the full model, which runs instead."""
 
@@ -528,6 +536,10 @@ def _saving(certificate: Certificate) -> str:
     found = {"saving": saved, "needing": added}
     texts = [f"{verb} {_and(parts)}" for verb, parts in found.items() if parts]
     where = "on the calibration samples"
+    if certificate.by_budget:
+        where = f"on all {certificate.n_samples:,} samples of the record"
+    if certificate.baseline == "first setting":
+        where = f"against the first setting of the path, {where}"
     if certificate.average == "group":
         where = "on average over the calibration groups"
     return f", {' but '.join(texts)} {where}" if texts else ""
@@ -569,6 +581,8 @@ def _nothing_certified(certificate: Certificate) -> str:
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"
+    if not all(promise.relative for promise in certificate.promises):
+        text += "; no promise is made about the full model"
     return f"{text}; allow a larger loss, or calibrate on more {certificate.unit}"
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swiftsure.losses import LossRange
 from swiftsure.registry import Registry
 
-__all__ = ["RISKS", "Risk", "RiskKind"]
+__all__ = ["RISKS", "Risk", "RiskKind", "risk_noun"]
 
 Array = NDArray[Any]
 
@@ -35,8 +35,10 @@ class RiskKind:
         Which losses of a record it is made of.
     needs : str
         What a record without that table lacks, for error messages.
-    phrase : str
+    noun : str
         What is kept small, after the name of the loss, for sentences.
+    phrase : str
+        The same, against the full model.
     relative : callable
         (losses (n, columns), column of the full model) -> losses relative to the full model.
     range : callable
@@ -46,6 +48,7 @@ class RiskKind:
     name: str
     table: Literal["losses", "inconsistencies"]
     needs: str
+    noun: str
     phrase: str
     relative: Callable[[Array, int], Array]
     range: Callable[[LossRange], LossRange]
@@ -76,6 +79,7 @@ RISKS.register(
         "gap",
         "losses",
         needs="losses against labels",
+        noun="gap",
         phrase="gap to the full model",
         relative=_less_full_model,
         range=LossRange.gap,
@@ -86,11 +90,24 @@ RISKS.register(
         "consistency",
         "inconsistencies",
         needs="inconsistencies",
+        noun="inconsistency",
         phrase="inconsistency with the full model",
         relative=_as_it_is,
         range=lambda declared: declared,
     )
 )
+
+
+def risk_noun(name: str) -> str:
+    """Return what a risk keeps small, in words; a curve may be of a risk that has no kind here.
+
+    Examples
+    --------
+    >>> risk_noun("consistency"), risk_noun("zero-bounded gap")
+    ('inconsistency', 'zero-bounded gap')
+    """
+    prefix, _, last = name.rpartition(" ")
+    return f"{prefix} {RISKS[last].noun if last in RISKS else last}".lstrip()
 
 
 @dataclass(frozen=True)

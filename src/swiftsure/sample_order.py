@@ -57,15 +57,20 @@ class SampleOrder:
             return self
         return SampleOrder(int(seed), drawn=False)
 
-    @property
-    def condition(self) -> str:
-        """What a certificate says that the order rests on."""
-        if self.drawn:
+    def condition(self, unit: str = "samples", tested: bool = True) -> str:
+        """Return what a certificate says that the order rests on.
+
+        The order is that of a test, or (`tested=False`) only decided which samples, or groups, were
+        used for what.
+        """
+        if self.drawn and tested:
             return (
-                "the samples were tested in an order drawn at random from the operating system,"
+                f"the {unit} were tested in an order drawn at random from the operating system,"
                 " independent of the data"
             )
+        if self.drawn:
+            return f"the {unit} that chose the setting were drawn at random, whatever the data"
         return (
-            "the calibration samples came in random order, or the seed was itself drawn at random,"
+            f"the calibration {unit} came in random order, or the seed was itself drawn at random,"
             " once"
         )

@@ -217,9 +217,9 @@ def test_upper_bounds_cover_every_mean(n, delta):
 def test_upper_bounds_of_rare_losses_stay_above_what_was_seen(n, delta):
     """A mean below all that the interval of P(−1) allows must not pass for a bound."""
     for b, c in [(0, 0), (0, 1), (1, 0), (1, 1), (3, 3), (5, 5), (0, 10)]:
-        assert _trinomial.upper_bound(b, c, n, delta) > (b - c) / n
+        assert trinomial.upper_bound(b, c, n, delta) > (b - c) / n
     # If P(+1) is just above the bound and P(−1) is 0, no loss occurs with probability (1 − p)ⁿ.
-    assert _trinomial.upper_bound(0, 0, n, delta) >= 1 - delta ** (1 / n)
+    assert trinomial.upper_bound(0, 0, n, delta) >= 1 - delta ** (1 / n)
 
 
 @pytest.mark.parametrize("delta", [0.1, 0.9, 0.99, 0.9999])
@@ -227,7 +227,7 @@ def test_upper_bounds_of_rare_losses_stay_above_what_was_seen(n, delta):
 def test_upper_bounds_cover_means_just_above_them(n, delta):
     """The hardest means are those just above a bound, without any loss of +1 too."""
     counts = np.asarray([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    upper = np.asarray([_trinomial.upper_bound(int(b), int(c), n, delta) for b, c, _ in counts])
+    upper = np.asarray([trinomial.upper_bound(int(b), int(c), n, delta) for b, c, _ in counts])
     for mean in np.unique(upper[upper < 1]) + 1e-9:
         missed = counts[upper < mean]
         for share in (0.0, 0.1, 0.5, 1.0):
@@ -240,8 +240,8 @@ def test_upper_bounds_cover_means_just_above_them(n, delta):
 
 def test_a_failure_probability_below_rounding_errors_certifies_nothing():
     for delta in (1e-13, 1e-300):
-        assert (_trinomial.certified_counts(50, 0.5, delta) == -1).all()
-        assert _trinomial.upper_bound(0, 50, 50, delta) == 1.0
+        assert (trinomial.certified_counts(50, 0.5, delta) == -1).all()
+        assert trinomial.upper_bound(0, 50, 50, delta) == 1.0
 
 
 def test_upper_bounds_are_close_to_the_levels_that_are_certified():
