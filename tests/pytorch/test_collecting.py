@@ -270,7 +270,7 @@ def test_the_fingerprint_is_of_the_model_before_it_ran(monkeypatch):
     ).eval()
     before = fingerprint(model)
     ran = threading.Event()
-    module = sys.modules["swiftsure.torch.fingerprint"]
+    module = sys.modules["swiftsure.torch.fingerprinting"]
     taken = module._hash
 
     def late(*given):

@@ -30,7 +30,7 @@ from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, estimated, looked
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import home, inference, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 

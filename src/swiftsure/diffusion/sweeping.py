@@ -26,7 +26,7 @@ from swiftsure.exits import exit_indices
 from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards, joined
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["pilot_thresholds", "sweep"]

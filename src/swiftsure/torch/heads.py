@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
 from swiftsure.progress import steps
-from swiftsure.torch.cut import CutModel, cut
+from swiftsure.torch.cutting import CutModel, cut
 from swiftsure.torch.modes import evaluating
 
 __all__ = ["PooledHead", "attach_heads", "train_heads"]

@@ -17,7 +17,7 @@ from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
-from swiftsure.torch.fingerprint import begin_fingerprint
+from swiftsure.torch.fingerprinting import begin_fingerprint
 from swiftsure.torch.losses import TensorLoss, resolve
 from swiftsure.torch.modes import home, inference, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_nan

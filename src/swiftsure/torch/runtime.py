@@ -14,7 +14,7 @@ from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.torch.audit import Auditor
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence

@@ -19,14 +19,14 @@ from swiftsure import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
-from swiftsure.text.calm import CalmModel
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.model import CalmModel
+from swiftsure.text.calm.results import Depths
+from swiftsure.text.calm.rules import ExitRule, checked_thresholds
 from swiftsure.text.exit_heads import ExitHeads
+from swiftsure.text.generation import calm_fingerprint
 from swiftsure.text.inputs import Source, encode, refuse_seen, token_rows
-from swiftsure.text.meta import MetaClassifier
-from swiftsure.text.promised import calm_fingerprint
-from swiftsure.text.results import Depths
-from swiftsure.text.rules import ExitRule, checked_thresholds
-from swiftsure.text.swept import SweptTexts, resolved_loss
+from swiftsure.text.samples import SweptTexts, resolved_loss
 
 __all__ = ["same_generation", "sweep"]
 

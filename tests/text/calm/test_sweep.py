@@ -144,7 +144,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(given, *rest)
 
-    monkeypatch.setattr("swiftsure.text.sweeping.encode", killing)
+    monkeypatch.setattr("swiftsure.text.calm.sweep.encode", killing)
     same = {"references": texts(5, seed=1), "groups": [0, 0, 1, 1, 2]} | options
     with pytest.raises(KeyboardInterrupt):
         small(model, **same)

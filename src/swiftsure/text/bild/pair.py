@@ -9,7 +9,7 @@ from torch import nn
 from swiftsure import checks
 from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
 from swiftsure.text.families import Family, family_of
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
 __all__ = ["checked_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]

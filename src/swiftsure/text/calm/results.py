@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure.text.confidences import Confidence
+from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.families import Family
 
 __all__ = ["CalmOutput", "Depths", "Trace"]

@@ -16,8 +16,8 @@ from swiftsure.text import (
     Speculative,
     self_draft,
 )
+from text.bild.drafting import PAIRS, greedy, inputs, near, slow_bild
 from text.builders import EOS, batch, llama, new_tokens, t5
-from text.drafting import PAIRS, greedy, inputs, near, slow_bild
 from text.tokenizing import tokenizer
 
 N = 12

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from swiftsure.text import CalmModel, ExitRule
-from swiftsure.text.confidences import Look, Softmax
+from swiftsure.text.calm.confidences import Look, Softmax
 from swiftsure.text.families import family_of
 from swiftsure.torch.scoring import top_diff
 from text.builders import batch, t5

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftsure.text.confidences import Logits, Look
+from swiftsure.text.calm.confidences import Logits, Look
 
 __all__ = ["MaskedStep", "Parting", "Step", "rows_of", "step_on"]
 

@@ -11,8 +11,9 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
-from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits, steps
-from swiftsure.text.confidences import Logits
+from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits
+from swiftsure.text.calm import steps
+from swiftsure.text.calm.confidences import Logits
 from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_step")

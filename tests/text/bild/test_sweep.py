@@ -16,11 +16,11 @@ from swiftsure.text import (
     sweep,
     sweep_pair,
 )
-from swiftsure.text.bild import Passage
-from swiftsure.text.bild_reading import ModelReader
+from swiftsure.text.bild.model import Passage
+from swiftsure.text.bild.readers import ModelReader
 from swiftsure.text.inputs import encode
+from text.bild.drafting import PAIRS, near
 from text.builders import EOS, llama, t5
-from text.drafting import PAIRS, near
 from text.tokenizing import texts, tokenizer
 
 GRID = [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 15.0]
@@ -218,7 +218,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(given, *rest)
 
-    monkeypatch.setattr("swiftsure.text.bild_sweep.encode", killing)
+    monkeypatch.setattr("swiftsure.text.bild.sweep.encode", killing)
     with pytest.raises(KeyboardInterrupt):
         small_sweep(pair, **options)
     assert len(list((tmp_path / "shards").glob("*.parquet"))) == 1

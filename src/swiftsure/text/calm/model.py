@@ -10,15 +10,15 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from swiftsure.policy import Policy
-from swiftsure.text.confidences import confidence_of
-from swiftsure.text.engine import Engine
+from swiftsure.text.calm.confidences import confidence_of
+from swiftsure.text.calm.engine import Engine
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.results import CalmOutput, Depths
+from swiftsure.text.calm.rules import ExitRule, as_rule, checked_thresholds
+from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
-from swiftsure.text.meta import MetaClassifier
-from swiftsure.text.promised import end_tokens, refuse_other_model, refuse_other_options
-from swiftsure.text.results import CalmOutput, Depths
-from swiftsure.text.rules import ExitRule, as_rule, checked_thresholds
-from swiftsure.text.sampling import sampling_processors
+from swiftsure.text.generation import end_tokens, refuse_other_model, refuse_other_options
 from swiftsure.torch.modes import refuse_training
 
 __all__ = ["CalmModel", "EarlyExits", "early_exits"]

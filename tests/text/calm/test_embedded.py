@@ -23,7 +23,7 @@ RULES = {
     "saturation": ExitRule(None, score="saturation"),
     "meta": ExitRule(None, score="meta"),
 }
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "multi30k"
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "multi30k"
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swiftsure.text.files import load_weights, save_weights
+from swiftsure.text.weights import load_weights, save_weights
 
 __all__ = ["MetaClassifier"]
 

@@ -18,13 +18,13 @@ from swiftsure import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
-from swiftsure.text.bild import BigLittle
-from swiftsure.text.bild_models import pair_fingerprint
-from swiftsure.text.bild_results import BildRun
-from swiftsure.text.bild_rules import DraftRule, Rollback
+from swiftsure.text.bild.model import BigLittle
+from swiftsure.text.bild.pair import pair_fingerprint
+from swiftsure.text.bild.results import BildRun
+from swiftsure.text.bild.rules import DraftRule, Rollback
 from swiftsure.text.exit_heads import HeadedNorm
 from swiftsure.text.inputs import encode, refuse_seen, token_rows
-from swiftsure.text.swept import SweptTexts, resolved_loss
+from swiftsure.text.samples import SweptTexts, resolved_loss
 
 __all__ = ["sweep_pair"]
 

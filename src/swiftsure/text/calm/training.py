@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
 from swiftsure.progress import steps
-from swiftsure.text.calm import CalmModel, with_heads
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.model import CalmModel, with_heads
 from swiftsure.text.exit_heads import ExitHeads, solve_exit_heads
 from swiftsure.text.families import Family, family_of
 from swiftsure.text.inputs import Source, encode, input_hashes
-from swiftsure.text.meta import MetaClassifier
 from swiftsure.torch.modes import refuse_training
 
 __all__ = ["agreement_examples", "fit_exit_heads", "train_meta"]

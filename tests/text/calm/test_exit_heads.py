@@ -117,7 +117,7 @@ def test_fitted_heads_agree_more_than_none():
     heads = fit_exit_heads(model, data[:40], tokenizer(), max_new_tokens=12)
     assert heads.exits == (0, 1, 2, 3, 4)
     assert not heads.training
-    from swiftsure.text.training import agreement_examples
+    from swiftsure.text.calm.training import agreement_examples
 
     with_heads = agreement_examples(model, data[:40], tokenizer(), heads=heads, max_new_tokens=12)[
         1

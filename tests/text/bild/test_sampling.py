@@ -13,9 +13,9 @@ import torch
 from scipy.stats import chisquare
 
 from swiftsure.text import BigLittle, Speculative
-from swiftsure.text import bild_rules as rules
-from swiftsure.text.bild_decoding import Decoding
-from text.drafting import PAIRS, inputs, logits
+from swiftsure.text.bild import rules
+from swiftsure.text.bild.decoding import Decoding
+from text.bild.drafting import PAIRS, inputs, logits
 
 SIZE, LENGTH = 3, 3
 N = 2000

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from swiftsure.policy import Policy
+from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.meta import MetaClassifier
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 
 __all__ = ["calm_fingerprint", "end_tokens", "refuse_other_model", "refuse_other_options"]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta, training
+from swiftsure.text.calm.training import agreement_examples
 from swiftsure.text.inputs import encode
-from swiftsure.text.training import agreement_examples
 from text.builders import MODELS, new_tokens, t5
 from text.tokenizing import texts, tokenizer
 

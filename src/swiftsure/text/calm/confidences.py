@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.rules import ExitRule
 from swiftsure.text.families import Family
-from swiftsure.text.meta import MetaClassifier
-from swiftsure.text.rules import ExitRule
 
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
 

@@ -25,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure.text.cache import ExitLayer, prepare_cache, rows_of_cache
-from swiftsure.text.confidences import Confidence
+from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
+from swiftsure.text.calm.confidences import Confidence
+from swiftsure.text.calm.results import Trace
+from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.steps import Parting, Step, rows_of, step_on
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
-from swiftsure.text.results import Trace
-from swiftsure.text.rules import ExitRule
-from swiftsure.text.steps import Parting, Step, rows_of, step_on
 
 __all__ = ["Engine"]
 

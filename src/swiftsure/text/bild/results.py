@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure.text.bild_decoding import Call
+from swiftsure.text.bild.decoding import Call
 
 __all__ = ["BildOutput", "BildRun"]
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swiftsure.text.bild_reading import Reader
-from swiftsure.text.bild_rules import DraftRule, Judgement, Noise, Proposal, Rollback
+from swiftsure.text.bild.readers import Reader
+from swiftsure.text.bild.rules import DraftRule, Judgement, Noise, Proposal, Rollback
 
 __all__ = ["Call", "Decoding", "PublishedDecoding", "decoding_of"]
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.policy import Policy
-from swiftsure.text.bild_decoding import decoding_of
-from swiftsure.text.bild_models import (
+from swiftsure.text.bild.decoding import decoding_of
+from swiftsure.text.bild.pair import (
     checked_pair,
     pair_fingerprint,
     refuse_other_tokenizer,
     start_token,
 )
-from swiftsure.text.bild_reading import Flops, ModelReader, RememberingReader
-from swiftsure.text.bild_results import BildOutput, BildRun
-from swiftsure.text.bild_rules import DraftRule, as_rule
+from swiftsure.text.bild.readers import Flops, ModelReader, RememberingReader
+from swiftsure.text.bild.results import BildOutput, BildRun
+from swiftsure.text.bild.rules import DraftRule, as_rule
 from swiftsure.text.families import Family
 
 __all__ = ["BigLittle", "Passage"]
