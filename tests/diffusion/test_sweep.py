@@ -239,7 +239,7 @@ def test_what_is_no_sweep_is_refused(changes, message):
 def test_a_bar_shows_all_work(monkeypatch, tmp_path):
     from contextlib import contextmanager
 
-    from swiftsure.diffusion import sweeping
+    from swiftsure.systems import sweep as sweeping
 
     seen = {}
 

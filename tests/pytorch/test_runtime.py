@@ -415,7 +415,7 @@ def test_a_dtype_may_be_wished_where_the_policy_has_none():
 def test_other_dtypes_are_refused():
     model = network()
     for made_for, asked in [("bfloat16", "float16"), ("bfloat16", "float32")]:
-        with pytest.raises(ValueError, match=f"made for dtype {made_for}, but got {asked}"):
+        with pytest.raises(ValueError, match=f"made for dtype={made_for!r}, but got {asked!r}"):
             EarlyExit(model, policy_of(0.5, 4, dtype=made_for), dtype=asked)
     with refused("dtype"):
         EarlyExit(model, policy_of(0.5, 4), dtype="int8")
@@ -534,7 +534,7 @@ def test_scores_of_classes_need_classes():
 
 def test_other_scores_are_refused():
     assert EarlyExit(network(), policy_of(0.5, 4), score="top1").score == "top1"
-    with pytest.raises(ValueError, match="made for score 'top1', but got 'entropy'"):
+    with pytest.raises(ValueError, match="made for score='top1', but got 'entropy'"):
         EarlyExit(network(), policy_of(0.5, 4), score="entropy")
 
 

@@ -1,15 +1,18 @@
 """What a loss is, and the registry of those that have a name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LOSSES", "Loss", "LossRange", "register"]
+from swiftsure import checks
+
+__all__ = ["LOSSES", "Loss", "LossRange", "register", "resolve_loss"]
 
 Array = NDArray[Any]
+AnyLoss = TypeVar("AnyLoss")
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,10 @@ def register(loss: Loss) -> Loss:
         raise ValueError(f"`loss` must have a name of its own, but {loss.name!r} is taken.")
     LOSSES[loss.name] = loss
     return loss
+
+
+def resolve_loss(loss: str | AnyLoss, registry: Mapping[str, AnyLoss]) -> AnyLoss:
+    """Return a loss by its name in a registry; a loss as it is."""
+    if isinstance(loss, type(next(iter(registry.values())))):
+        return loss
+    return registry[checks.known("losses", str(loss), registry)]

@@ -1,8 +1,9 @@
 """Checks that every array of a record passes before anything is computed from it."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from swiftsure.losses import LOSSES, LossRange
 __all__ = [
     "choose",
     "chosen_loss",
+    "concatenated",
     "confidence_array",
     "declared_ranges",
     "gap_is_known_by_agreement",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+Record = TypeVar("Record")
 Ranges = Mapping[str, LossRange | tuple[float, float]]
 
 RISKS = ("gap", "consistency")
@@ -249,3 +252,47 @@ def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: 
     if preferred in options:
         return preferred
     raise ValueError(f"`{name}` must be given; this record has: {', '.join(options)}.")
+
+
+def concatenated(
+    records: Sequence[Record], identity: Iterable[str], tables: Iterable[str]
+) -> Record:
+    """Return one record of the samples of several, which must agree in everything else.
+
+    Parameters
+    ----------
+    records : records of one kind
+    identity : names of attributes that must be equal
+    tables : names of attributes that map names to arrays, (n, ...), or (K,) for costs that all
+        samples share
+    """
+    if not records:
+        raise ValueError("`records` must not be empty.")
+    first, *others = parts = list[Any](records)
+    whole: dict[str, Any] = {table: dict(getattr(first, table)) for table in tables}
+    for other in others:
+        differing = [
+            name
+            for name in identity
+            if not np.array_equal(getattr(other, name), getattr(first, name))
+        ]
+        differing += [name for name in whole if set(getattr(other, name)) != set(whole[name])]
+        differing += [
+            f"costs['{name}']"
+            for name, values in first.costs.items()
+            if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
+        ]
+        if differing:
+            raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
+    for table, arrays in whole.items():
+        for name, values in arrays.items():
+            if values.ndim > 1:
+                arrays[name] = np.concatenate([getattr(part, table)[name] for part in parts])
+    groups = [part.groups for part in parts if part.groups is not None]
+    joined: Record = replace(
+        first,
+        **whole,
+        ids=np.concatenate([part.ids for part in parts]),
+        groups=np.concatenate(groups) if groups else None,
+    )
+    return joined

@@ -18,6 +18,7 @@ from swiftsure.records.checks import (
     Ranges,
     choose,
     chosen_loss,
+    concatenated,
     declared_ranges,
     gap_is_known_by_agreement,
     replace_fields,
@@ -364,40 +365,7 @@ class ExitRecord:
     @classmethod
     def concatenate(cls, records: Sequence["ExitRecord"]) -> "ExitRecord":
         """Return the record of all samples of several records of one model; ids must differ."""
-        if not records:
-            raise ValueError("`records` must not be empty.")
-        first = records[0]
-        for other in records[1:]:
-            differing = [name for name in IDENTITY if getattr(other, name) != getattr(first, name)]
-            differing += [
-                name for name in TABLES if set(getattr(other, name)) != set(getattr(first, name))
-            ]
-            differing += [
-                f"costs['{name}']"
-                for name, values in first.costs.items()
-                if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
-            ]
-            if differing:
-                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
-
-        def joined(tables: str) -> dict[str, Array]:
-            names = getattr(first, tables)
-            return {k: np.concatenate([getattr(r, tables)[k] for r in records]) for k in names}
-
-        costs = dict(first.costs)
-        for name, values in first.costs.items():
-            if values.ndim == 2:
-                costs[name] = np.concatenate([record.costs[name] for record in records])
-        groups = [record.groups for record in records if record.groups is not None]
-        return replace(
-            first,
-            confidences=joined("confidences"),
-            losses=joined("losses"),
-            inconsistencies=joined("inconsistencies"),
-            costs=costs,
-            ids=np.concatenate([record.ids for record in records]),
-            groups=np.concatenate(groups) if groups else None,
-        )
+        return concatenated(records, IDENTITY, TABLES)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a Parquet file, whole or not at all."""

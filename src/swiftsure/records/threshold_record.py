@@ -1,7 +1,7 @@
 """ThresholdRecord: what happened at every threshold of a system that runs anew at each."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,21 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
-from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
+from swiftsure.records.checks import (
+    Ranges,
+    chosen_loss,
+    concatenated,
+    declared_ranges,
+    replace_fields,
+)
 from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ThresholdRecord"]
 
 Array = NDArray[Any]
+
+IDENTITY = ("fingerprint", "dial", "settings", "loss_ranges", "inconsistency_ranges")
+TABLES = ("losses", "inconsistencies", "costs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +184,11 @@ class ThresholdRecord:
             settings=self.settings,
             order=self.order,
         )
+
+    @classmethod
+    def concatenate(cls, records: Sequence["ThresholdRecord"]) -> "ThresholdRecord":
+        """Return the record of all samples of several records of one system; ids must differ."""
+        return concatenated(records, ("thresholds", *IDENTITY), TABLES)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a Parquet file, whole or not at all."""

@@ -15,7 +15,7 @@ from swiftsure.text.bild.results import BildOutput, BildRun
 from swiftsure.text.bild.rules import DraftRule, Rollback, Speculative
 from swiftsure.text.bild.sweep import sweep_pair
 from swiftsure.text.calm.meta import MetaClassifier
-from swiftsure.text.calm.model import CalmModel, EarlyExits, early_exits
+from swiftsure.text.calm.model import CalmModel, EarlyExits, calm_fingerprint, early_exits
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import Decay, ExitRule
 from swiftsure.text.calm.sweep import sweep
@@ -23,7 +23,6 @@ from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, register_family
-from swiftsure.text.generation import calm_fingerprint
 
 __all__ = [
     "FAMILIES",

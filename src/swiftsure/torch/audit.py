@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES
+from swiftsure.losses import LOSSES, resolve_loss
 from swiftsure.monitor import Monitor, RequestOrder
 from swiftsure.policy import Policy
-from swiftsure.torch.losses import TensorLoss, resolve
+from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
 from swiftsure.torch.results import ExitOutput, broken_rows, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
@@ -77,7 +77,7 @@ class Audit:
             NaN where a label is missing and matters: a 0-1 gap is 0 where both answers agree.
         """
         kind = checks.known("risk", risk, ["consistency", "gap", "zero-bounded gap"])
-        named, both = resolve(loss), [self.outputs, self.full_outputs]
+        named, both = resolve_loss(loss, TENSOR_LOSSES), [self.outputs, self.full_outputs]
         if kind == "consistency":
             return self._inconsistencies(named)
         if labels is None:
@@ -365,7 +365,7 @@ def _consistency_loss(monitor: Monitor) -> TensorLoss:
             f" {monitor.risk or 'a risk without a name'}: gaps need labels, so fold"
             " `out.audit.losses(...)` through a RequestOrder when these come."
         )
-    loss = resolve(monitor.loss)
+    loss = resolve_loss(monitor.loss, TENSOR_LOSSES)
     expected = LOSSES[loss.name].range if loss.name in LOSSES else loss.range
     found = monitor.loss_range
     if expected is not None and (found.low, found.high) != (expected.low, expected.high):

@@ -244,7 +244,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     [
         ({"texts": []}, "must not be empty"),
         ({"texts": ["w03", " "]}, "must not hold empty"),
-        ({"references": ["a"]}, "`references` must be one a text, 5, but got 1"),
+        ({"references": ["a"]}, "`references` must be one per text, 5, but got 1"),
         ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [2.0, 1.0]}, "must rise"),
         ({"thresholds": [-1.0, 1.0]}, "`threshold` must be at least 0"),

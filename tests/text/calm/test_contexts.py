@@ -232,7 +232,7 @@ def test_a_policy_of_no_certified_threshold_runs_in_full():
     ("settings", "options", "message"),
     [
         ({"n_exits": 6}, {}, "made for 6 exits, but the model has 4"),
-        ({"score": "saturation"}, {"score": "softmax"}, "made for score 'saturation'"),
+        ({"score": "saturation"}, {"score": "softmax"}, "made for score='saturation'"),
         ({"score": None}, {}, "not made for early-exit generation"),
     ],
 )

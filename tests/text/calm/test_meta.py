@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta, training
+from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta
+from swiftsure.text.calm import training
 from swiftsure.text.calm.training import agreement_examples
 from swiftsure.text.inputs import encode
 from text.builders import MODELS, new_tokens, t5

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.policy import Policy
+from swiftsure.systems import check_same, resolve_rule
 from swiftsure.text.bild.decoding import decoding_of
 from swiftsure.text.bild.pair import (
     checked_pair,
@@ -20,8 +21,9 @@ from swiftsure.text.bild.pair import (
 )
 from swiftsure.text.bild.readers import Flops, ModelReader, RememberingReader
 from swiftsure.text.bild.results import BildOutput, BildRun
-from swiftsure.text.bild.rules import DraftRule, as_rule
+from swiftsure.text.bild.rules import DraftRule
 from swiftsure.text.families import Family
+from swiftsure.text.generation import end_tokens
 
 __all__ = ["BigLittle", "Passage"]
 
@@ -39,9 +41,10 @@ class BigLittle:
     ----------
     large, small : PreTrainedModel
         Of known families (`swiftsure.text.FAMILIES`), with one vocabulary, in evaluation mode.
-    rule : Policy, DraftRule, float or None
-        `Rollback`, `Speculative`, or a policy, which is compared with both models once, here. A
-        bare number is a rollback threshold; None: the large model alone.
+    policy : Policy, DraftRule, float or None
+        A policy made from a record of `sweep_pair`, which is compared with both models once, here;
+        or `Rollback`, `Speculative` or a bare rollback threshold, without a promise. None: the
+        large model alone.
     tokenizers : pair of tokenizers, optional
         The large and the small model's, to be compared; models themselves say no more than how many
         tokens they know.
@@ -73,18 +76,18 @@ class BigLittle:
         self,
         large: Any,
         small: Any,
-        rule: Policy | DraftRule | float | None,
+        policy: Policy | DraftRule | float | None = None,
         *,
         tokenizers: tuple[Any, Any] | None = None,
     ) -> None:
         self.large, self.small = checked_pair(large, small)
         self._flops = Flops(self.large), Flops(self.small)
-        self.rule = as_rule(rule)
-        self.policy = rule if isinstance(rule, Policy) else None
+        self.rule = resolve_rule(policy, DraftRule)  # type: ignore[type-abstract]
+        self.policy = policy if isinstance(policy, Policy) else None
         if tokenizers is not None:
             refuse_other_tokenizer(*tokenizers)
         if self.policy is not None:
-            _refuse_other_pair(self.policy, large, small)
+            DraftRule.bind(self.policy).check_model(lambda: pair_fingerprint(large, small))
 
     def generate(
         self,
@@ -118,7 +121,7 @@ class BigLittle:
             If an input is empty or, with what is to be generated, longer than a model's context.
         """
         given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
-        options = self._accepted(given)
+        options = self._with_policy_options(given)
         rows = _rows(input_ids, attention_mask)
         ids = range(len(rows)) if sequence_ids is None else sequence_ids
         if len(ids) != len(rows):
@@ -157,12 +160,12 @@ class BigLittle:
             small=reader(self.small, self._flops[1], source),
             begin=tuple(source[0].tolist()) if start is None else (start,),
             max_new_tokens=max_new_tokens,
-            ends=_end_tokens(self.large.model, eos_token_id),
+            ends=end_tokens(self.large.model, eos_token_id),
             seed=checks.count("seed", seed, 0),
             sequence=checks.count("sequence_ids", sequence, 0),
         )
 
-    def _accepted(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return options with those of the policy, which must not be contradicted."""
         made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
         if made_for:
@@ -171,7 +174,7 @@ class BigLittle:
             given = options[name]
             if given in (None, value) if name == "max_new_tokens" else self._same_end(given, value):
                 continue
-            raise ValueError(f"`policy` was made for {name}={value!r}, but got {given!r}.")
+            check_same({name: value}, {name: given})
         found = {**options, **made_for}
         if found["max_new_tokens"] is None:
             raise ValueError("`max_new_tokens` must be said: how long may an answer be?")
@@ -179,12 +182,12 @@ class BigLittle:
 
     def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:
         """Whether the same tokens end a sequence; the default, the model's, contradicts nothing."""
-        ends = [_end_tokens(self.large.model, each) for each in (given, expected)]
+        ends = [end_tokens(self.large.model, each) for each in (given, expected)]
         return given == "model" or ends[0] == ends[1]
 
     def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
         """Return what was written as `generate` does, padded to the longest."""
-        start, ends = start_token(self.large.model), _end_tokens(self.large.model, "model")
+        start, ends = start_token(self.large.model), end_tokens(self.large.model, "model")
         pad = self.large.model.generation_config.pad_token_id
         filler = pad if pad is not None else next(iter(ends), 0)
         longest = max(len(run.tokens) for run in runs)
@@ -243,18 +246,6 @@ class Passage:
         return np.random.Generator(bits).random(3)
 
 
-def _refuse_other_pair(policy: Policy, large: Any, small: Any) -> None:
-    expected = policy.certificate.model
-    if expected is None:  # made from arrays alone
-        return
-    found = pair_fingerprint(large, small)
-    if found != expected:
-        raise ValueError(
-            "`policy` was made for another pair of models (or other weights): its fingerprint is"
-            f" {expected[:19]}…, but this pair's is {found[:19]}…. Calibrate anew."
-        )
-
-
 def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     """Return each input by itself, (1, positions), without padding."""
     if input_ids.ndim != 2 or input_ids.numel() == 0:
@@ -283,10 +274,3 @@ def _refuse_long(name: str, family: Family, source: int, new: int) -> None:
             f"A prompt of {source} tokens and `max_new_tokens` of {new} are more than the {limit}"
             f" positions of the {name} model: shorten one of them."
         )
-
-
-def _end_tokens(model: Any, given: EndTokens) -> frozenset[int]:
-    ends: Any = model.generation_config.eos_token_id if given == "model" else given
-    if ends is None:
-        return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)

@@ -7,7 +7,7 @@ but the large model's own output comes out.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -24,8 +24,9 @@ from transformers import (
 
 from swiftsure import checks
 from swiftsure.policy import Policy
+from swiftsure.systems import PolicyBinding
 
-__all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative", "as_rule"]
+__all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative"]
 
 Noise = Callable[[int], NDArray[np.float64]]
 """From a token's place to its random numbers: of draft, acceptance and the large model's draw."""
@@ -79,7 +80,7 @@ class DraftRule(ABC):
     max_draft: int = field(default=10, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Check every field."""
         if not 0 <= _number("fallback", self.fallback) <= 1:
             raise ValueError(f"`fallback` must be in [0, 1], but got {self.fallback:g}.")
         checks.count("max_draft", self.max_draft)
@@ -121,10 +122,34 @@ class DraftRule(ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Return all but the level, as a record and its policies keep it."""
+        """Return everything but the level, as a record and its policies keep it."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found[self.level_name]
         return {"scheme": self.scheme, **found}
+
+    @classmethod
+    def bind(cls, policy: Policy) -> PolicyBinding:
+        """Return the binding of a policy for drafting."""
+        return PolicyBinding(policy, "drafting with a small model", "swiftsure.text.sweep_pair")
+
+    @classmethod
+    def from_policy(cls, policy: Policy) -> "DraftRule":
+        """Return the rule of a policy, which must be for drafting."""
+        binding, settings = cls.bind(policy), policy.settings
+        schemes = {rule.scheme: rule for rule in (Rollback, Speculative)}
+        scheme: type[DraftRule] | None = schemes.get(settings.get("scheme", ""))
+        if scheme is None:
+            raise binding.refusal()
+        own = {each.name for each in fields(scheme)} - {scheme.level_name}
+        known: dict[str, Any] = {name: value for name, value in settings.items() if name in own}
+        # If nothing was certified, the large model runs alone: the record's first column.
+        known[scheme.level_name] = binding.dial(scheme.dial)
+        return scheme(**known)
+
+    @classmethod
+    def from_threshold(cls, threshold: float | None) -> "DraftRule":
+        """Return the rule of a bare rollback threshold."""
+        return Rollback(threshold)
 
 
 @dataclass(frozen=True)
@@ -250,7 +275,7 @@ class Speculative(DraftRule):
     top_p: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Check every field."""
         super().__post_init__()
         checks.count("top_k", self.top_k, 0)
         if not (_number("temperature", self.temperature) > 0 and math.isfinite(self.temperature)):
@@ -312,38 +337,6 @@ class Speculative(DraftRule):
         if self.top_p < 1.0:
             found.append(TopPLogitsWarper(float(self.top_p)))
         return found
-
-
-SCHEMES: Mapping[str, type[DraftRule]] = {rule.scheme: rule for rule in (Rollback, Speculative)}
-"""Rules by their names in settings."""
-
-
-def as_rule(given: Policy | DraftRule | float | None) -> DraftRule:
-    """Return the rule of a policy, a rule, or a bare rollback threshold.
-
-    Raises
-    ------
-    ValueError
-        If a policy was not made for drafting.
-    """
-    if isinstance(given, DraftRule):
-        return given
-    return _policy_rule(given) if isinstance(given, Policy) else Rollback(given)
-
-
-def _policy_rule(policy: Policy) -> DraftRule:
-    settings = policy.settings
-    scheme = SCHEMES.get(settings.get("scheme", ""))
-    if scheme is None or scheme.dial not in settings:
-        raise ValueError(
-            "`policy` was not made for drafting with a small model: make its record with"
-            " swiftsure.text.sweep_pair."
-        )
-    own = {each.name for each in fields(scheme)} - {scheme.level_name}
-    known: dict[str, Any] = {name: value for name, value in settings.items() if name in own}
-    # Nothing certified: the large model alone, whose costs are those of the record's first column.
-    known[scheme.level_name] = None if policy.runs_full_model else float(settings[scheme.dial])
-    return scheme(**known)
 
 
 def excess(large: Tensor, small: Tensor) -> Tensor:

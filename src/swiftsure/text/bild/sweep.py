@@ -1,36 +1,27 @@
-"""`sweep_pair`: from two models and texts to a record over the levels of a drafting rule.
-
-A run at one level tells for which others it would be the same: those that lie on the same side of
-every distance that was compared. Only levels that no run so far covers are run. Of those runs too,
-models run but once on what they have in common: encoders on each text, decoders on each beginning.
-"""
+"""`sweep_pair`: from two models and texts to a record over the levels of a drafting rule."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import Loss
+from swiftsure.losses import LOSSES, Loss, resolve_loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.records.shards import Shards
+from swiftsure.systems import RunBatch, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.bild.pair import pair_fingerprint
-from swiftsure.text.bild.results import BildRun
 from swiftsure.text.bild.rules import DraftRule, Rollback
 from swiftsure.text.exit_heads import HeadedNorm
 from swiftsure.text.inputs import encode, refuse_seen, token_rows
-from swiftsure.text.samples import SweptTexts, resolved_loss
+from swiftsure.text.text_sweep import TextData, TextSweep
 
 __all__ = ["sweep_pair"]
 
 Array = NDArray[Any]
-
-COSTS = ("large_passes", "small_passes", "flops")
 
 
 def sweep_pair(
@@ -106,118 +97,76 @@ def sweep_pair(
     generation: dict[str, Any] = {"max_new_tokens": checks.count("max_new_tokens", max_new_tokens)}
     if eos_token_id is not None:
         generation["eos_token_id"] = eos_token_id
-    run = _PairSweep(
+    for part in small.modules():
+        if isinstance(part, HeadedNorm):
+            refuse_seen(texts, "draft's head", part.trained_on)
+    levels = checks.numbers("thresholds", list(thresholds), np.float64)
+    for level in levels.ravel().tolist():
+        chosen.check_level(level)
+    data = TextData.of(texts, references, ids, groups)
+    token_rows(data.texts, tokenizer, large, max_source_length)  # refuses bad texts early
+    return _PairSweep(
         pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
+        data=data,
         tokenizer=tokenizer,
-        grid=_grid(thresholds, chosen),
-        losses=[resolved_loss(loss) for loss in losses],
+        grid=sweep_grid(levels, 0.0),
+        losses=[resolve_loss(loss, LOSSES) for loss in losses],
         max_source_length=max_source_length,
         generation=generation,
         seed=seed,
         fingerprint=pair_fingerprint(large, small),
-    )
-    for part in small.modules():
-        if isinstance(part, HeadedNorm):
-            refuse_seen(texts, "draft's head", part.trained_on)
-    data = SweptTexts.of(texts, references, ids, groups)
-    token_rows(data.texts, tokenizer, large, max_source_length)  # none is to be refused later
-    kept = Shards(shards, run.identity(data, shard_size))
-    return kept.record(len(texts), shard_size, partial(run.record, data), progress)
+    ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
 
 
 @dataclass(frozen=True)
-class _PairSweep:
-    """One pair, one rule, one grid."""
+class _PairSweep(TextSweep):
+    """Runs texts one by one; what several runs of a text have in common is computed once."""
 
     pair: BigLittle
-    tokenizer: Any
-    grid: NDArray[np.float64]
-    losses: list[Loss]
-    max_source_length: int | None
-    generation: dict[str, Any]
-    seed: int
-    fingerprint: str
+    chunk_size = 1  # models remember the runs of one text only
 
-    def record(self, data: SweptTexts, rows: slice) -> ThresholdRecord:
-        """Return the record of some texts."""
-        texts = data.texts[rows]
-        answers = np.full((len(texts), len(self.grid)), None, dtype=object)
-        costs = {name: np.zeros(answers.shape) for name in COSTS}
-        for place, text in enumerate(texts):
-            runs = self._runs(text, rows.start + place)
-            said = self.tokenizer.batch_decode(
-                [list(run.tokens) for run in runs], skip_special_tokens=True
-            )
-            answers[place] = said
-            for name, values in _costs(runs).items():
-                costs[name][place] = values
-        return data.record(
-            rows,
-            self.grid,
-            answers,
-            self.losses,
-            costs=costs,
-            fingerprint=self.fingerprint,
-            dial=self.pair.rule.dial,
-            settings=self.settings(),
-        )
-
+    @property
     def settings(self) -> dict[str, Any]:
-        """Return what a policy of this record must insist on."""
+        """What policies of this record are bound to, beside the models."""
         return self.pair.rule.settings() | {"generation": self.generation}
 
-    def identity(self, data: SweptTexts, shard_size: int) -> dict[str, Any]:
-        """Return what shards of one sweep have in common."""
-        return {
-            "model": self.fingerprint,
-            "settings": self.settings(),
-            "thresholds": self.grid.tolist(),
-            "losses": [loss.name for loss in self.losses],
-            "max_source_length": self.max_source_length,
-            "seed": self.seed,
-            "shard_size": shard_size,
-            "data": data.hash(),
-        }
+    @property
+    def dial(self) -> str:
+        """Name of the dial."""
+        return self.pair.rule.dial
 
-    def _runs(self, text: str, sequence: int) -> list[BildRun]:
-        """Return the run of a text at each level; those that are bound to be the same are one."""
-        encoded = encode([text], self.tokenizer, self.pair.large.model, self.max_source_length)
+    def prepare(self, inputs: slice) -> RunBatch:
+        """Encode a text."""
+        text, rule = self.data.texts[inputs], self.pair.rule
+        encoded = encode(text, self.tokenizer, self.pair.large.model, self.max_source_length)
         passage = self.pair.passage(
             encoded["input_ids"],
             **self.generation,
             seed=self.seed,
-            sequence=sequence,
+            sequence=inputs.start,
             remember=True,
         )
-        rule = self.pair.rule
-        # A draw of the large model by itself would be another one, and no better to compare with.
-        runs = [passage.run(rule.at(0.0 if rule.samples else None))]
-        last = runs[0] if rule.samples else None
-        for level in self.grid[1:].tolist():
-            if last is None or not last.same_from <= level < last.same_below:
-                last = passage.run(rule.at(level))
-            runs.append(last)
-        return runs
 
+        def run(_rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            column = int(columns[0])
+            # Where tokens are drawn, the large model draws with tolerance 0: its own random numbers
+            # would give another answer that is no better to compare with.
+            alone = column == 0 and not rule.samples
+            found = passage.run(rule.at(None if alone else float(self.grid[column])))
+            costs = {
+                "large_passes": found.large_passes / len(found.tokens),
+                "small_passes": found.small_passes / len(found.tokens),
+                "flops": found.flops,
+                "alone_flops": found.alone_flops,
+            }
+            same = (found.same_from <= self.grid) & (self.grid < found.same_below) & (not alone)
+            values = {name: np.asarray([cost]) for name, cost in costs.items()}
+            return Runs({"answers": self.decoded([list(found.tokens)]), **values}, same[None])
 
-def _costs(runs: Sequence[BildRun]) -> Mapping[str, list[float]]:
-    """Return the costs of a text's runs, the first of which counts as the large model alone."""
-    first, *others = runs
-    return {
-        "large_passes": [1.0, *(run.large_passes / len(run.tokens) for run in others)],
-        "small_passes": [0.0, *(run.small_passes / len(run.tokens) for run in others)],
-        "flops": [first.alone_flops, *(run.flops for run in others)],
-    }
+        return run
 
-
-def _grid(thresholds: Sequence[float], rule: DraftRule) -> NDArray[np.float64]:
-    levels: NDArray[np.float64] = checks.numbers("thresholds", list(thresholds), np.float64)
-    if levels.ndim != 1 or len(levels) == 0:
-        raise ValueError("`thresholds` must be a list of numbers, safest first.")
-    for level in levels.tolist():
-        rule.check_level(level)
-    if levels[0] > 0:
-        levels = np.concatenate([[0.0], levels])
-    if (np.diff(levels) <= 0).any():
-        raise ValueError("`thresholds` must rise from the safest, 0, to the fastest, each once.")
-    return levels
+    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
+        """Return the record of some texts; the first column costs what the large model costs."""
+        tables["large_passes"][:, 0], tables["small_passes"][:, 0] = 1.0, 0.0
+        tables["flops"][:, 0] = tables.pop("alone_flops")[:, 0]
+        return super().record(inputs, tables)

@@ -29,7 +29,7 @@ from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import ExitRule
-from swiftsure.text.calm.steps import Parting, Step, rows_of, step_on
+from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
 
@@ -170,27 +170,26 @@ class Engine:
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
         if step.compacts:
-            parting: Parting = step.parting  # type: ignore[assignment]
-            return self._run_compacted(parting, index, forward, states, arguments)
+            split: SplitRows = step.split  # type: ignore[assignment]
+            return self._run_compacted(split, index, forward, states, arguments)
         output = forward(*args, **kwargs)
         return _with_states(output, torch.where(step.gone, states, _states(output)))
 
     def _run_compacted(
         self,
-        parting: Parting,
+        split: SplitRows,
         index: int,
         forward: Callable[..., Any],
         states: Tensor,
         arguments: dict[str, Any],
     ) -> Any:
         block, cache = self.blocks[index], arguments["past_key_values"]
-        rows, left = parting.active, parting.left
+        rows, left = split.active, split.left
         self.family.fill_cross_attention(block, index, arguments)
-        turned = rows_of(arguments.get("position_embeddings"), left, parting.n)
+        turned = rows_of(arguments.get("position_embeddings"), left, split.n)
         propagated = self.family.project(block, states.index_select(0, left), turned)
         chosen = {
-            name: value if name == SHARED else parting.of(value)
-            for name, value in arguments.items()
+            name: value if name == SHARED else split.of(value) for name, value in arguments.items()
         }
         chosen["past_key_values"] = rows_of_cache(cache, index, rows, left, propagated)
         output = forward(**chosen)

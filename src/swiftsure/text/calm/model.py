@@ -1,8 +1,9 @@
 """CALM: early-exit generation with a Hugging Face model, whose `generate` stays as it is."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
@@ -10,18 +11,20 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from swiftsure.policy import Policy
+from swiftsure.systems import resolve_rule, threshold_levels
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.engine import Engine
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
-from swiftsure.text.calm.rules import ExitRule, as_rule, checked_thresholds
+from swiftsure.text.calm.rules import ExitRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
-from swiftsure.text.generation import end_tokens, refuse_other_model, refuse_other_options
+from swiftsure.text.generation import check_options, end_tokens
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["CalmModel", "EarlyExits", "early_exits"]
+__all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_heads"]
 
 _running: "WeakSet[nn.Module]" = WeakSet()
 _lock = threading.Lock()
@@ -42,10 +45,119 @@ class EarlyExits:
         return trace.summary(self._engine.family, self._engine.confidence)
 
 
+class CalmModel:
+    """A model that generates with early exits.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family, in evaluation mode.
+    policy : Policy, ExitRule, float or None
+        A policy made from a record of `sweep`, which is compared with the model once, here; or a
+        rule or a threshold, without a promise. None: the full model.
+    score : str, optional
+        Of a bare threshold, "softmax" by default; otherwise it must be the policy's or the rule's.
+    classifier : MetaClassifier
+        For score "meta".
+    heads : ExitHeads, optional
+        For a model that was not trained to exit early; tokens exit only where there is one.
+
+    Attributes
+    ----------
+    rule : ExitRule
+    policy : Policy or None
+    n_exits : int
+        Number of decoder blocks.
+
+    Raises
+    ------
+    ValueError
+        If the model's family is not known, the model is in training mode, or a policy was made for
+        another model, score or number of exits.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy | ExitRule | float | None = None,
+        *,
+        score: str | None = None,
+        classifier: MetaClassifier | None = None,
+        heads: ExitHeads | None = None,
+    ) -> None:
+        self.family = with_heads(family_of(model), heads)
+        refuse_training(model)
+        self.model = model
+        self.n_exits = len(self.family.blocks)
+        self.rule = _rule(policy, score)
+        self.rule.check_exits(self.n_exits)
+        self.classifier = classifier
+        self.heads = heads
+        self.policy = policy if isinstance(policy, Policy) else None
+        if self.policy is not None:
+            binding = ExitRule.bind(self.policy)
+            binding.check_exits(self.n_exits)
+            binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
+        self._confidence = confidence_of(self.rule, self.family, classifier)
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        thresholds: Sequence[float | None] | None = None,
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+        **options: Any,
+    ) -> CalmOutput:
+        """Generate; takes what the model's own `generate` takes.
+
+        With `do_sample=True`, each sequence has its own random numbers, from the seed, its id and
+        the token's place: the same at every batch size and every threshold.
+
+        Parameters
+        ----------
+        input_ids : (n, positions)
+        thresholds : (n,), optional
+            One per sequence, in place of the policy's.
+        seed, sequence_ids
+            Of sampling; ids are the places in the batch by default.
+        **options
+            For `generate`; those that a policy was made for need not be repeated.
+        """
+        options = self._with_policy_options(options)
+        if input_ids is not None:
+            options["input_ids"] = input_ids
+        _check_inputs(self.family, options)
+        told = options.get("generation_config") or self.model.generation_config
+        if options.pop("do_sample", told.do_sample):
+            options |= sampling_processors(options, told, seed, sequence_ids)
+        if self.model.training:
+            refuse_training(self.model)
+        ends = end_tokens(self.model, options.get("eos_token_id", told.eos_token_id))
+        with _patched(self.engine(thresholds, ends)) as run:
+            found = self.model.generate(**options, do_sample=False)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        return CalmOutput(sequences, run.depths)
+
+    def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
+        """Return what runs the decoder's blocks, for one generation."""
+        given = self.rule.threshold if thresholds is None else thresholds
+        levels = threshold_levels("thresholds", given)
+        return Engine(self.family, self.rule, self._confidence, levels, ends)
+
+    def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options with those of the policy, which must not be contradicted."""
+        if self.policy is None:
+            return options
+        made_for = self.policy.settings.get("generation", {})
+        check_options(options, made_for, self.model)
+        return {**made_for, **options}
+
+
 @contextmanager
 def early_exits(
     model: Any,
-    rule: Policy | ExitRule | float | None,
+    policy: Policy | ExitRule | float | None,
     *,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
@@ -53,28 +165,22 @@ def early_exits(
     thresholds: Sequence[float | None] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
 ) -> Iterator[EarlyExits]:
-    """Let a model's own `generate` leave the decoder early, as long as the context lasts.
+    """Make a model's own `generate` exit early within this context.
 
-    Greedy decoding and sampling; not beam search, whose beams change places under the record of
-    their depths.
+    For greedy decoding and sampling. Beam search is not supported: beams change places, so depths
+    would be recorded for the wrong ones.
 
     Parameters
     ----------
     model : PreTrainedModel
         Of a known family (`swiftsure.text.FAMILIES`), in evaluation mode.
-    rule : Policy, ExitRule, float or None
-        A bare number is a threshold of `score`; None: never leave.
-    score : str, optional
-        "softmax" if nothing else says so; must be the policy's or rule's.
-    classifier : MetaClassifier
-        For score "meta".
-    heads : ExitHeads, optional
-        For a model that was not trained to leave early; tokens leave only where there is one.
+    policy, score, classifier, heads
+        As in `CalmModel`.
     thresholds : (n,), optional
-        One a sequence, in place of the rule's.
+        One per sequence, in place of the policy's.
     eos_token_id : int, ints, None or "model"
-        Tokens after which `generate` ends a sequence, if it is told others than the model's. Ended
-        sequences run no more blocks, or (on a GPU) run along unseen.
+        Tokens after which `generate` ends a sequence, if they are not the model's. Ended sequences
+        run no more blocks, or (on a GPU) run along and are ignored.
 
     Raises
     ------
@@ -102,120 +208,18 @@ def early_exits(
     >>> run.depths.exit_layers.shape[0], run.depths.mean_layers.max() <= 3
     (3, np.True_)
     """
-    family = with_heads(family_of(model), heads)
-    refuse_training(model)
-    n_exits = len(family.blocks)
-    chosen = as_rule(rule, score, n_exits)
-    confidence = confidence_of(chosen, family, classifier)
-    if isinstance(rule, Policy):
-        refuse_other_model(rule, model, classifier, heads)
-    levels = checked_thresholds(
-        "thresholds", chosen.threshold if thresholds is None else thresholds
-    )
-    with _led_by(
-        Engine(family, chosen, confidence, levels, end_tokens(model, eos_token_id))
-    ) as run:
+    fast = CalmModel(model, policy, score=score, classifier=classifier, heads=heads)
+    with _patched(fast.engine(thresholds, end_tokens(model, eos_token_id))) as run:
         yield run
 
 
-class CalmModel:
-    """A model that generates with early exits.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Of a known family, in evaluation mode.
-    rule : Policy, ExitRule, float or None
-        A policy is compared with the model once, here.
-    score, classifier, heads
-        As in `early_exits`.
-
-    Attributes
-    ----------
-    rule : ExitRule
-    n_exits : int
-        Number of decoder blocks.
-
-    Raises
-    ------
-    ValueError
-        As `early_exits`.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        rule: Policy | ExitRule | float | None,
-        *,
-        score: str | None = None,
-        classifier: MetaClassifier | None = None,
-        heads: ExitHeads | None = None,
-    ) -> None:
-        self.family = with_heads(family_of(model), heads)
-        refuse_training(model)
-        self.model = model
-        self.n_exits = len(self.family.blocks)
-        self.rule = as_rule(rule, score, self.n_exits)
-        self.classifier = classifier
-        self.heads = heads
-        self.policy = rule if isinstance(rule, Policy) else None
-        self._confidence = confidence_of(self.rule, self.family, classifier)
-        if self.policy is not None:
-            refuse_other_model(self.policy, model, classifier, heads)
-
-    def generate(
-        self,
-        input_ids: Tensor | None = None,
-        *,
-        thresholds: Sequence[float | None] | None = None,
-        seed: int = 0,
-        sequence_ids: Sequence[int] | None = None,
-        **options: Any,
-    ) -> CalmOutput:
-        """Generate; takes what the model's own `generate` takes.
-
-        With `do_sample=True`, each sequence has its own random numbers, from the seed, its id and
-        the token's place: the same at every batch size and every threshold.
-
-        Parameters
-        ----------
-        input_ids : (n, positions)
-        thresholds : (n,), optional
-            One a sequence, in place of the rule's.
-        seed, sequence_ids
-            Of sampling; ids are the places in the batch by default.
-        **options
-            For `generate`; those that a policy was made for need not be said again.
-        """
-        options = self._accepted(options)
-        if input_ids is not None:
-            options["input_ids"] = input_ids
-        _refuse_inputs(self.family, options)
-        told = options.get("generation_config") or self.model.generation_config
-        if options.pop("do_sample", told.do_sample):
-            options |= sampling_processors(options, told, seed, sequence_ids)
-        if self.model.training:
-            refuse_training(self.model)
-        levels = self.rule.threshold if thresholds is None else thresholds
-        engine = Engine(
-            self.family,
-            self.rule,
-            self._confidence,
-            checked_thresholds("thresholds", levels),
-            end_tokens(self.model, options.get("eos_token_id", told.eos_token_id)),
-        )
-        with _led_by(engine) as run:
-            found = self.model.generate(**options, do_sample=False)
-        sequences = found if isinstance(found, Tensor) else found.sequences
-        return CalmOutput(sequences, run.depths)
-
-    def _accepted(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options with those of the policy, which must not be contradicted."""
-        if self.policy is None:
-            return options
-        made_for = self.policy.settings.get("generation", {})
-        refuse_other_options(options, made_for, self.model)
-        return {**made_for, **options}
+def calm_fingerprint(
+    model: nn.Module, classifier: MetaClassifier | None = None, heads: ExitHeads | None = None
+) -> str:
+    """Return the fingerprint of a model with its meta-classifier and exit heads, if any."""
+    parts = {"classifier": classifier, "heads": heads}
+    given = {name: part for name, part in parts.items() if part is not None}
+    return fingerprint(nn.ModuleDict({"model": model, **given}) if given else model)
 
 
 def with_heads(family: Family, heads: ExitHeads | None) -> Family:
@@ -231,9 +235,21 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
     return family
 
 
+def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+    """Return the rule of a policy, a rule or a bare threshold, of this score."""
+    rule = resolve_rule(given, ExitRule)
+    if score is None or score == rule.score:
+        return rule
+    if isinstance(given, Policy):
+        ExitRule.bind(given).check_score(score)
+    if isinstance(given, ExitRule):
+        raise ValueError(f"`policy` is a rule with score {rule.score!r}, but got {score!r}.")
+    return replace(rule, score=score)
+
+
 @contextmanager
-def _alone(model: nn.Module) -> Iterator[None]:
-    """Hold a model; it can run with early exits only once at a time."""
+def _exclusive(model: nn.Module) -> Iterator[None]:
+    """Reserve a model: it can run with early exits only once at a time."""
     with _lock:
         if model in _running:
             raise RuntimeError(
@@ -249,21 +265,21 @@ def _alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _led_by(engine: Engine) -> Iterator[EarlyExits]:
-    """Lead the decoder, its blocks and the head through the engine, and back afterwards."""
+def _patched(engine: Engine) -> Iterator[EarlyExits]:
+    """Route the decoder, its blocks and the head through the engine within this context."""
     family = engine.family
-    with _alone(family.model), ExitStack() as undo:
+    with _exclusive(family.model), ExitStack() as undo:
         for index, block in enumerate(engine.blocks):
-            undo.enter_context(_led(block, partial(engine.run_block, index)))
-        undo.enter_context(_led(family.stack, engine.run_stack))
-        undo.enter_context(_led(family.head, engine.run_head))
+            undo.enter_context(_replaced_forward(block, partial(engine.run_block, index)))
+        undo.enter_context(_replaced_forward(family.stack, engine.run_stack))
+        undo.enter_context(_replaced_forward(family.head, engine.run_head))
         undo.callback(engine.release)
         yield EarlyExits(engine)
 
 
 @contextmanager
-def _led(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
-    """Set a module's forward method to one that gets the original first."""
+def _replaced_forward(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's forward method by one whose first argument is the original."""
     own: Any = module.__dict__
     before = own.get("forward")
     own["forward"] = partial(through, module.forward)
@@ -276,7 +292,7 @@ def _led(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
             own["forward"] = before
 
 
-def _refuse_inputs(family: Family, options: dict[str, Any]) -> None:
+def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     """Raise where `generate` would fail without saying why, or do what exits cannot follow."""
     told = options.get("generation_config") or family.model.generation_config
     beams = options.get("num_beams") or told.num_beams or 1

@@ -1,9 +1,8 @@
 """The exit rule of generation: score, threshold and its decay over the answer."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.exits import calm_decay, threshold_array
 from swiftsure.policy import Policy
+from swiftsure.systems import ThresholdRule
 
-__all__ = ["SCORES", "Decay", "ExitRule", "as_rule"]
+__all__ = ["SCORES", "Decay", "ExitRule"]
 
 SCORES = ("softmax", "saturation", "meta")
 """Names of the confidences."""
@@ -43,7 +43,7 @@ class Decay:
     form: Literal["calm", "free"] = "calm"
 
     def __post_init__(self) -> None:
-        """Refuse what is no decay."""
+        """Check every field."""
         checks.count("length", self.length)
         checks.known("form", self.form, ["calm", "free"])
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -58,24 +58,24 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class ExitRule:
-    """When a token leaves the decoder: at the first block whose confidence reaches the threshold.
+class ExitRule(ThresholdRule):
+    """A token exits after the first decoder block whose confidence reaches the threshold.
 
     Parameters
     ----------
     threshold : float, optional
         λ, at most 1; None: never, or as `sweep` says.
+    strict : bool
+        Exit on `>` instead of `≥`.
+    min_exit : int
+        Exits before this one are never taken; exit 0 is after the first block.
     score : {"softmax", "saturation", "meta"}
         Difference of the two largest probabilities; cosine of the states before and after a block;
         a classifier's probability that the block's token is the full model's.
-    strict : bool
-        Leave on `>` rather than `≥`.
-    min_exit : int
-        Exits before this one are never taken; exit 0 is after the first block.
     decay : Decay, optional
     shortlist : int, optional
         For "softmax": look at this many tokens only, the most probable ones at a token's first
-        exit, and at the whole vocabulary only where these make a token leave. Exits are then as
+        exit, and at the whole vocabulary only where these make a token exit. Exits are then as
         confident as without it, but some may be missed.
 
     Examples
@@ -84,19 +84,17 @@ class ExitRule:
     {'score': 'saturation', 'n_exits': 6}
     """
 
-    threshold: float | None = None
-    score: str = "softmax"
-    strict: bool = False
-    min_exit: int = 0
-    decay: Decay | None = None
-    shortlist: int | None = None
+    system: ClassVar[str] = "early-exit generation"
+    record_from: ClassVar[str] = "swiftsure.text.sweep"
+
+    score: str = field(default="softmax", kw_only=True)  # type: ignore[misc]
+    decay: Decay | None = field(default=None, kw_only=True)
+    shortlist: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Check every field."""
+        super().__post_init__()
         checks.known("score", self.score, SCORES)
-        checks.count("min_exit", self.min_exit, 0)
-        if self.threshold is not None:
-            checked_thresholds("threshold", [self.threshold])
         if self.shortlist is not None:
             checks.count("shortlist", self.shortlist, 2)
             if self.score != "softmax":
@@ -110,78 +108,22 @@ class ExitRule:
         return thresholds if self.decay is None else self.decay.levels(thresholds, step)
 
     def settings(self, n_exits: int) -> dict[str, Any]:
-        """Return all but the threshold, as a record and its policies keep it."""
-        found: dict[str, Any] = {"score": self.score, "n_exits": n_exits}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("threshold", "score", "decay") or value == field.default:
-                continue
-            found[field.name] = value
-        if self.decay is not None:
-            found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(self.decay)}
+        """Return everything but the threshold, as a record and its policies keep it."""
+        found = super().settings(n_exits)
+        if found.pop("decay", None) is not None:
+            found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(Decay)}
         return found
 
     @classmethod
-    def from_settings(cls, threshold: float | None, settings: Mapping[str, Any]) -> "ExitRule":
-        """Return the rule that a record or a policy was made for."""
-        decay = {
-            key.removeprefix("decay_"): value
-            for key, value in settings.items()
-            if key.startswith("decay_")
+    def from_policy(cls, policy: Policy) -> Self:
+        """Return the rule of a policy, which must say its score and number of exits."""
+        binding = cls.bind(policy)
+        if binding.score is None or binding.n_exits is None:
+            raise binding.refusal()
+        prefix = "decay_"
+        decay: dict[str, Any] = {
+            name.removeprefix(prefix): value
+            for name, value in policy.settings.items()
+            if name.startswith(prefix)
         }
-        own = {f.name for f in fields(cls)} - {"threshold", "decay"}
-        return cls(
-            threshold,
-            decay=Decay(**decay) if decay else None,
-            **{name: value for name, value in settings.items() if name in own},
-        )
-
-
-def checked_thresholds(name: str, thresholds: Any) -> NDArray[np.float32]:
-    """Return thresholds as float32; those above 1, which no confidence reaches, are refused."""
-    levels = threshold_array(thresholds, name)
-    if (np.isfinite(levels) & (levels > 1)).any():
-        raise ValueError(
-            f"`{name}` must be at most 1, or None for never, but got {float(levels.max()):g}."
-        )
-    return levels
-
-
-def as_rule(given: "Policy | ExitRule | float | None", score: str | None, n_exits: int) -> ExitRule:
-    """Return the rule of a policy, a rule, or a bare threshold, checked against the model.
-
-    Raises
-    ------
-    ValueError
-        If a policy was made for another score or number of exits, or for no generation at all.
-    """
-    if isinstance(given, Policy):
-        rule = _policy_rule(given, n_exits)
-    elif isinstance(given, ExitRule):
-        rule = given
-    else:
-        return ExitRule(given, score=score or "softmax")
-    if score is not None and score != rule.score:
-        maker = "`policy` was made for" if isinstance(given, Policy) else "`rule` has"
-        raise ValueError(f"{maker} score {rule.score!r}, but got {score!r}.")
-    if rule.min_exit >= n_exits:
-        raise ValueError(
-            f"`min_exit` must be less than the model's {n_exits} exits, but got {rule.min_exit}."
-        )
-    return rule
-
-
-def _policy_rule(policy: Policy, n_exits: int) -> ExitRule:
-    settings = policy.settings
-    if "score" not in settings or "n_exits" not in settings or "threshold" not in settings:
-        raise ValueError(
-            "`policy` was not made for early-exit generation: make its record with"
-            " swiftsure.text.sweep."
-        )
-    if settings["n_exits"] != n_exits:
-        raise ValueError(
-            f"`policy` was made for {settings['n_exits']} exits, but the model has {n_exits}."
-        )
-    if isinstance(policy.threshold, tuple):
-        raise ValueError("`policy` must have one threshold, not one an exit.")
-    return replace(ExitRule.from_settings(None, settings), threshold=policy.threshold)
+        return replace(super().from_policy(policy), decay=Decay(**decay) if decay else None)

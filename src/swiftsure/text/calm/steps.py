@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swiftsure.text.calm.confidences import Logits, Look
 
-__all__ = ["MaskedStep", "Parting", "Step", "rows_of", "step_on"]
+__all__ = ["MaskedStep", "SplitRows", "Step", "rows_of", "step_on"]
 
 # Compacting copies the cached keys and values of the active rows, and runs the left ones' through
 # their matrices apart. On a CPU, at width 224, a batch of 32 won a few percent by it, and one of 8
@@ -31,8 +31,8 @@ COMPACT_BELOW = 0.5
 """Largest share of the batch whose rows are run by themselves."""
 
 
-class Parting:
-    """Rows of a batch of n, parted into those under way and those that left.
+class SplitRows:
+    """Rows of a batch of n: those that are still running, and those that exited.
 
     Tensors are made when they are asked for, and serve all blocks until more rows leave.
     """
@@ -93,7 +93,7 @@ class Step:
         self.may_exit = may_exit
         self.under_way: Sequence[int] = range(n)
         """Rows that have not left."""
-        self.parting: Parting | None = None
+        self.split: SplitRows | None = None
         """The same on the device; None as long as all are under way."""
         self.previous: Tensor | None = None
         """States before the last block that ran."""
@@ -126,23 +126,23 @@ class Step:
     @property
     def gone(self) -> Tensor:
         """Which rows left, (n, 1, 1), once some have."""
-        parting: Parting = self.parting  # type: ignore[assignment]
-        return parting.gone
+        split: SplitRows = self.split  # type: ignore[assignment]
+        return split.gone
 
     def look(self, exit_index: int, states: Tensor) -> Look:
         """Return what a confidence sees of those under way, (n, 1, width) being all states."""
         now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
         rows = None
-        if self.parting is not None:
-            rows = self.parting.active
+        if self.split is not None:
+            rows = self.split.active
             now, before = now.index_select(0, rows), before.index_select(0, rows)
         return Look(exit_index, now, before, rows, self.n, _on(self.levels, self.device))
 
     def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
         """Let those leave whose confidence passes."""
-        told = scores.tolist()  # the one synchronisation of a look: who is left decides what runs
-        self.note(look.exit_index, told, seen)
-        leaving = self._passing(told, strict)
+        values = scores.tolist()  # the one synchronisation of a look: who is left decides what runs
+        self.note(look.exit_index, values, seen)
+        leaving = self._passing(values, strict)
         if leaving:
             self.leave(look.exit_index + 1, leaving, seen)
 
@@ -173,7 +173,7 @@ class Step:
             self._known.append((rows, seen.of(index, self.n_active)))
         self._note_left(depth, leaving, known=seen is not None)
         if not everybody:
-            self.parting = Parting(self.under_way, self.n, self.device)
+            self.split = SplitRows(self.under_way, self.n, self.device)
 
     def _note_left(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
         """Note who left where, and who is still under way; `known`: with their logits."""
@@ -274,15 +274,15 @@ class MaskedStep(Step):
         Both compare the same numbers in single precision, and agree.
         """
         passed = scores > look.levels if strict else scores >= look.levels
-        told = scores.tolist()
-        told = [told[row] for row in self.under_way]
-        self._looks.append((look.exit_index, self.under_way, told))
+        values = scores.tolist()
+        values = [values[row] for row in self.under_way]
+        self._looks.append((look.exit_index, self.under_way, values))
         if seen is not None:
             whole = self.under_way
             if seen.index is not None:
                 whole = sorted(set(whole).intersection(seen.index.tolist()))
             self._count_heads(whole)
-        leaving = self._passing(told, strict)
+        leaving = self._passing(values, strict)
         if not leaving:
             return
         if seen is not None:

@@ -1,32 +1,24 @@
-"""`sweep`: from a model and texts to a threshold record, with far fewer runs than thresholds.
-
-A generation at one threshold tells for which others it would be the same: those that lie on the
-same side of every confidence that was compared. Only thresholds that none so far covers are run.
-Every sequence of a batch has its own threshold, so batches stay full; an encoder runs once on each
-text.
-"""
+"""`sweep`: from a model and texts to a threshold record."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import Loss
+from swiftsure.losses import LOSSES, Loss, resolve_loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.records.shards import Shards
+from swiftsure.systems import RunBatch, Runs, sweep_grid, threshold_levels
 from swiftsure.text.calm.meta import MetaClassifier
-from swiftsure.text.calm.model import CalmModel
+from swiftsure.text.calm.model import CalmModel, calm_fingerprint
 from swiftsure.text.calm.results import Depths
-from swiftsure.text.calm.rules import ExitRule, checked_thresholds
+from swiftsure.text.calm.rules import ExitRule
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.generation import calm_fingerprint
 from swiftsure.text.inputs import Source, encode, refuse_seen, token_rows
-from swiftsure.text.samples import SweptTexts, resolved_loss
+from swiftsure.text.text_sweep import TextData, TextSweep
 
 __all__ = ["same_generation", "sweep"]
 
@@ -105,29 +97,28 @@ def sweep(
     for name, trained in (("classifier", classifier), ("heads", heads)):
         if trained is not None:
             refuse_seen(texts, name, trained.trained_on)
-    fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads)
-    run = _Sweep(
-        fast=fast,
+    data = TextData.of(texts, references, ids, groups)
+    rows = token_rows(data.texts, tokenizer, model, max_source_length)  # refuses bad texts early
+    return _CalmSweep(
+        fast=CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads),
+        data=data,
         tokenizer=tokenizer,
-        grid=_grid(thresholds),
-        losses=[resolved_loss(loss) for loss in losses],
+        grid=sweep_grid(threshold_levels("thresholds", list(thresholds)), np.inf),
+        losses=[resolve_loss(loss, LOSSES) for loss in losses],
         max_source_length=max_source_length,
         generation=dict(generation or {}),
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
         fingerprint=calm_fingerprint(model, classifier, heads),
-    )
-    data = SweptTexts.of(texts, references, ids, groups)
-    token_rows(data.texts, tokenizer, model, max_source_length)  # none is to be refused later
-    kept = Shards(shards, run.identity(data, shard_size))
-    return kept.record(len(texts), shard_size, partial(run.record, data), progress)
+        lengths=np.asarray([len(row) for row in rows]),
+    ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
 
 
 def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Array) -> Array:
     """Return at which thresholds each sequence would have come out the same, (n, K).
 
-    A token that stayed at some confidence stays at every higher level; one that left, leaves at
-    every lower one. `rule` is that of the run, `ran_at` its threshold for each sequence, (n,).
+    A token that stayed at some confidence stays at every higher threshold; one that exited, exits
+    at every lower one. `rule` is the run's, `ran_at` its threshold for each sequence, (n,).
     """
     layers, looks = depths.exit_layers, depths.confidences
     n, tokens, n_looks = looks.shape
@@ -145,106 +136,55 @@ def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Arr
         looked = own <= 1
     running = layers > 0
     same: Array = (fits | ~running[:, :, None]).all(axis=1)
-    # Where a level was out of reach nobody looked, so nothing is known of other thresholds.
-    known: Array = np.all(looked | ~running, axis=1, keepdims=True)
+    # Confidences were not computed at an unreachable level: nothing is known of other thresholds.
+    compared: Array = np.all(looked | ~running, axis=1, keepdims=True)
     itself: Array = grid == np.reshape(np.asarray(ran_at, np.float32), (n, 1))
-    return (same & known) | itself
+    return (same & compared) | itself
 
 
 @dataclass(frozen=True)
-class _Sweep:
-    """One model, one rule, one grid."""
+class _CalmSweep(TextSweep):
+    """Runs texts with early exits; every sequence of a batch has its own threshold."""
 
     fast: CalmModel
-    tokenizer: Any
-    grid: NDArray[np.float32]
-    losses: list[Loss]
-    max_source_length: int | None
-    generation: dict[str, Any]
-    seed: int
-    batch_size: int
-    fingerprint: str
+    lengths: NDArray[np.int64]
+    batch_size: int = 8
 
-    def record(self, data: SweptTexts, rows: slice) -> ThresholdRecord:
-        """Return the record of some texts."""
-        texts = data.texts[rows]
-        answers, layers, flops = self._generate(texts, rows.start)
-        return data.record(
-            rows,
-            self.grid.astype(np.float64),
-            answers,
-            self.losses,
-            costs={"layers": layers, "flops": flops},
-            fingerprint=self.fingerprint,
-            settings=self.settings(),
-        )
-
+    @property
     def settings(self) -> dict[str, Any]:
-        """Return what a policy of this record must insist on."""
+        """What policies of this record are bound to, beside the model."""
         found = self.fast.rule.settings(self.fast.n_exits)
         return found | ({"generation": self.generation} if self.generation else {})
 
-    def identity(self, data: SweptTexts, shard_size: int) -> dict[str, Any]:
-        """Return what shards of one sweep have in common."""
-        return {
-            "model": self.fingerprint,
-            "settings": self.settings(),
-            "thresholds": [None if np.isinf(each) else float(each) for each in self.grid],
-            "losses": [loss.name for loss in self.losses],
-            "max_source_length": self.max_source_length,
-            "seed": self.seed,
-            "shard_size": shard_size,
-            "data": data.hash(),
-        }
+    def order(self, inputs: slice) -> NDArray[np.int64]:
+        """Return texts by length: those of similar length have answers that end together."""
+        return self.lengths[inputs].argsort(kind="stable")
 
-    def _generate(self, texts: list[str], first: int) -> tuple[Array, Array, Array]:
-        """Return answers, mean layers and FLOPs of each text at each threshold."""
+    def prepare(self, inputs: slice) -> RunBatch:
+        """Encode texts; an encoder runs once on each."""
+        texts = self.data.texts[inputs]
         encoded = encode(texts, self.tokenizer, self.fast.model, self.max_source_length)
         source = Source(self.fast.model, encoded, self.batch_size)
-        shape = (len(texts), len(self.grid))
-        answers = np.full(shape, None, dtype=object)
-        layers, flops = np.zeros(shape), np.zeros(shape)
-        due = np.ones(shape, dtype=bool)
-        # Texts of like length have answers of like length, and end together.
-        by_length = np.argsort(encoded["attention_mask"].sum(dim=1).numpy(), kind="stable")
-        while due.any():
-            # The full model by itself: beside others its tokens would be looked at for nothing.
-            waiting: Array = np.any(due[:, :1] if due[:, 0].any() else due, axis=1)
-            rows = by_length[waiting[by_length]][: self.batch_size]
-            columns = due[rows].argmax(axis=1)  # the safest that is due
-            said, depths = self._run(source, rows, columns, first)
-            same = same_generation(self.fast.rule, self.grid[columns], depths, self.grid)
-            for place, row in enumerate(rows):
-                new = due[row] & same[place]
-                answers[row, new] = said[place]
-                layers[row, new] = depths.mean_layers[place]
-                flops[row, new] = depths.flops[place]
-                due[row] &= ~new
-        return answers, layers, flops
 
-    def _run(
-        self, source: Source, rows: Array, columns: Array, first: int
-    ) -> tuple[list[str], Depths]:
-        given = source.rows(rows.tolist())
-        output = self.fast.generate(
-            **given,
-            **self.generation,
-            thresholds=self.grid[columns].tolist(),
-            seed=self.seed,
-            sequence_ids=(first + rows).tolist(),
-        )
-        tokens = output.sequences
-        if "input_ids" in given:  # a causal model repeats its prompt
-            tokens = tokens[:, given["input_ids"].shape[1] :]
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True), output.depths
+        def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            given = source.rows(rows.tolist())
+            output = self.fast.generate(
+                **given,
+                **self.generation,
+                thresholds=self.grid[columns].tolist(),
+                seed=self.seed,
+                sequence_ids=(inputs.start + rows).tolist(),
+            )
+            tokens, depths = output.sequences, output.depths
+            if "input_ids" in given:  # a causal model repeats its prompt
+                tokens = tokens[:, given["input_ids"].shape[1] :]
+            values = {
+                "answers": self.decoded(tokens),
+                "layers": depths.mean_layers,
+                "flops": depths.flops,
+            }
+            return Runs(
+                values, same_generation(self.fast.rule, self.grid[columns], depths, self.grid)
+            )
 
-
-def _grid(thresholds: Sequence[float | None]) -> NDArray[np.float32]:
-    levels = checked_thresholds("thresholds", list(thresholds))
-    if levels.ndim != 1 or len(levels) == 0:
-        raise ValueError("`thresholds` must be a list of numbers, safest first.")
-    if np.isfinite(levels[0]):
-        levels = np.concatenate([np.asarray([np.inf], np.float32), levels])
-    if (np.diff(levels) >= 0).any():
-        raise ValueError("`thresholds` must fall from the safest to the fastest, each once.")
-    return levels
+        return run
