@@ -357,7 +357,7 @@ def test_a_policy_brings_threshold_and_sampler(tmp_path):
     fast = DeeDiff(model, ss.Policy.load(tmp_path / "policy.json"))
     assert fast.rule == ExitRule(0.5, strict=True, min_exit=1)
     assert fast.sampler == sampler
-    expected = DeeDiff(model, ExitRule(0.5, True, 1), sampler=sampler).generate(3)
+    expected = DeeDiff(model, ExitRule(0.5, strict=True, min_exit=1), sampler=sampler).generate(3)
     assert torch.equal(fast.generate(3).images, expected.images)
 
 
@@ -443,7 +443,7 @@ def test_what_cannot_be_generated_is_refused(arguments, message):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, "the model has 4 classes; give one an image"),
+        (None, "the model has 4 classes; give one per image"),
         ([0, 1, 2], r"shape \(2,\)"),
         ([0.0, 1.0], "whole numbers"),
         ([0, 4], "`labels` must be in 0 to 3"),

@@ -859,3 +859,23 @@ def test_one_name_will_do_for_a_list_of_them(given):
     record = collect(network(), [(inputs(8), labels(8))], progress=False, **given)
     assert [given.get("losses", "zero_one")] == list(record.losses)[:1]
     assert [given.get("scores", "top1")] == list(record.confidences)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_outer_autocast_of_another_dtype_warns_once(dtype, recwarn):
+    model, x = network(), inputs(6)
+    fast = EarlyExit(model, policy_of(0.5, 4, dtype=dtype))
+    expected = fast(x).outputs
+    assert not recwarn
+    same, other = (torch.bfloat16, torch.float16) if dtype else (None, torch.bfloat16)
+    if same is not None:
+        with torch.autocast("cpu", dtype=same):
+            fast(x)
+        assert not recwarn
+    with torch.autocast("cpu", dtype=other):
+        with pytest.warns(UserWarning, match=f"is ignored: the policy was made for {dtype or 'f'}"):
+            found = fast(x).outputs
+        recwarn.clear()
+        fast(x)
+    assert not recwarn
+    assert torch.equal(found, expected)

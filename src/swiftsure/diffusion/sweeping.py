@@ -94,7 +94,9 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    fast = DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype)
+    fast = DeeDiff(
+        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
+    )
     return _DiffusionSweep(
         fast=fast,
         grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
@@ -135,7 +137,9 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    fast = DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype)
+    fast = DeeDiff(
+        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
+    )
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
     candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]

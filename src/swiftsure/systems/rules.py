@@ -1,6 +1,6 @@
 """The rule by which a system exits, from a policy, a rule or a bare threshold."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -63,8 +63,8 @@ class ThresholdRule:
     score: ClassVar[str]
 
     threshold: float | None = None
-    strict: bool = False
-    min_exit: int = 0
+    strict: bool = field(default=False, kw_only=True)
+    min_exit: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -86,10 +86,10 @@ class ThresholdRule:
     def settings(self, n_exits: int) -> dict[str, Any]:
         """Return everything but the threshold, as a record and its policies keep it."""
         found: dict[str, Any] = {"score": self.score, "n_exits": n_exits}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("threshold", "score") and value != field.default:
-                found[field.name] = value
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("threshold", "score") and value != each.default:
+                found[each.name] = value
         return found
 
     @classmethod
@@ -100,7 +100,7 @@ class ThresholdRule:
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:
         """Return the rule of a policy, which must be for this kind of system."""
-        own = {field.name for field in fields(cls)} - {"threshold"}
+        own = {each.name for each in fields(cls)} - {"threshold"}
         settings = {name: value for name, value in policy.settings.items() if name in own}
         return cls(cls.bind(policy).dial("threshold"), **settings)
 

@@ -43,7 +43,8 @@ class CutModel(Staged):
 def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutModel:
     """Return a network as a staged model with an exit after each named submodule.
 
-    The network's own weights are shared, not copied; its own output is the last exit.
+    The network's own weights are shared, not copied; its own output is the last exit. The train or
+    eval mode of every part stays as it is.
 
     Parameters
     ----------
@@ -100,7 +101,12 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
             after, results = [], [output]
         pieces.append(_piece(model, segment, live, results))
         live = after
-    return CutModel(pieces, heads)
+    staged = CutModel(pieces, heads)
+    kept = {*model.modules(), *(part for head in heads for part in head.modules())}
+    for part in staged.modules():
+        if part not in kept:  # made here, so it follows the network
+            part.training = model.training
+    return staged
 
 
 class _Tracer(fx.Tracer):

@@ -1,21 +1,43 @@
 """Fingerprints of models: what a policy certifies, in one hash."""
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["begin_fingerprint", "fingerprint"]
+__all__ = ["begin_fingerprint", "configuration", "fingerprint"]
+
+TRAINING_ONLY = ("training", "inplace", "momentum", "gradient_checkpointing")
+"""Attributes that do not change answers in evaluation mode, beside those of dropout."""
+
+VOLATILE = (
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
+"""Entries of a Hugging Face configuration that do not change what the network computes."""
 
 
 def fingerprint(
     model: nn.Module, *, temperatures: tuple[float, ...] | None = None, dtype: str | None = None
 ) -> str:
-    """Return a hash of names, shapes and values of parameters and buffers, and how they are run.
+    """Return a hash of parameters and buffers, of the configuration, and of how the model is run.
 
-    Wrapping the model, or moving it to another device, does not change it.
+    Parameters and buffers count with names, shapes and values. Wrapping the model, or moving it to
+    another device, does not change the hash.
 
     Examples
     --------
@@ -23,7 +45,92 @@ def fingerprint(
     >>> fingerprint(layer) == fingerprint(torch.nn.DataParallel(layer))
     True
     """
-    return _hash({**_parameters(model), **_buffers(model)}, f"{temperatures}{dtype}")
+    run_as = _run_as(model, temperatures, dtype)
+    return _hash({**_parameters(model), **_buffers(model)}, run_as)
+
+
+def configuration(model: nn.Module) -> dict[str, Any]:
+    """Return the hyperparameters that change what a model computes, by name.
+
+    They are the plain attributes of every part (numbers, texts, functions, and tuples of these),
+    such as strides and numbers of heads, and the classes of parts without children, such as
+    activations. A Hugging Face model gives its `config` instead.
+
+    Examples
+    --------
+    >>> layer = nn.Softmax(dim=1)
+    >>> configuration(layer)
+    {'class': 'Softmax', 'dim': 1}
+    """
+    return dict(sorted(_entries(_unwrapped(model), "")))
+
+
+def _entries(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
+    module = getattr(module, "_orig_mod", module)  # torch.compile wraps parts too
+    config = getattr(module, "config", None)
+    if hasattr(config, "to_dict"):
+        yield f"{prefix}config", _hugging_face(config)
+        return
+    children = list(module.named_children())
+    if "Drop" in type(module).__name__:  # dropout of any kind
+        return
+    if not children:
+        yield f"{prefix}class", type(module).__name__
+    for name, value in vars(module).items():
+        if not (name.startswith("_") or name in TRAINING_ONLY or "drop" in name):
+            plain = _plain_value(value)
+            if plain is not None:
+                yield f"{prefix}{name}", plain
+    for name, child in children:
+        yield from _entries(child, f"{prefix}{name}.")
+
+
+def _plain_value(value: Any) -> Any:
+    """Return what an attribute adds to a configuration; None for nothing."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, FunctionType | BuiltinFunctionType):
+        return value.__name__
+    if isinstance(value, tuple | list):
+        plain = [_plain_value(each) for each in value]
+        return plain if all(each is not None for each in plain) else None
+    return None
+
+
+def _hugging_face(config: Any) -> dict[str, Any]:
+    """Return a configuration without what is volatile or left at the default of all models."""
+    bases = (
+        base for base in type(config).__mro__ if base.__module__.endswith("configuration_utils")
+    )
+    base = next(bases, None)
+    defaults = {} if base is None else base().to_dict()
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if not (name.startswith("_") or name in VOLATILE or "drop" in name)
+        and (name not in defaults or value != defaults[name])
+    }
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside wrappers such as those of torch.compile and data parallelism."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and [name for name, _ in model.named_children()] == ["module"]:
+            own = [*model.parameters(recurse=False), *model.buffers(recurse=False)]
+            inner = None if own else model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _run_as(model: nn.Module, temperatures: tuple[float, ...] | None, dtype: str | None) -> str:
+    content = {
+        "configuration": configuration(model),
+        "temperatures": temperatures,
+        "dtype": dtype,
+    }
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def begin_fingerprint(
@@ -33,11 +140,12 @@ def begin_fingerprint(
     temperatures: tuple[float, ...] | None = None,
     dtype: str | None = None,
 ) -> "Future[str]":
-    """Begin to take a fingerprint in a thread, on a GPU beside what that is asked to do next.
+    """Hash a model in a background thread; on CUDA, on a side stream.
 
     The model may run meanwhile. It is the fingerprint of the model as it is now: a run may change
-    buffers, which are therefore copied first, but no parameters.
+    buffers, which are therefore copied first, but not parameters.
     """
+    run_as = _run_as(model, temperatures, dtype)
     values = _parameters(model)
     values |= {name: value.detach().cpu().clone() for name, value in _buffers(model).items()}
     beside = None
@@ -47,7 +155,7 @@ def begin_fingerprint(
 
     def run() -> str:
         with torch.cuda.stream(beside):
-            return _hash(values, f"{temperatures}{dtype}")
+            return _hash(values, run_as)
 
     threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swiftsure-fingerprint")
     begun = threads.submit(run)

@@ -1,5 +1,6 @@
 """EarlyExit: runs a staged model under a policy, and really skips what is saved."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -63,6 +64,11 @@ class EarlyExit(nn.Module):
         if the model, or a part of it, is in training mode. If the monitor is of something else than
         the policy promises, or the policy was calibrated by groups: fold a mean a group yourself.
 
+    Warns
+    -----
+    UserWarning
+        Once, if it runs under an outer autocast of another dtype, which is ignored.
+
     Notes
     -----
     On a GPU one host-device synchronisation remains at each exit that may fire: the number of
@@ -92,6 +98,7 @@ class EarlyExit(nn.Module):
         self.score = checks.known("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
+        self._warned = False
         # Kept, since a walk through a deep model takes as long as some of its layers.
         self._parts = list(model.modules()) if isinstance(model, nn.Module) else []
         self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
@@ -150,8 +157,24 @@ class EarlyExit(nn.Module):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
             )
+        self._warn_of_autocast(device)
         with inference(device, self.dtype):
             yield
+
+    def _warn_of_autocast(self, device: torch.device) -> None:
+        """Warn once if an outer autocast asks for another dtype than the policy was made for."""
+        if self._warned or not torch.is_autocast_enabled(device.type):
+            return
+        outer = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        if outer != (self.dtype or "float32"):
+            self._warned = True
+            warnings.warn(
+                f"Autocast to {outer} is ignored: the policy was made for"
+                f" {self.dtype or 'float32'}. For {outer}, collect with dtype={outer!r} and"
+                " calibrate again.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def stage(self, exit_index: int, state: Any) -> Any:
         """Advance to an exit, compiled if so wished."""

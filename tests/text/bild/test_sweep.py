@@ -181,7 +181,7 @@ def test_nothing_certified_is_the_large_model_alone(calibrated):
 def test_policies_of_others(calibrated):
     (large, small), _, policy = calibrated
     for pair in [(large, near(small)), (t5(7, layers=2), small), (small, large)]:
-        with pytest.raises(ValueError, match="another pair of models"):
+        with pytest.raises(ValueError, match="made for another model"):
             BigLittle(*pair, policy)
     with pytest.raises(ValueError, match="made for max_new_tokens=6, but got 7"):
         BigLittle(large, small, policy).generate(

@@ -309,14 +309,14 @@ def test_a_cache_of_ones_own_goes_on():
     assert torch.equal(second, wanted)
 
 
-def test_rows_are_parted_once_for_all_blocks():
-    parting = steps.Parting([0, 3], 4, torch.device("cpu"))
+def test_rows_are_split_once_for_all_blocks():
+    split = steps.SplitRows([0, 3], 4, torch.device("cpu"))
     mask, shared = torch.arange(8).reshape(4, 2), torch.zeros(1, 2)
-    assert parting.of(mask).tolist() == [[0, 1], [6, 7]]
-    assert parting.of(mask) is parting.of(mask)
-    assert parting.of(shared) is shared
-    assert parting.left.tolist() == [1, 2]
-    assert parting.gone.flatten().tolist() == [False, True, True, False]
+    assert split.of(mask).tolist() == [[0, 1], [6, 7]]
+    assert split.of(mask) is split.of(mask)
+    assert split.of(shared) is shared
+    assert split.left.tolist() == [1, 2]
+    assert split.gone.flatten().tolist() == [False, True, True, False]
 
 
 def test_a_step_knows_who_left_and_what_they_must_reach():

@@ -129,7 +129,7 @@ def test_a_plain_forward_pass_is_untouched():
         (0.5, {"score": "meta"}, "classifier"),
         (0.5, {"classifier": MetaClassifier(16)}, "belongs to score 'meta'"),
         (ExitRule(0.5, "meta"), {"classifier": MetaClassifier(8)}, "width 8"),
-        (ExitRule(0.5), {"score": "saturation"}, "`rule` has score 'softmax'"),
+        (ExitRule(0.5), {"score": "saturation"}, "`policy` is a rule with score 'softmax'"),
         (ExitRule(0.5, min_exit=4), {}, "`min_exit` must be less than the model's 4 exits"),
     ],
 )

@@ -65,13 +65,13 @@ class ExitRule(ThresholdRule):
     ----------
     threshold : float, optional
         λ, at most 1; None: never, or as `sweep` says.
+    score : {"softmax", "saturation", "meta"}
+        Difference of the two largest probabilities; cosine of the states before and after a block;
+        a classifier's probability that the block's token is the full model's.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int
         Exits before this one are never taken; exit 0 is after the first block.
-    score : {"softmax", "saturation", "meta"}
-        Difference of the two largest probabilities; cosine of the states before and after a block;
-        a classifier's probability that the block's token is the full model's.
     decay : Decay, optional
     shortlist : int, optional
         For "softmax": look at this many tokens only, the most probable ones at a token's first
@@ -87,7 +87,7 @@ class ExitRule(ThresholdRule):
     system: ClassVar[str] = "early-exit generation"
     record_from: ClassVar[str] = "swiftsure.text.sweep"
 
-    score: str = field(default="softmax", kw_only=True)  # type: ignore[misc]
+    score: str = "softmax"  # type: ignore[misc]
     decay: Decay | None = field(default=None, kw_only=True)
     shortlist: int | None = field(default=None, kw_only=True)
 
