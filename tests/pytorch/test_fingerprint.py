@@ -34,7 +34,7 @@ def test_it_is_the_same_in_another_process_and_year():
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, -2.5]]))
         layer.bias.zero_()
-    expected = "sha256:6e672f4f75592e0a39ff412063c87116ac7648494b039b3c9c8331aff35437d8"
+    expected = "sha256:95d2fe570b24640aa0acef8e66e49465cd7f6ad3bb853c8c4fdb25e963631811"
     assert fingerprint(layer) == expected
 
 
@@ -281,6 +281,30 @@ def test_hyperparameters_matter(one, other):
 )
 def test_what_only_training_uses_does_not_matter(one, other):
     assert fingerprint(one) == fingerprint(other)
+
+
+class Counting(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.calls, self.seen = scale, 0, []
+
+    def set_scale(self, scale):
+        self.scale = scale
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(len(x))
+        return self.scale * x
+
+
+def test_counters_do_not_matter():
+    """A model must keep its fingerprint while it runs."""
+    model = Counting(2)
+    before = fingerprint(model)
+    model(torch.zeros(3))
+    assert fingerprint(model) == before
+    model.set_scale(3)
+    assert fingerprint(model) == fingerprint(Counting(3)) != before
 
 
 def test_a_hugging_face_configuration_matters():

@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dis import get_instructions
+from inspect import signature
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -54,7 +56,8 @@ def configuration(model: nn.Module) -> dict[str, Any]:
 
     They are the plain attributes of every part (numbers, texts, functions, and tuples of these),
     such as strides and numbers of heads, and the classes of parts without children, such as
-    activations. A Hugging Face model gives its `config` instead.
+    activations. Attributes that are assigned while the model runs, such as counters, are left out
+    unless the constructor takes them. A Hugging Face model gives its `config` instead.
 
     Examples
     --------
@@ -62,10 +65,11 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     >>> configuration(layer)
     {'class': 'Softmax', 'dim': 1}
     """
-    return dict(sorted(_entries(_unwrapped(model), "")))
+    model = _unwrapped(model)
+    return dict(sorted(_entries(model, "", _assigned_names(model))))
 
 
-def _entries(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
+def _entries(module: nn.Module, prefix: str, state: set[str]) -> Iterator[tuple[str, Any]]:
     module = getattr(module, "_orig_mod", module)  # torch.compile wraps parts too
     config = getattr(module, "config", None)
     if hasattr(config, "to_dict"):
@@ -76,13 +80,32 @@ def _entries(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
         return
     if not children:
         yield f"{prefix}class", type(module).__name__
+    state_names = state - set(signature(type(module).__init__).parameters)
     for name, value in vars(module).items():
-        if not (name.startswith("_") or name in TRAINING_ONLY or "drop" in name):
+        if not (name.startswith("_") or name in {*TRAINING_ONLY, *state_names} or "drop" in name):
             plain = _plain_value(value)
             if plain is not None:
                 yield f"{prefix}{name}", plain
     for name, child in children:
-        yield from _entries(child, f"{prefix}{name}.")
+        yield from _entries(child, f"{prefix}{name}.", state)
+
+
+def _assigned_names(model: nn.Module) -> set[str]:
+    """Return names of attributes that methods other than constructors assign."""
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__}
+    methods = [
+        method.__code__
+        for kind in kinds
+        if not kind.__module__.startswith("torch.")  # whose attributes are hyperparameters
+        for name, method in vars(kind).items()
+        if name != "__init__" and isinstance(method, FunctionType)
+    ]
+    return {
+        each.argval
+        for code in methods
+        for each in get_instructions(code)
+        if each.opname == "STORE_ATTR"
+    }
 
 
 def _plain_value(value: Any) -> Any:
@@ -91,7 +114,7 @@ def _plain_value(value: Any) -> Any:
         return value
     if isinstance(value, FunctionType | BuiltinFunctionType):
         return value.__name__
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         plain = [_plain_value(each) for each in value]
         return plain if all(each is not None for each in plain) else None
     return None
