@@ -19,8 +19,12 @@ TRAINING_ONLY = ("training", "inplace", "momentum", "gradient_checkpointing")
 
 VOLATILE = (
     "architectures",
+    "bos_token_id",
     "dtype",
+    "eos_token_id",
     "id2label",
+    "initializer_factor",
+    "initializer_range",
     "label2id",
     "output_attentions",
     "output_hidden_states",
@@ -30,7 +34,9 @@ VOLATILE = (
     "transformers_version",
     "use_cache",
 )
-"""Entries of a Hugging Face configuration that do not change what the network computes."""
+"""Entries of a Hugging Face configuration that do not change what the network computes.
+
+Policies hold the tokens that end an answer in their own settings."""
 
 
 def fingerprint(
