@@ -128,12 +128,12 @@ class CalmModel:
         if input_ids is not None:
             options["input_ids"] = input_ids
         _check_inputs(self.family, options)
-        told = options.get("generation_config") or self.model.generation_config
-        if options.pop("do_sample", told.do_sample):
-            options |= sampling_processors(options, told, seed, sequence_ids)
+        config = options.get("generation_config") or self.model.generation_config
+        if options.pop("do_sample", config.do_sample):
+            options |= sampling_processors(options, config, seed, sequence_ids)
         if self.model.training:
             refuse_training(self.model)
-        ends = end_tokens(self.model, options.get("eos_token_id", told.eos_token_id))
+        ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
         with _patched(self.engine(thresholds, ends)) as run:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
@@ -294,8 +294,8 @@ def _replaced_forward(module: nn.Module, through: Callable[..., Any]) -> Iterato
 
 def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     """Raise where `generate` would fail without saying why, or do what exits cannot follow."""
-    told = options.get("generation_config") or family.model.generation_config
-    beams = options.get("num_beams") or told.num_beams or 1
+    config = options.get("generation_config") or family.model.generation_config
+    beams = options.get("num_beams") or config.num_beams or 1
     if beams > 1:
         raise ValueError(
             f"`num_beams` must be 1, but is {beams} here or in the model's generation_config: beams"

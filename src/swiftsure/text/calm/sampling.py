@@ -79,12 +79,16 @@ def sampling_processors(
                 f"`{name}` is not known to sampling here; pass what does it as `logits_processor`."
             )
 
-    def told(name: str, otherwise: float) -> Any:
+    def option(name: str, default: float) -> Any:
         value = options.pop(name, None)
         value = getattr(config, name, None) if value is None else value
-        return otherwise if value is None else value
+        return default if value is None else value
 
-    temperature, top_k, top_p = told("temperature", 1.0), told("top_k", 50), told("top_p", 1.0)
+    temperature, top_k, top_p = (
+        option("temperature", 1.0),
+        option("top_k", 50),
+        option("top_p", 1.0),
+    )
     processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
     if temperature != 1.0:
         processors.append(TemperatureLogitsWarper(float(temperature)))
