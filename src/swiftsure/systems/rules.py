@@ -60,9 +60,9 @@ class ThresholdRule:
     """What is run, in words."""
     record_from: ClassVar[str]
     """The function that makes records of it."""
-    score: ClassVar[str]
 
     threshold: float | None = None
+    score: ClassVar[str]  # a field in rules of several scores, second for positional arguments
     strict: bool = field(default=False, kw_only=True)
     min_exit: int = field(default=0, kw_only=True)
 
