@@ -26,7 +26,6 @@ from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
 from swiftsure import ThresholdRecord
-from swiftsure.records.shards import joined
 from swiftsure.text import Rollback, sweep_pair
 
 HERE = Path(__file__).parent
@@ -95,7 +94,7 @@ def main() -> None:
         with ProcessPoolExecutor(
             arguments.workers, get_context("spawn"), torch.set_num_threads, (1,)
         ) as pool:
-            record = joined(list(pool.map(part, range(arguments.workers))))
+            record = ThresholdRecord.concatenate(list(pool.map(part, range(arguments.workers))))
     record.save(arguments.output / "bild.parquet")
     for name, values in record.costs.items():
         mean = np.atleast_2d(values).mean(axis=0)

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.calm.records import PARTS
 from experiments.translation.data import multi30k
 from swiftsure.text import ExitRule, fit_exit_heads, sweep, train_meta
-from swiftsure.text.training import agreement_examples
+from swiftsure.text.calm.training import agreement_examples
 
 HERE = Path(__file__).parent
 GENERATION = {"max_new_tokens": 24}

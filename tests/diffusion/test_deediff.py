@@ -357,7 +357,7 @@ def test_a_policy_brings_threshold_and_sampler(tmp_path):
     fast = DeeDiff(model, ss.Policy.load(tmp_path / "policy.json"))
     assert fast.rule == ExitRule(0.5, strict=True, min_exit=1)
     assert fast.sampler == sampler
-    expected = DeeDiff(model, ExitRule(0.5, True, 1), sampler=sampler).generate(3)
+    expected = DeeDiff(model, ExitRule(0.5, strict=True, min_exit=1), sampler=sampler).generate(3)
     assert torch.equal(fast.generate(3).images, expected.images)
 
 
@@ -370,11 +370,11 @@ def test_a_policy_that_certifies_nothing_runs_the_full_model():
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"score": "top1"}, {}, "score 'top1'"),
+        ({"score": "top1"}, {}, "score='top1'"),
         ({"n_exits": 3}, {}, "3 exits, but the model has 6"),
-        ({}, {"sampler": DDIM(6, SCHEDULE)}, "n_steps was 5, but got 6"),
-        ({}, {"dtype": "bfloat16"}, "dtype float32, but got bfloat16"),
-        ({"generation": {}}, {}, "another kind of system"),
+        ({}, {"sampler": DDIM(6, SCHEDULE)}, "n_steps=5, but got 6"),
+        ({}, {"dtype": "bfloat16"}, "dtype='float32', but got 'bfloat16'"),
+        ({"generation": {}}, {}, "not made for early-exit diffusion"),
     ],
 )
 def test_policies_for_something_else_are_refused(changes, options, message):
@@ -400,7 +400,7 @@ def test_a_policy_of_single_answers_is_refused():
     record = ss.ExitRecord(
         {"model": np.random.default_rng(0).random((50, 5))}, losses={"mse": np.zeros((50, 6))}
     )
-    with pytest.raises(ValueError, match="made for single answers"):
+    with pytest.raises(ValueError, match="not made for early-exit diffusion"):
         DeeDiff(model, ss.calibrate(record, loss="mse", epsilon=0.5))
 
 
@@ -429,7 +429,7 @@ def test_half_precision_is_another_system():
         ({"samples": [-1]}, "`samples` must be at least 0"),
         ({"samples": [0.5]}, "`samples` must be how many"),
         ({"samples": 2, "labels": [0, 1]}, "the model has no classes"),
-        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must be one an image, 2"),
+        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must be one per image, 2"),
         ({"samples": 1, "thresholds": [1.5]}, "`thresholds` must be at most 1"),
         ({"samples": 1, "seed": -1}, "`seed` must be at least 0"),
         ({"samples": 1, "batch_size": 0}, "`batch_size` must be at least 1"),
@@ -443,7 +443,7 @@ def test_what_cannot_be_generated_is_refused(arguments, message):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, "the model has 4 classes; give one an image"),
+        (None, "the model has 4 classes; give one per image"),
         ([0, 1, 2], r"shape \(2,\)"),
         ([0.0, 1.0], "whole numbers"),
         ([0, 4], "`labels` must be in 0 to 3"),
@@ -485,7 +485,7 @@ def test_a_network_without_early_exits_is_run_in_full():
 def test_what_is_no_sampler_or_no_list_of_thresholds_is_refused():
     with pytest.raises(TypeError, match=r"`sampler` must be one, such as DDIM.* got 'ddim'"):
         DeeDiff(network(), sampler="ddim")
-    with pytest.raises(ValueError, match=r"`thresholds` must be one an image, 2, but got 0\.3"):
+    with pytest.raises(ValueError, match=r"`thresholds` must be one per image, 2, but got 0\.3"):
         DeeDiff(network(), sampler=DDIM(2)).generate(2, thresholds=0.3)
 
 

@@ -40,7 +40,7 @@ def levels_of(model):
 @pytest.mark.parametrize("min_exit", [0, 2])
 def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
     model = make()
-    rule = ExitRule(None, strict, min_exit)
+    rule = ExitRule(None, strict=strict, min_exit=min_exit)
     levels = levels_of(model)
     with torch.inference_mode():
         recorded = RecordedSteps(model, batch_of(model, 99), rule, looks=True, dtype=None)
@@ -63,7 +63,7 @@ def test_a_confidence_equal_to_its_level_leaves_unless_the_rule_is_strict():
     with torch.inference_mode():
         for strict, expected in ((False, 0), (True, model.n_exits - 1)):
             step = RecordedSteps(
-                model, batch_of(model, 0), ExitRule(None, strict), looks=True, dtype=None
+                model, batch_of(model, 0), ExitRule(None, strict=strict), looks=True, dtype=None
             )
             found = step(batch_of(model, 1), torch.full((N,), 0.5))
             assert found.exits.tolist() == [expected] * N

@@ -1,5 +1,7 @@
 """Sweeps: what every threshold would give by itself, with fewer runs; kept and resumed."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -103,25 +105,35 @@ def test_labels_belong_to_the_samples():
 # ----------------------------------------------------------------------------------------- shards
 
 
-class Stops(Mse):
-    """A loss that is killed after a while."""
+@pytest.fixture
+def killed_loss(monkeypatch):
+    """Within this context the loss is killed after a while."""
 
-    calls_left = 3
+    @contextmanager
+    def killed(calls_left=3):
+        distance = Mse.distance
 
-    def distance(self, images, others):
-        self.calls_left -= 1
-        if self.calls_left < 0:
-            raise KeyboardInterrupt
-        return super().distance(images, others)
+        def dying(self, images, others):
+            nonlocal calls_left
+            calls_left -= 1
+            if calls_left < 0:
+                raise KeyboardInterrupt
+            return distance(self, images, others)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Mse, "distance", dying)
+            yield
+
+    return killed
 
 
-def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated):
+def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
     options = {"thresholds": levels, "sampler": SAMPLER, "shards": tmp_path, "shard_size": 2}
     expected = sweep(model, 6, losses=["mse"], **(options | {"shards": None}))
-    with pytest.raises(KeyboardInterrupt):
-        sweep(model, 6, losses=[Stops()], **options)
+    with killed_loss(), pytest.raises(KeyboardInterrupt):
+        sweep(model, 6, losses=["mse"], **options)
     kept = len(list(tmp_path.glob("shard-*.parquet")))
     assert 0 < kept < 3
     generated.clear()
@@ -237,9 +249,7 @@ def test_what_is_no_sweep_is_refused(changes, message):
 
 
 def test_a_bar_shows_all_work(monkeypatch, tmp_path):
-    from contextlib import contextmanager
-
-    from swiftsure.diffusion import sweeping
+    from swiftsure.systems import sweep as sweeping
 
     seen = {}
 

@@ -273,7 +273,7 @@ def test_the_fingerprint_is_of_the_model_before_it_ran(monkeypatch):
     ).eval()
     before = fingerprint(model)
     ran = threading.Event()
-    module = sys.modules["swiftsure.torch.fingerprint"]
+    module = sys.modules["swiftsure.torch.fingerprinting"]
     taken = module._hash
 
     def late(*given):
@@ -530,7 +530,7 @@ def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
 
 def test_shards_without_their_list_are_refused(tmp_path):
     collect(Played(4), [logits(20)], shards=tmp_path)
-    (tmp_path / "collection.json").unlink()
+    (tmp_path / "manifest.json").unlink()
     with refused("shards"):
         collect(Played(4), [logits(20)], shards=tmp_path)
 
@@ -562,7 +562,7 @@ def test_a_killed_process(tmp_path):
     )
     assert done.returncode == -9, done.stderr
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["collection.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert found == ["manifest.json", "shard-00000.parquet", "shard-00001.parquet"]
     (tmp_path / ".shard-00002.parquet.abc.part").write_bytes(b"half a shard")
     whole = batches(logits(90), labels(90))
     record = collect(Played(4), whole, shards=tmp_path, shard_size=20)

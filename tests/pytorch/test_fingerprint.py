@@ -8,6 +8,7 @@ from torch import nn
 
 from pytorch.builders import network
 from swiftsure.torch import cut, fingerprint
+from swiftsure.torch.models import UViT
 
 
 def net():
@@ -33,7 +34,7 @@ def test_it_is_the_same_in_another_process_and_year():
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, -2.5]]))
         layer.bias.zero_()
-    expected = "sha256:6e672f4f75592e0a39ff412063c87116ac7648494b039b3c9c8331aff35437d8"
+    expected = "sha256:95d2fe570b24640aa0acef8e66e49465cd7f6ad3bb853c8c4fdb25e963631811"
     assert fingerprint(layer) == expected
 
 
@@ -233,3 +234,92 @@ def test_a_cut_network_has_one_for_network_and_heads():
         one.heads[0][1].bias += 1
     torch.manual_seed(1)
     assert fingerprint(model()) != fingerprint(one)
+
+
+# ---------------------------------------------------------------------------------- configuration
+
+
+def attention(n_heads, **options):
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(8, n_heads, **options)
+
+
+def test_the_number_of_attention_heads_matters():
+    """The same tensors compute something else."""
+    assert attention(2).state_dict().keys() == attention(4).state_dict().keys()
+    assert fingerprint(attention(2)) != fingerprint(attention(4))
+    models = []
+    for n_heads in (2, 4):
+        torch.manual_seed(0)
+        models.append(UViT(image_size=8, width=16, depth=2, n_heads=n_heads).eval())
+    assert len({fingerprint(model) for model in models}) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=1), nn.Conv2d(3, 4, 3, stride=2)),
+        (nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3, padding_mode="reflect", padding=1)),
+        (nn.LayerNorm(4), nn.LayerNorm(4, eps=1e-3)),
+        (nn.Sequential(nn.ReLU()), nn.Sequential(nn.GELU())),
+        (nn.Softmax(dim=1), nn.Softmax(dim=2)),
+    ],
+)
+def test_hyperparameters_matter(one, other):
+    other.load_state_dict(one.state_dict())
+    assert fingerprint(one) != fingerprint(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (attention(2), attention(2, dropout=0.5)),
+        (nn.Dropout(0.1), nn.Dropout(0.5)),
+        (nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=0.5)),
+        (nn.ReLU(), nn.ReLU(inplace=True)),
+    ],
+)
+def test_what_only_training_uses_does_not_matter(one, other):
+    assert fingerprint(one) == fingerprint(other)
+
+
+class Counting(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.calls, self.seen = scale, 0, []
+
+    def set_scale(self, scale):
+        self.scale = scale
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(len(x))
+        return self.scale * x
+
+
+def test_counters_do_not_matter():
+    """A model must keep its fingerprint while it runs."""
+    model = Counting(2)
+    before = fingerprint(model)
+    model(torch.zeros(3))
+    assert fingerprint(model) == before
+    model.set_scale(3)
+    assert fingerprint(model) == fingerprint(Counting(3)) != before
+
+
+def test_a_hugging_face_configuration_matters():
+    transformers = pytest.importorskip("transformers")
+
+    def llama(**options):
+        sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8}
+        config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, **options)
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval()
+
+    plain = llama(num_attention_heads=4)
+    assert fingerprint(llama(num_attention_heads=4)) == fingerprint(plain)
+    assert fingerprint(llama(num_attention_heads=4, rms_norm_eps=1e-3)) != fingerprint(plain)
+    assert fingerprint(llama(num_attention_heads=4, attention_dropout=0.1)) == fingerprint(plain)
+    other = llama(num_attention_heads=4)
+    other.config._name_or_path, other.config.use_cache = "elsewhere", False
+    assert fingerprint(other) == fingerprint(plain)

@@ -318,3 +318,14 @@ def test_a_loss_that_is_not_finite(trained):
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_network_is_kept(training):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    network.train(training)
+    network[1].train(not training)
+    model = attach_heads(network, at=["1"], example=torch.zeros(2, 3, 8, 8))
+    parts = [part for part in model.modules() if part is not network[1]]
+    assert all(part.training is training for part in parts)
+    assert network[1].training is not training

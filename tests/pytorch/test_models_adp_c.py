@@ -8,7 +8,7 @@ from torch import nn
 from pytorch.builders import every_output, policy_of, refused, rows
 from pytorch.reference import Reference, images, on_meta
 from swiftsure.torch import EarlyExit, check
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.models import ADPC
 from swiftsure.torch.models.hrnet import Conv, Pixels
 

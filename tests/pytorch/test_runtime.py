@@ -381,6 +381,7 @@ class Probed(Staged):
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.filterwarnings("ignore:Autocast to")
 def test_dtypes(dtype, kind, streamed):
     """The runtime computes in the dtype of collection, whatever stands around it."""
     model, batch = Probed(), inputs(64)
@@ -415,7 +416,7 @@ def test_a_dtype_may_be_wished_where_the_policy_has_none():
 def test_other_dtypes_are_refused():
     model = network()
     for made_for, asked in [("bfloat16", "float16"), ("bfloat16", "float32")]:
-        with pytest.raises(ValueError, match=f"made for dtype {made_for}, but got {asked}"):
+        with pytest.raises(ValueError, match=f"made for dtype={made_for!r}, but got {asked!r}"):
             EarlyExit(model, policy_of(0.5, 4, dtype=made_for), dtype=asked)
     with refused("dtype"):
         EarlyExit(model, policy_of(0.5, 4), dtype="int8")
@@ -534,7 +535,7 @@ def test_scores_of_classes_need_classes():
 
 def test_other_scores_are_refused():
     assert EarlyExit(network(), policy_of(0.5, 4), score="top1").score == "top1"
-    with pytest.raises(ValueError, match="made for score 'top1', but got 'entropy'"):
+    with pytest.raises(ValueError, match="made for score='top1', but got 'entropy'"):
         EarlyExit(network(), policy_of(0.5, 4), score="entropy")
 
 
@@ -554,7 +555,7 @@ def test_policies_of_whole_runs_are_refused():
     losses = np.zeros((50, 3))
     record = ss.ThresholdRecord([1.0, 0.5, 0.2], losses={"rouge_l": losses})
     for source in (record, record.curve("gap", "rouge_l")):
-        with pytest.raises(ValueError, match="whole run"):
+        with pytest.raises(ValueError, match="not made for exits of a network"):
             EarlyExit(network(), ss.calibrate(source, epsilon=0.5))
 
 
@@ -567,7 +568,7 @@ def test_other_weights_are_refused(tmp_path):
     EarlyExit(model, policy)
     with torch.no_grad():
         model.heads[2].bias[1] += 1e-6
-    with pytest.raises(ValueError, match=r"another model \(or other weights\)"):
+    with pytest.raises(ValueError, match="another model, other weights or another configuration"):
         EarlyExit(model, policy)
 
 
@@ -859,3 +860,23 @@ def test_one_name_will_do_for_a_list_of_them(given):
     record = collect(network(), [(inputs(8), labels(8))], progress=False, **given)
     assert [given.get("losses", "zero_one")] == list(record.losses)[:1]
     assert [given.get("scores", "top1")] == list(record.confidences)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_outer_autocast_of_another_dtype_warns_once(dtype, recwarn):
+    model, x = network(), inputs(6)
+    fast = EarlyExit(model, policy_of(0.5, 4, dtype=dtype))
+    expected = fast(x).outputs
+    assert not recwarn
+    same, other = (torch.bfloat16, torch.float16) if dtype else (None, torch.bfloat16)
+    if same is not None:
+        with torch.autocast("cpu", dtype=same):
+            fast(x)
+        assert not recwarn
+    with torch.autocast("cpu", dtype=other):
+        with pytest.warns(UserWarning, match=f"is ignored: the policy was made for {dtype or 'f'}"):
+            found = fast(x).outputs
+        recwarn.clear()
+        fast(x)
+    assert not recwarn
+    assert torch.equal(found, expected)

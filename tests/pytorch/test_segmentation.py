@@ -414,7 +414,7 @@ def test_a_run_that_was_killed_between_telling_and_writing(tmp_path):
     with pytest.warns(UserWarning, match="2 of 24"):
         whole = collect(PlayedMaps(), batches(x, labels), **options)
     last = sorted(tmp_path.glob("shard-*.parquet"))[1:]
-    assert json.loads((tmp_path / "collection.json").read_text())["left_out"] == {
+    assert json.loads((tmp_path / "manifest.json").read_text())["notes"]["left_out"] == {
         "0": [1],
         "1": [9],
     }

@@ -7,14 +7,14 @@ import pytest
 
 if find_spec("torch") is None or find_spec("transformers") is None:
     # All but the one test that is skipped and says why.
-    found = Path(__file__).parent.glob("test_*.py")
-    collect_ignore = [path.name for path in found if path.name != "test_extra.py"]
+    found = Path(__file__).parent.rglob("test_*.py")
+    collect_ignore = [str(path) for path in found if path.name != "test_extra.py"]
 else:
     import torch
 
     torch.set_num_threads(1)  # several workers share the cores
 
-    from swiftsure.text import engine, steps
+    from swiftsure.text.calm import engine, steps
 
     @pytest.fixture(params=["rows", "mask"])
     def each_kind_of_step(request, monkeypatch):

@@ -17,21 +17,17 @@ from torch import Tensor, nn
 
 from swiftsure import checks
 from swiftsure.diffusion.graphs import RecordedSteps
-from swiftsure.diffusion.inputs import (
-    accepted_dtype,
-    accepted_sampler,
-    class_labels,
-    sample_numbers,
-)
+from swiftsure.diffusion.inputs import class_labels, resolve_sampler, sample_numbers
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.results import Generated, joined
-from swiftsure.diffusion.rules import ExitRule, checked_thresholds, rule_of
+from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, estimated, looked
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
-from swiftsure.torch.fingerprint import fingerprint
-from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.systems import check_dtype, resolve_rule, threshold_levels
+from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["DeeDiff"]
@@ -104,14 +100,17 @@ class DeeDiff:
             )
         self.model = model
         self.image_shape: tuple[int, int, int] = model.image_shape
-        self.rule = rule_of(policy, model.n_exits)
-        settings = policy.settings if isinstance(policy, Policy) else {}
-        self.sampler = accepted_sampler(settings, sampler)
-        self.dtype = accepted_dtype(settings, dtype)
+        self.rule = resolve_rule(policy, ExitRule)
+        self.rule.check_exits(model.n_exits)
+        binding = ExitRule.bind(policy) if isinstance(policy, Policy) else None
+        self.sampler = resolve_sampler({} if binding is None else binding.policy.settings, sampler)
+        dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
+        self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
         self._recorded: dict[tuple[int, bool], RecordedSteps] = {}
-        if isinstance(policy, Policy) and policy.certificate.model is not None:
-            self._refuse_another_model(policy.certificate.model)
+        if binding is not None:
+            binding.check_exits(model.n_exits)
+            binding.check_model(lambda: self.fingerprint)
 
     @property
     def fingerprint(self) -> str:
@@ -164,7 +163,7 @@ class DeeDiff:
         labels : (n,), optional
             Classes, where the network is conditioned on them.
         thresholds : (n,), optional
-            One an image, in place of the policy's. A policy's promise then says nothing.
+            One per image, in place of the policy's, whose promise then does not hold.
 
         Raises
         ------
@@ -176,9 +175,9 @@ class DeeDiff:
         given: Any = [self.rule.threshold] * len(numbers) if thresholds is None else thresholds
         if not hasattr(given, "__len__") or len(given) != len(numbers):
             raise ValueError(
-                f"`thresholds` must be one an image, {len(numbers)}, but got {given!r}."
+                f"`thresholds` must be one per image, {len(numbers)}, but got {given!r}."
             )
-        levels = checked_thresholds("thresholds", list(given))
+        levels = threshold_levels("thresholds", list(given))
 
         def batch(rows: slice, labelled: Labels) -> Generated:
             return self._batch(numbers[rows], labelled, levels[rows], seed, advance)
@@ -293,15 +292,7 @@ class DeeDiff:
         return images
 
     def _device(self) -> torch.device:
-        return home(self.model) or torch.device("cpu")
-
-    def _refuse_another_model(self, expected: str) -> None:
-        found = self.fingerprint
-        if found != expected:
-            raise ValueError(
-                "`policy` was made for another model (or other weights): its fingerprint is"
-                f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
-            )
+        return model_device(self.model) or torch.device("cpu")
 
 
 def _refuse_broken(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:

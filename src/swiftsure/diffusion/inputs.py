@@ -1,5 +1,6 @@
-"""What users pass to a generation, checked."""
+"""Checks of what a generation is given."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.diffusion.schedules import DDIM, Sampler, sampler_from_settings
+from swiftsure.systems import check_same
 
-__all__ = ["accepted_dtype", "accepted_sampler", "class_labels", "sample_numbers"]
-
-DTYPES = ("bfloat16", "float16", "float32")
+__all__ = ["class_labels", "resolve_sampler", "sample_numbers"]
 
 
 def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
@@ -25,35 +25,16 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
     return numbers.astype(np.int64)
 
 
-def accepted_sampler(settings: dict[str, Any], sampler: Sampler | None) -> Sampler:
+def resolve_sampler(settings: Mapping[str, Any], sampler: Sampler | None) -> Sampler:
     """Return the sampler of a policy's settings, which one that is given must equal."""
     if not isinstance(sampler, Sampler | None):
         raise TypeError(f"`sampler` must be one, such as DDIM(50) or DDPM(), but got {sampler!r}.")
     if "sampler" not in settings:
         return DDIM() if sampler is None else sampler
-    made_for = settings["sampler"]
     if sampler is None:
-        return sampler_from_settings(made_for)
-    given = sampler.settings()
-    if given != made_for:
-        other = [k for k in {**made_for, **given} if made_for.get(k) != given.get(k)]
-        raise ValueError(
-            "`policy` was made for another sampler: "
-            + ", ".join(f"{k} was {made_for.get(k)}, but got {given.get(k)}" for k in other)
-            + "."
-        )
+        return sampler_from_settings(settings["sampler"])
+    check_same(settings["sampler"], sampler.settings())
     return sampler
-
-
-def accepted_dtype(settings: dict[str, Any], dtype: str | None) -> str | None:
-    """Return the inference dtype of a policy's settings, which one that is given must equal."""
-    made_for = settings.get("dtype")
-    if dtype is None:
-        return made_for
-    checks.known("dtype", dtype, DTYPES)
-    if "sampler" in settings and dtype != (made_for or "float32"):
-        raise ValueError(f"`policy` was made for dtype {made_for or 'float32'}, but got {dtype}.")
-    return None if dtype == "float32" else dtype
 
 
 def class_labels(
@@ -62,14 +43,14 @@ def class_labels(
     """Return the class of each of n images; None for a network without classes."""
     if (labels is None) != (n_classes is None):
         has = "no classes" if n_classes is None else f"{n_classes} classes"
-        asked = "leave them out" if n_classes is None else "give one an image"
+        asked = "leave them out" if n_classes is None else "give one per image"
         raise ValueError(f"`labels`: the model has {has}; {asked}.")
     if labels is None or n_classes is None:
         return None
     classes = checks.numbers("labels", labels)
     if classes.shape != (n,) or classes.dtype.kind not in "iu":
         raise ValueError(
-            f"`labels` must be whole numbers of shape ({n},), one an image, but got"
+            f"`labels` must be whole numbers of shape ({n},), one per image, but got"
             f" {classes.dtype} of shape {checks.shape_text(classes.shape)}."
         )
     if classes.min() < 0 or classes.max() >= n_classes:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from swiftsure.diffusion.rules import checked_thresholds
+from swiftsure.systems import threshold_levels
 
 __all__ = ["Generated", "joined"]
 
@@ -41,7 +41,7 @@ class Generated:
 
     def same_at(self, thresholds: ArrayLike) -> NDArray[np.bool_]:
         """Return at which thresholds, (K,), each image would have come out the same, (n, K)."""
-        levels = checked_thresholds("thresholds", thresholds)[None]
+        levels = threshold_levels("thresholds", thresholds)[None]
         stayed, left = self.stayed[:, None], self.left[:, None]
         # Comparisons with NaN are false: where nobody looked, nothing is known.
         if self.strict:

@@ -1,12 +1,7 @@
-"""`sweep`: from a diffusion model to a threshold record, with fewer runs than thresholds.
-
-A generation at one threshold tells for which others it would be the same: those that lie on the
-same side of every confidence that was compared. Only thresholds that none so far covers are run.
-Every image of a batch has its own threshold, so batches stay full.
-"""
+"""`sweep`: from a diffusion model to a threshold record."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,19 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.image_losses import ImageLoss, image_loss
 from swiftsure.diffusion.inputs import class_labels
-from swiftsure.diffusion.results import Generated
-from swiftsure.diffusion.rules import ExitRule, checked_thresholds
+from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.exits import exit_indices
-from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
-from swiftsure.records.shards import Shards, joined
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["pilot_thresholds", "sweep"]
@@ -100,32 +94,18 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    run = _Sweep(
-        DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype),
-        _grid(thresholds),
-        _resolved(losses),
-        checks.count("seed", seed, 0),
-        checks.count("batch_size", batch_size),
+    fast = DeeDiff(
+        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
     )
-    numbers = np.arange(checks.count("first", first, 0), first + n)
-    classes = class_labels(labels, n, run.fast.n_classes)
-    identity = run.identity() | {
-        "first": first,
-        "n": n,
-        "labels": None if classes is None else classes.tolist(),
-        "shard_size": checks.count("shard_size", shard_size),
-    }
-    kept = Shards(shards, identity)
-    parts = []
-    with steps("sweeping", n * len(run.grid), progress) as advance:
-        for number, start in enumerate(range(0, n, shard_size)):
-            rows = slice(start, start + shard_size)
-            labelled = None if classes is None else classes[rows]
-            seen = _Counter(advance)
-            part = kept.piece(number, partial(run.record, numbers[rows], labelled, seen))
-            seen.up_to(part.n * len(run.grid))
-            parts.append(part)
-    return joined(parts)
+    return _DiffusionSweep(
+        fast=fast,
+        grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
+        losses=_image_losses(losses),
+        numbers=np.arange(checks.count("first", first, 0), first + n),
+        labels=class_labels(labels, n, fast.n_classes),
+        seed=checks.count("seed", seed, 0),
+        batch_size=checks.count("batch_size", batch_size),
+    ).run(n, shards=shards, shard_size=shard_size, progress=progress)
 
 
 def pilot_thresholds(
@@ -157,7 +137,9 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    fast = DeeDiff(model, ExitRule(None, strict, min_exit), sampler=sampler, dtype=dtype)
+    fast = DeeDiff(
+        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
+    )
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
     candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]
@@ -177,107 +159,73 @@ def pilot_thresholds(
 
 
 @dataclass(frozen=True)
-class _Sweep:
-    """One model, one grid, one seed."""
+class _DiffusionSweep(Sweep):
+    """Generates images; every image of a batch has its own threshold."""
 
     fast: DeeDiff
     grid: NDArray[np.float32]
     losses: list[ImageLoss]
+    numbers: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
     seed: int
-    batch_size: int
+    batch_size: int = 64
 
     def identity(self) -> dict[str, Any]:
-        """Return what shards of one sweep have in common."""
+        """Return what shards of this sweep have in common."""
         return {
             "model": self.fast.fingerprint,
             "settings": self.fast.settings,
-            "thresholds": [None if np.isinf(each) else float(each) for each in self.grid],
             "losses": {loss.name: fingerprint(loss) for loss in self.losses},
             "seed": self.seed,
+            "first": int(self.numbers[0]),
+            "n": len(self.numbers),
+            "labels": None if self.labels is None else self.labels.tolist(),
         }
 
-    def record(self, numbers: Array, classes: Array | None, seen: "_Counter") -> ThresholdRecord:
-        """Return the record of some samples."""
-        shape = (len(numbers), len(self.grid))
-        tables = {name: np.zeros(shape) for name in ("layers", "flops")}
-        soft = {loss.name: np.zeros(shape) for loss in self.losses}
-        full = self._generate(numbers, classes, None)
-        tables["layers"][:, 0], tables["flops"][:, 0] = full.layers, full.flops
-        seen.add(len(numbers))
-        due = np.ones(shape, dtype=bool)
-        due[:, 0] = False
-        while due.any():
-            rows = np.flatnonzero(due.any(axis=1))[: self.batch_size]
-            columns = due[rows].argmax(axis=1)  # the safest that is due
-            labelled = None if classes is None else classes[rows]
-            made = self._generate(numbers[rows], labelled, self.grid[columns])
-            same = made.same_at(self.grid)
-            same[np.arange(len(rows)), columns] = True
-            place, column = np.nonzero(same & due[rows])
-            for name, values in self._measured(made, full, rows).items():
-                table = soft[name] if name in soft else tables[name]
-                table[rows[place], column] = values[place]
-            due[rows[place], column] = False
-            seen.add(len(place))
+    def prepare(self, inputs: slice) -> RunBatch:
+        """Return what generates images and compares them with those of the full model."""
+        numbers = self.numbers[inputs]
+        labels = None if self.labels is None else self.labels[inputs]
+        full: dict[int, Tensor] = {}
+
+        def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            made = self.fast.generate(
+                numbers[rows],
+                labels=None if labels is None else labels[rows],
+                seed=self.seed,
+                thresholds=self.grid[columns].tolist(),
+                batch_size=self.batch_size,
+            )
+            if not columns.any():
+                full.update(zip(rows.tolist(), made.images, strict=True))
+                losses = {loss.name: np.zeros(len(rows)) for loss in self.losses}
+            else:
+                losses = self._losses(made.images, torch.stack([full[row] for row in rows]))
+            costs = {"layers": made.layers, "flops": made.flops}
+            return Runs({**losses, **costs}, made.same_at(self.grid))
+
+        return run
+
+    def _losses(self, images: Tensor, others: Tensor) -> dict[str, Array]:
+        return {
+            loss.name: loss.to(images.device)(images, others).double().cpu().numpy()
+            for loss in self.losses
+        }
+
+    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
+        """Return the record of some images."""
         return ThresholdRecord(
             self.grid.astype(np.float64),
-            inconsistencies=soft,
+            inconsistencies={loss.name: tables.pop(loss.name) for loss in self.losses},
             costs=tables,
             inconsistency_ranges={loss.name: loss.range for loss in self.losses},
-            ids=numbers,
+            ids=self.numbers[inputs],
             fingerprint=self.fast.fingerprint,
             settings=self.fast.settings,
         )
 
-    def _generate(self, numbers: Array, classes: Array | None, levels: Array | None) -> Generated:
-        return self.fast.generate(
-            numbers,
-            labels=classes,
-            seed=self.seed,
-            thresholds=None if levels is None else levels.tolist(),
-            batch_size=self.batch_size,
-        )
 
-    def _measured(self, made: Generated, full: Generated, rows: Array) -> dict[str, Array]:
-        """Return losses and costs of images, (m,) each."""
-        device = made.images.device
-        others = full.images[torch.from_numpy(rows).to(device)]
-        found = {
-            loss.name: loss.to(device)(made.images, others).double().cpu().numpy()
-            for loss in self.losses
-        }
-        return found | {"layers": made.layers, "flops": made.flops}
-
-
-class _Counter:
-    """Advances a bar, by as much as has been done."""
-
-    def __init__(self, advance: Callable[[], None]) -> None:
-        self.advance, self.done = advance, 0
-
-    def add(self, more: int) -> None:
-        """Advance by some steps."""
-        for _ in range(more):
-            self.advance()
-        self.done += more
-
-    def up_to(self, total: int) -> None:
-        """Advance by what is missing: all of a piece that was read."""
-        self.add(total - self.done)
-
-
-def _grid(thresholds: Sequence[float | None] | ArrayLike) -> NDArray[np.float32]:
-    levels = checked_thresholds("thresholds", thresholds)
-    if levels.ndim != 1 or len(levels) == 0:
-        raise ValueError("`thresholds` must be a list of numbers, safest first.")
-    if np.isfinite(levels[0]):
-        levels = np.concatenate([np.asarray([np.inf], np.float32), levels])
-    if (np.diff(levels) >= 0).any():
-        raise ValueError("`thresholds` must fall from the safest to the fastest, each once.")
-    return levels
-
-
-def _resolved(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:
+def _image_losses(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:
     found = [image_loss(loss) for loss in losses]
     names = [loss.name for loss in found]
     if not names or len(set(names)) < len(names):

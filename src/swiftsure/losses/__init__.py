@@ -3,7 +3,7 @@
 To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`.
 """
 
-from swiftsure.losses.base import LOSSES, Loss, LossRange
+from swiftsure.losses.base import LOSSES, Loss, LossRange, resolve_loss
 from swiftsure.losses.classification import BRIER, ZERO_ONE
 from swiftsure.losses.image import LPIPS, MSE, SSIM
 from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, VOID
@@ -25,4 +25,5 @@ __all__ = [
     "ZERO_ONE",
     "Loss",
     "LossRange",
+    "resolve_loss",
 ]

@@ -1,17 +1,19 @@
 """What a loss is, and the registry of those that have a name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure import checks
 from swiftsure.registry import Registry
 
-__all__ = ["LOSSES", "Loss", "LossRange"]
+__all__ = ["LOSSES", "Loss", "LossRange", "resolve_loss"]
 
 Array = NDArray[Any]
+AnyLoss = TypeVar("AnyLoss")
 
 
 @dataclass(frozen=True)
@@ -114,3 +116,10 @@ class Loss:
 
 LOSSES: Registry[Loss] = Registry("loss")
 """Losses by name; `LOSSES.register(loss)` adds one."""
+
+
+def resolve_loss(loss: str | AnyLoss, registry: Mapping[str, AnyLoss]) -> AnyLoss:
+    """Return a loss by its name in a registry; a loss as it is."""
+    if isinstance(loss, type(next(iter(registry.values())))):
+        return loss
+    return registry[checks.known("losses", str(loss), registry)]

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+Record = TypeVar("Record")
 Ranges = Mapping[str, LossRange | tuple[float, float]]
 
 ROUNDING = 1e-6

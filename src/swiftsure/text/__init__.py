@@ -8,22 +8,21 @@ except ImportError:
         "swiftsure.text needs PyTorch and transformers: pip install 'swiftsure[text]'."
     ) from None
 
-from swiftsure.text.bild import BigLittle
-from swiftsure.text.bild_decoding import Call
-from swiftsure.text.bild_models import pair_fingerprint, self_draft
-from swiftsure.text.bild_results import BildOutput, BildRun
-from swiftsure.text.bild_rules import DraftRule, Rollback, Speculative
-from swiftsure.text.bild_sweep import sweep_pair
-from swiftsure.text.calm import CalmModel, EarlyExits, early_exits
+from swiftsure.text.bild.decoding import Call
+from swiftsure.text.bild.model import BigLittle
+from swiftsure.text.bild.pair import pair_fingerprint, self_draft
+from swiftsure.text.bild.results import BildOutput, BildRun
+from swiftsure.text.bild.rules import DraftRule, Rollback, Speculative
+from swiftsure.text.bild.sweep import sweep_pair
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.model import CalmModel, EarlyExits, calm_fingerprint, early_exits
+from swiftsure.text.calm.results import CalmOutput, Depths
+from swiftsure.text.calm.rules import Decay, ExitRule
+from swiftsure.text.calm.sweep import sweep
+from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, register_family
-from swiftsure.text.meta import MetaClassifier
-from swiftsure.text.promised import calm_fingerprint
-from swiftsure.text.results import CalmOutput, Depths
-from swiftsure.text.rules import Decay, ExitRule
-from swiftsure.text.sweeping import sweep
-from swiftsure.text.training import fit_exit_heads, train_meta
 
 __all__ = [
     "FAMILIES",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swiftsure.text.files import load_weights, save_weights
+from swiftsure.text.weights import load_weights, save_weights
 
 __all__ = ["ExitHeads", "solve_exit_heads"]
 

@@ -9,8 +9,8 @@ from swiftsure.torch.audit import Audit, Auditor
 from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
-from swiftsure.torch.cut import cut
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.cutting import cut
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.heads import attach_heads, train_heads
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES
+from swiftsure.losses import LOSSES, resolve_loss
 from swiftsure.monitor import Monitor, RequestOrder
 from swiftsure.policy import Policy
-from swiftsure.torch.losses import TensorLoss, resolve
+from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
 from swiftsure.torch.results import ExitOutput, broken_rows, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
@@ -77,7 +77,7 @@ class Audit:
             NaN where a label is missing and matters: a 0-1 gap is 0 where both answers agree.
         """
         kind = checks.known("risk", risk, ["consistency", "gap", "zero-bounded gap"])
-        named, both = resolve(loss), [self.outputs, self.full_outputs]
+        named, both = resolve_loss(loss, TENSOR_LOSSES), [self.outputs, self.full_outputs]
         if kind == "consistency":
             return self._inconsistencies(named)
         if labels is None:
@@ -208,11 +208,11 @@ class Auditor:
         if (found.risk, found.loss, found.epsilon) not in [
             (each.risk, each.loss, each.epsilon) for each in certificate.promises
         ]:
-            promised = ", ".join(
+            promises = ", ".join(
                 f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in certificate.promises
             )
             raise ValueError(
-                f"`monitor` must watch what the policy promises ({promised}), but it watches"
+                f"`monitor` must watch what the policy promises ({promises}), but it watches"
                 f" {found.risk} of {found.loss} ≤ {found.epsilon:g}: make it with"
                 " Monitor.from_policy, or fold `out.audit.losses(...)` into it yourself."
             )
@@ -234,7 +234,7 @@ class Auditor:
         try:
             return self._audited(fast, answer(batch), chosen)
         except BaseException:  # there is no answer; an audit that fails alone is no error
-            self._forsake(chosen)
+            self._give_up(chosen)
             raise
 
     def follow(
@@ -259,7 +259,7 @@ class Auditor:
                 yield audited
         finally:  # broken off: these will not be answered
             for chosen in waiting:
-                self._forsake(chosen)
+                self._give_up(chosen)
 
     def _choose(self, batch: Any) -> _Chosen:
         """Number the requests of a batch, and choose some before anything is known of them."""
@@ -279,7 +279,7 @@ class Auditor:
     def _audited(self, fast: "EarlyExit", out: ExitOutput, chosen: _Chosen) -> ExitOutput:
         """Return an answer with its audit; one that fails does not take the answer with it."""
         if len(chosen.ids) == 0:
-            return replace(out, audit=_nothing(out, chosen))
+            return replace(out, audit=_empty_audit(out, chosen))
         try:
             answered = rows_of(out.outputs, chosen.rows)
             exits = out.exits[chosen.rows]
@@ -289,12 +289,12 @@ class Auditor:
             self._fold(audit)
         except Exception as error:
             self._failed(chosen, error)
-            audit = _nothing(out, chosen)
+            audit = _empty_audit(out, chosen)
         return replace(out, audit=audit)
 
     def _failed(self, chosen: _Chosen, error: Exception) -> None:
         """Count audits that failed, and say so the first time."""
-        self._forsake(chosen)
+        self._give_up(chosen)
         with self._lock:
             first = self.failed == 0
             self.failed += len(chosen.ids)
@@ -315,8 +315,8 @@ class Auditor:
             for request, loss in zip(audit.ids.tolist(), losses, strict=True):
                 self.order.arrive(request, loss)
 
-    def _forsake(self, chosen: _Chosen) -> None:
-        """Give up the requests that still wait: their losses will not come."""
+    def _give_up(self, chosen: _Chosen) -> None:
+        """Stop waiting for requests whose losses will not come."""
         if self.order is None:
             return
         with self._lock:
@@ -325,7 +325,7 @@ class Auditor:
                     self.order.give_up(request)
 
 
-def _nothing(out: ExitOutput, chosen: _Chosen) -> Audit:
+def _empty_audit(out: ExitOutput, chosen: _Chosen) -> Audit:
     """Return an audit of no request; those that were chosen have failed."""
     none = chosen.rows[:0]
     ids = torch.from_numpy(chosen.ids)
@@ -365,7 +365,7 @@ def _consistency_loss(monitor: Monitor) -> TensorLoss:
             f" {monitor.risk or 'a risk without a name'}: gaps need labels, so fold"
             " `out.audit.losses(...)` through a RequestOrder when these come."
         )
-    loss = resolve(monitor.loss)
+    loss = resolve_loss(monitor.loss, TENSOR_LOSSES)
     expected = LOSSES[loss.name].range if loss.name in LOSSES else loss.range
     found = monitor.loss_range
     if expected is not None and (found.low, found.high) != (expected.low, expected.high):

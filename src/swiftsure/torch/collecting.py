@@ -1,16 +1,14 @@
 """`collect`: from a staged model and batches to an exit record.
 
-Scores and losses are reduced on the device, batch by batch: memory grows with samples and exits,
-never with classes or pixels. With a folder for shards, a run that is killed resumes where it was.
+Scores and losses are reduced on the device, batch by batch, so memory grows with samples and exits
+but not with classes or pixels. With a folder for shards, a run that was killed resumes.
 """
 
-import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.files import write_text
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
+from swiftsure.records.shards import Shards
 from swiftsure.torch.batches import Batch
 from swiftsure.torch.losses import TensorLoss
-from swiftsure.torch.reducing import Begun, Reducer
+from swiftsure.torch.reducing import PendingBatch, Reducer
 from swiftsure.torch.staged import StagedModel, batch_size
 
 __all__ = ["InterruptedCollectionError", "collect"]
@@ -101,144 +99,118 @@ def collect(
         its risks, the consistency risks too, are those of images with some label.
     """
     run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
-    store = _Store(run, shards, checks.count("shard_size", shard_size))
+    collected = _Collection(run, shards, checks.count("shard_size", shard_size))
     total = _length(loader)
     try:
         with steps("collecting", total, progress) as advance:
-            for batch in _after(loader, store.done):
-                store.begin(batch)
+            for batch in _after(loader, collected.done):
+                collected.begin(batch)
                 advance()
-            store.finish()
+            collected.finish()
     except BaseException as error:
-        kept = store.rescued()
+        kept = collected.rescued()
         if kept is None or not isinstance(error, Exception):
             raise  # nothing to keep, or an interruption that must go on
         where = "" if shards is None else f" in {shards} and"
         raise InterruptedCollectionError(
-            f"{type(error).__name__} after {store.done:,} samples, which are kept{where} in this"
-            f" error's `record`: {error}",
+            f"{type(error).__name__} after {collected.done:,} samples, which are kept{where} in"
+            f" this error's `record`: {error}",
             kept,
         ) from error
-    record = store.flush()
+    record = collected.record()
     if record is None:
-        labelled = " with a labelled pixel" if store.left_out else ""
+        labelled = " with a labelled pixel" if collected.left_out else ""
         raise ValueError(f"`loader` must give at least one sample{labelled}.")
-    if store.left_out:
-        warnings.warn(_left_out_text(store.left_out, store.done), UserWarning, stacklevel=2)
+    if collected.left_out:
+        warnings.warn(_left_out_text(collected.left_out, collected.done), UserWarning, stacklevel=2)
     return record
 
 
-class _Store:
-    """Rows collected so far, in memory or in a folder of shards."""
+class _Collection:
+    """Rows collected so far: finished shards, and batches that are in no shard yet."""
 
     def __init__(self, run: Reducer, folder: str | os.PathLike[str] | None, size: int) -> None:
         self.run = run
-        self.size = size
-        self.folder = None if folder is None else Path(folder)
-        self.holds: list[str] | None = None  # parts of every batch
-        self.begun: Begun | None = None
+        # Without a folder one shard holds everything, and the fingerprint need not be ready yet.
+        self.size = None if folder is None else size
+        self.shards = Shards(folder, ExitRecord, {} if folder is None else run.identity())
+        self.pending: PendingBatch | None = None
         self.rows: list[dict[str, Array]] = []
-        self.shards: list[ExitRecord] = []
-        self.left_out_of: dict[int, list[Any]] = {}  # shards, by number: a resumed run skips both
-        if self.folder is not None:
-            self._resume(self.folder)
-        self.done = sum(shard.n for shard in self.shards) + len(self.left_out)
+        # Ids by number of shard: a resumed run skips them along with the shard. The manifest is
+        # written before its shard; entries whose shard is missing are dropped.
+        self.left_out_of: dict[int, list[Any]] = {
+            int(number): ids
+            for number, ids in self.shards.notes.get("left_out", {}).items()
+            if int(number) < len(self.shards.records)
+        }
+        for record in self.shards.records[:1]:
+            run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
+        self.done = sum(record.n for record in self.shards.records) + len(self.left_out)
 
     @property
     def left_out(self) -> list[Any]:
         """Ids of samples that have no rows."""
         return [name for names in self.left_out_of.values() for name in names]
 
-    def _resume(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest = folder / "collection.json"
-        paths = sorted(folder.glob("shard-*.parquet"))
-        if not (manifest.is_file() or paths):
-            return
-        found = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
-        self.holds = found.pop("batches", None)
-        left_out = {int(number): names for number, names in found.pop("left_out", {}).items()}
-        if found != self.run.identity():
-            raise ValueError(
-                f"`shards`: {folder} holds a collection of another model, or of other losses or"
-                " scores; choose another folder, or remove it."
-            )
-        self.shards = [ExitRecord.load(path) for path in paths]
-        # Told before its shard is written, which the end of the run may have come between.
-        self.left_out_of = {k: names for k, names in left_out.items() if k < len(paths)}
-        if self.shards:
-            costs = self.shards[0].costs
-            self.run.costs = {name: costs[name] for name in costs if name != "exit"}
-
     def begin(self, batch: Batch) -> None:
         """Run a batch, and take in the one before it while the device is busy."""
-        if self.holds is None:
-            self.holds = batch.names
-            self._tell()
-        if batch.names != self.holds:
+        parts = self.shards.notes.get("batches")
+        if parts is None:
+            self.shards.note(batches=batch.names)
+        elif batch.names != parts:
             raise ValueError(
                 f"All batches must hold the same parts, but one holds {', '.join(batch.names)}"
-                f" after {', '.join(self.holds)}."
+                f" after {', '.join(parts)}."
             )
-        running = 0 if self.begun is None else len(self.begun.ids)
-        begun = self.run.begin(batch, self.done + running)
+        running = 0 if self.pending is None else len(self.pending.ids)
+        pending = self.run.begin(batch, self.done + running)
         self.finish()
-        self.begun = begun
-        if not begun.runs_on:
+        self.pending = pending
+        if not pending.is_running:
             self.finish()
 
     def finish(self) -> None:
         """Take in the batch that is running, if there is one."""
-        if self.begun is None:
+        if self.pending is None:
             return
-        begun, self.begun = self.begun, None
-        rows = begun.rows()
+        pending, self.pending = self.pending, None
+        rows = pending.rows()
         self.rows.append(rows.arrays)
         if rows.left_out:
-            self.left_out_of.setdefault(len(self.shards), []).extend(rows.left_out)
+            self.left_out_of.setdefault(len(self.shards.records), []).extend(rows.left_out)
         self.done += len(rows.arrays["ids"]) + len(rows.left_out)
-        if self.folder is not None and self._waiting >= self.size:
-            self._seal()
+        if self.size is not None and self._n_waiting >= self.size:
+            self._write_shard()
 
     @property
-    def _waiting(self) -> int:
+    def _n_waiting(self) -> int:
         return sum(len(part["ids"]) for part in self.rows)
 
-    def _tell(self) -> None:
-        """Write what the shards are of, and which samples they leave out."""
-        if self.folder is None:
-            return
-        found = {**self.run.identity(), "batches": self.holds}
-        if self.left_out_of:
-            found["left_out"] = self.left_out_of
-        write_text(self.folder / "collection.json", json.dumps(found, indent=2) + "\n")
-
-    def _seal(self) -> None:
-        if not self._waiting:
+    def _write_shard(self) -> None:
+        if not self._n_waiting:
             return
         joined = {key: np.concatenate([part[key] for part in self.rows]) for key in self.rows[0]}
-        shard = self.run.record(joined)
-        number = len(self.shards)
+        record = self.run.record(joined)
         self.rows = []
-        self.shards.append(shard)  # before it is saved: a full disk must not lose it
-        if self.folder is not None:
-            if number in self.left_out_of:
-                self._tell()
-            shard.save(self.folder / f"shard-{number:05d}.parquet")
+        if len(self.shards.records) in self.left_out_of:
+            self.shards.note(left_out=self.left_out_of)
+        self.shards.append(record)
 
     def rescued(self) -> ExitRecord | None:
-        """Return what there is after an error, the batch included that was running."""
+        """Return what there is after an error, including the batch that was running."""
         with suppress(Exception):  # one error is enough
             self.finish()
-        return self.flush()
+        return self.record()
 
-    def flush(self) -> ExitRecord | None:
-        self._seal()
-        if not self.shards:
+    def record(self) -> ExitRecord | None:
+        """Return the record of everything collected; None if there is nothing."""
+        self._write_shard()
+        records = self.shards.records
+        if not records:
             return None
-        # Losses that need every label are in no shard with a missing one, so in none of the whole.
-        common = set.intersection(*(set(shard.losses) for shard in self.shards))
-        return ExitRecord.concatenate([_with_losses(shard, common) for shard in self.shards])
+        # Losses that need every label are in no shard with a missing one, so not in the whole.
+        common = set.intersection(*(set(record.losses) for record in records))
+        return ExitRecord.concatenate([_with_losses(record, common) for record in records])
 
 
 def _with_losses(record: ExitRecord, names: set[str]) -> ExitRecord:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from swiftsure import checks
 from swiftsure.progress import steps
-from swiftsure.torch.cut import CutModel, cut
+from swiftsure.torch.cutting import CutModel, cut
 from swiftsure.torch.modes import evaluating
 
 __all__ = ["PooledHead", "attach_heads", "train_heads"]
@@ -39,6 +39,8 @@ class PooledHead(nn.Module):
 
 def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutModel:
     """Return a plain classifier as a staged model, with an untrained head after each named layer.
+
+    The result is in the train or eval mode of the network.
 
     Parameters
     ----------
@@ -77,7 +79,8 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
     missing = [name for name in at if name not in features]
     if missing:
         raise ValueError(f"`at`: {', '.join(missing)} is not run by the network.")
-    return cut(model, at, [_head(name, features[name], logits.shape[1]) for name in at])
+    heads = [_head(name, features[name], logits.shape[1]) for name in at]
+    return cut(model, at, [head.train(model.training) for head in heads])
 
 
 def _head(name: str, features: Any, n_classes: int) -> PooledHead:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftsure import checks
 from swiftsure.losses import LossRange
 from swiftsure.torch.staged import device_of
 
-__all__ = ["TENSOR_LOSSES", "TensorLoss", "class_numbers", "resolve", "stacked_logits"]
+__all__ = ["TENSOR_LOSSES", "TensorLoss", "class_numbers", "stacked_logits"]
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,3 @@ TENSOR_LOSSES: dict[str, TensorLoss] = {
     )
 }
 """Losses by name."""
-
-
-def resolve(loss: str | TensorLoss) -> TensorLoss:
-    """Return a loss by name, or as it is."""
-    if isinstance(loss, TensorLoss):
-        return loss
-    return TENSOR_LOSSES[checks.known("losses", loss, TENSOR_LOSSES)]

@@ -1,4 +1,4 @@
-"""How models are run: evaluated, never while they are being trained, where they are."""
+"""Helpers for eval mode, autocast and devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "home", "inference", "refuse_training"]
+__all__ = ["evaluating", "inference", "model_device", "refuse_training"]
 
 
 def refuse_training(model: Any) -> None:
@@ -42,7 +42,7 @@ def inference(device: torch.device, dtype: str | None) -> Iterator[None]:
                 yield
 
 
-def home(model: Any) -> torch.device | None:
+def model_device(model: Any) -> torch.device | None:
     """Return the device of a model's first parameter; None for a model without any."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return None if parameter is None else parameter.device

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES
+from swiftsure.losses import LOSSES, resolve_loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
-from swiftsure.torch.fingerprint import begin_fingerprint
-from swiftsure.torch.losses import TensorLoss, resolve
-from swiftsure.torch.modes import home, inference, refuse_training
+from swiftsure.torch.fingerprinting import begin_fingerprint
+from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
+from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_nan
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
@@ -33,7 +33,7 @@ from swiftsure.torch.staged import (
     rows_of,
 )
 
-__all__ = ["Begun", "Reducer", "Rows"]
+__all__ = ["PendingBatch", "Reducer", "Rows"]
 
 Array = NDArray[Any]
 
@@ -66,7 +66,7 @@ class Reducer:
         self.model = model
         losses = [losses] if isinstance(losses, str | TensorLoss) else losses
         scores = [scores] if isinstance(scores, str) else scores
-        self.losses = [resolve(loss) for loss in losses]
+        self.losses = [resolve_loss(loss, TENSOR_LOSSES) for loss in losses]
         self.of_images = [loss.name for loss in self.losses if loss.of_images]
         if not scores:
             raise ValueError("`scores` must name at least one.")
@@ -89,18 +89,18 @@ class Reducer:
         """The model's, as it was before it ran; None of what is no module."""
         return None if self._fingerprint is None else self._fingerprint.result()
 
-    def begin(self, batch: Batch, done: int) -> "Begun":
-        """Run one batch, and start to bring what is left of it from the device."""
+    def begin(self, batch: Batch, done: int) -> "PendingBatch":
+        """Run one batch, and start to copy its rows from the device."""
         inputs = moved(batch.inputs, self.device)
         n = batch_size(inputs)
         ids = np.arange(done, done + n) if batch.ids is None else _one_each("ids", batch.ids, n)
         groups = None if batch.groups is None else _one_each("groups", batch.groups, n)
-        arriving, kept = self._reduced(inputs, batch.labels, ids)
+        copies, kept = self._reduced(inputs, batch.labels, ids)
         if not self.costs:  # not before the batch is run: a model may write over its inputs
             self._measure(inputs)
-        return Begun(self.model.n_exits, arriving, ids, groups, kept, done)
+        return PendingBatch(self.model.n_exits, copies, ids, groups, kept, done)
 
-    def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_Arriving", Array]:
+    def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_HostCopies", Array]:
         """Return scores and losses of the samples that have them, and which those are."""
         with inference(self.device, self.dtype):
             outputs, rows = self._forward(inputs)
@@ -116,7 +116,7 @@ class Reducer:
             rows |= self._losses(outputs, labels)
             if self.of_images:
                 rows |= image_losses(outputs, labels, image_size(inputs), self.of_images)
-        return _Arriving(rows), kept
+        return _HostCopies(rows), kept
 
     def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
@@ -194,8 +194,8 @@ class Reducer:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A batch whose rows are on their way from the device, while the next one may run.
+class PendingBatch:
+    """A batch whose rows are still being copied from the device, while the next one may run.
 
     Parameters
     ----------
@@ -206,20 +206,20 @@ class Begun:
     """
 
     n_exits: int
-    arriving: "_Arriving"
+    copies: "_HostCopies"
     ids: Array
     groups: Array | None
     kept: Array
     done: int
 
     @property
-    def runs_on(self) -> bool:
-        """Whether the device may still be busy with it."""
-        return self.arriving.copied is not None
+    def is_running(self) -> bool:
+        """Whether the device may still be busy with this batch."""
+        return self.copies.copied is not None
 
     def rows(self) -> Rows:
-        """Wait for the rows and return them, if all is well with them."""
-        arrays = self.arriving.arrays()
+        """Wait for the rows, check them and return them."""
+        arrays = self.copies.arrays()
         samples = self.done + self.kept
         broken = np.argwhere(arrays.pop(NAN_OUTPUTS, np.zeros((0, 0), bool)))
         if len(broken):
@@ -233,8 +233,8 @@ class Begun:
         return Rows(arrays, np.delete(self.ids, self.kept).tolist())
 
 
-class _Arriving:
-    """Tensors that are copied to the host behind what the device does next."""
+class _HostCopies:
+    """Tensors that are copied to the host while the device does other work."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = {
@@ -273,7 +273,7 @@ def _refuse_bad(key: str, array: Array, samples: Array, n_exits: int) -> None:
 
 def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.device:
     """Return where to run: where the model is, which must be what is wanted."""
-    found = home(model)
+    found = model_device(model)
     if wanted is None:
         return found or torch.device("cpu")
     try:

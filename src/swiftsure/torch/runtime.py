@@ -1,5 +1,6 @@
 """EarlyExit: runs a staged model under a policy, and really skips what is saved."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +14,9 @@ from torch.utils import _pytree as pytree
 from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
+from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
-from swiftsure.torch.fingerprint import fingerprint
+from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
@@ -42,7 +44,7 @@ class EarlyExit(nn.Module):
     model : StagedModel
         In evaluation mode.
     policy : Policy
-        Made for this model; a policy that was made from arrays is bound to none, and is taken.
+        Made for this model. A policy that was made from arrays is bound to no model and accepted.
     score : str, optional
         If given, must be the policy's: a reminder in code of what was certified.
     dtype : str, optional
@@ -62,6 +64,11 @@ class EarlyExit(nn.Module):
         if the model, or a part of it, is in training mode. If the monitor is of something else than
         the policy promises, or the policy was calibrated by groups: fold a mean a group yourself.
 
+    Warns
+    -----
+    UserWarning
+        Once, if it runs under an outer autocast of another dtype, which is ignored.
+
     Notes
     -----
     On a GPU one host-device synchronisation remains at each exit that may fire: the number of
@@ -80,42 +87,31 @@ class EarlyExit(nn.Module):
         monitor: Monitor | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(policy, Policy):
-            raise TypeError(
-                f"`policy` must be a Policy, but got {type(policy).__name__}; Policy.load reads a"
-                " file."
-            )
+        binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
         refuse_unstaged(model)
         refuse_training(model)
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
-        self.score = _accepted_score(policy, score)
-        self.dtype = _accepted_dtype(policy, dtype)
-        levels = policy.thresholds
-        if levels is None or policy.n_exits != model.n_exits:
-            raise ValueError(
-                f"`policy` was made for {policy.n_exits or 'a system without'} exits, but the model"
-                f" has {model.n_exits}."
-            )
-        expected = policy.certificate.model
-        if expected is not None:
-            if not isinstance(model, nn.Module):
-                raise ValueError("`model` must be an nn.Module to be compared with the policy's.")
-            found = fingerprint(model, temperatures=policy.temperatures, dtype=policy.dtype)
-            if found != expected:
-                raise ValueError(
-                    "`policy` was made for another model (or other weights): its fingerprint is"
-                    f" {expected[:19]}…, but this model's is {found[:19]}…. Calibrate anew."
-                )
+        self._levels = binding.exit_thresholds(model.n_exits)
+        binding.check_score(score)
+        self.score = checks.known("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
+        self.dtype = binding.dtype(dtype)
+        binding.check_model(self._fingerprint)
+        self._warned = False
         # Kept, since a walk through a deep model takes as long as some of its layers.
         self._parts = list(model.modules()) if isinstance(model, nn.Module) else []
         self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        self._levels: list[float] = levels.tolist()
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
         ]
+
+    def _fingerprint(self) -> str:
+        if not isinstance(self.model, nn.Module):
+            raise ValueError("`model` must be an nn.Module to be compared with the policy's.")
+        policy = self.policy
+        return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
     def forward(self, batch: Any) -> ExitOutput:
         """Run a batch; results come in its order."""
@@ -161,8 +157,24 @@ class EarlyExit(nn.Module):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
             )
+        self._warn_of_autocast(device)
         with inference(device, self.dtype):
             yield
+
+    def _warn_of_autocast(self, device: torch.device) -> None:
+        """Warn once if an outer autocast asks for another dtype than the policy was made for."""
+        if self._warned or not torch.is_autocast_enabled(device.type):
+            return
+        outer = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        if outer != (self.dtype or "float32"):
+            self._warned = True
+            warnings.warn(
+                f"Autocast to {outer} is ignored: the policy was made for"
+                f" {self.dtype or 'float32'}. For {outer}, collect with dtype={outer!r} and"
+                " calibrate again.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def stage(self, exit_index: int, state: Any) -> Any:
         """Advance to an exit, compiled if so wished."""
@@ -275,28 +287,3 @@ def _auditor(
     auditor = audit if isinstance(audit, Auditor) else Auditor(audit, monitor)
     auditor.refuse_policy(policy)
     return auditor
-
-
-def _accepted_score(policy: Policy, score: str | None) -> str:
-    made_for = policy.score
-    if made_for is None and policy.certificate.exit_shares is not None:
-        raise ValueError(
-            "`policy` was calibrated from a curve, which does not say of which score and model it"
-            " is: calibrate from the record."
-        )
-    if made_for is None:
-        raise ValueError("`policy` sets the threshold of a whole run, not of exits.")
-    if score is not None and score != made_for:
-        raise ValueError(f"`policy` was made for score {made_for!r}, but got {score!r}.")
-    return checks.known("policy.score", made_for, [*SCORES, MODEL_SCORE])
-
-
-def _accepted_dtype(policy: Policy, dtype: str | None) -> str | None:
-    if dtype is not None:
-        checks.known("dtype", dtype, ["bfloat16", "float16", "float32"])
-        # A policy that was made from arrays alone does not say how its model was run.
-        says = policy.dtype is not None or policy.certificate.model is not None
-        made_for = policy.dtype or "float32"
-        if says and dtype != made_for:
-            raise ValueError(f"`policy` was made for dtype {made_for}, but got {dtype}.")
-    return dtype or policy.dtype

@@ -94,15 +94,15 @@ class Stream:
                 f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
                 " do), which are in none of these batches: take them out with flush() first."
             )
-        desk = _Desk()
+        order = _BatchOrder()
         for batch in batches:
             open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
             if open_.n == 0:  # nobody will leave, and the form of its outputs is still wanted
                 out = self.fast(batch)
                 open_.put(StreamResult(out.exits, out.raw, 0))
-            desk.open.append(open_)
-            yield from desk.sorted(self.push(batch))
-        yield from desk.sorted(self.flush())
+            order.open.append(open_)
+            yield from order.complete(self.push(batch))
+        yield from order.complete(self.flush())
 
     def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
         """Run stage k while it has a full batch, or samples that have waited long enough."""
@@ -166,13 +166,13 @@ def _taken(line: deque[_Group], size: int) -> _Group:
     return _Group(ids, pytree.tree_unflatten(leaves, states[0][1]), parts[0].since)
 
 
-class _Desk:
+class _BatchOrder:
     """Puts results back into batches, in the order in which these came."""
 
     def __init__(self) -> None:
         self.open: deque[Gathered] = deque()
 
-    def sorted(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
+    def complete(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
         for result in results:
             ids = result.ids.cpu().numpy()  # ascending, since lines keep the order of samples
             for batch in self.open:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.losses import class_numbers, stacked_logits
-from swiftsure.torch.modes import home, refuse_training
+from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.results import refuse_broken
 from swiftsure.torch.staged import StagedModel, all_outputs, refuse_unstaged
 
@@ -48,7 +48,7 @@ def fit_temperatures(
         raise ValueError(
             f"`limits` must be (low, high) with 0 < low < high, but got ({low}, {high})."
         )
-    device, done = home(model), 0
+    device, done = model_device(model), 0
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     with torch.inference_mode():

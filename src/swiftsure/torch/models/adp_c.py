@@ -263,7 +263,7 @@ class ADPC(Staged):
         for name, only in FIXED.items():
             if given.pop(name, only) != only:
                 raise ValueError(f"`{name}` must be {only!r}, but got {hyperparameters[name]!r}.")
-        check_hyperparameters(given, PUBLISHED)
+        given = check_hyperparameters(given, PUBLISHED)
         kind = checks.known("exit_type", given["exit_type"], HEAD_KINDS)
         masked = bool(given["mask_use"])
         threshold = {"threshold": given["mask_conf_threshold"]} if masked else {}

@@ -259,7 +259,9 @@ class DViT(Staged):
         given = {name: hyperparameters[name] for name in hyperparameters if name not in DESCRIPTIVE}
         kind = given.setdefault("kind", "t2t" if "token_dim" in given else "deit")
         needed = [*PUBLISHED, *(["token_dim"] if kind == "t2t" else [])]
-        check_hyperparameters(given, [*needed, *(name for name in OPTIONAL if name in given)])
+        given = check_hyperparameters(
+            given, [*needed, *(name for name in OPTIONAL if name in given)]
+        )
         if given["img_size"] != PUBLISHED_SIZE:
             raise ValueError(
                 f"`img_size` must be {PUBLISHED_SIZE}, for which the published windows give grids"

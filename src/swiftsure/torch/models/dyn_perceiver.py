@@ -309,7 +309,7 @@ class DynPerceiver(Staged):
         parts = {ours: given.pop(name, True) for name, ours in PUBLISHED_PARTS.items()}
         if not given.pop("with_x2z", True):
             raise ValueError("`with_x2z` must be true: without it latents never see the image.")
-        check_hyperparameters(given, [*PUBLISHED, "depth_factor", "backbone"])
+        given = check_hyperparameters(given, [*PUBLISHED, "depth_factor", "backbone"])
         factors = one_a_stage("depth_factor", given["depth_factor"])
         ours = {PUBLISHED[name]: value for name, value in given.items() if name in PUBLISHED}
         return cls(
@@ -385,11 +385,11 @@ def _published_branch(cnn: Mapping[str, Any], n_classes: object) -> dict[str, An
             f" {cnn['num_classes']}."
         )
     if "width_mult" in given:
-        check_hyperparameters(given, ["width_mult", "conf"])
+        given = check_hyperparameters(given, ["width_mult", "conf"])
         checks.known("conf", given["conf"], ["mobilenet_v3_large"])
         return {"kind": "mobilenet_v3", "width_multiplier": given["width_mult"]}
     if "channel_multiplier" in given:
-        check_hyperparameters(given, ["layers", "channel_multiplier"])
+        given = check_hyperparameters(given, ["layers", "channel_multiplier"])
         widths = [int(64 * 2**stage * given["channel_multiplier"]) for stage in range(STAGES)]
         return {
             "kind": "resnet",

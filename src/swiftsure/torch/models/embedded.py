@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swiftsure import assets, checks
-from swiftsure.torch.cut import CutModel
+from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.models.msdnet import MSDNet
 

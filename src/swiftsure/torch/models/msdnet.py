@@ -195,7 +195,7 @@ class MSDNet(Staged):
         """Return an untrained network, from published names of hyperparameters."""
         given = dict(hyperparameters)
         n_scales = given.pop("nScales", None)
-        check_hyperparameters(given, ["data", "bottleneck", *PUBLISHED])
+        given = check_hyperparameters(given, ["data", "bottleneck", *PUBLISHED])
         factors = _factors(given["grFactor"])
         if n_scales not in (None, len(factors)):
             raise ValueError(

@@ -11,6 +11,21 @@ __all__ = ["check_hyperparameters", "load_published", "plain_state_dict"]
 ENTRIES = ("state_dict", "model_state_dict", "model")
 """Where a checkpoint keeps the state dict, among epochs, optimisers and the like."""
 
+TRAINING_ONLY = (
+    "attn_drop",
+    "attn_drop_rate",
+    "drop",
+    "drop_connect_rate",
+    "drop_path",
+    "drop_path_rate",
+    "drop_rate",
+    "dropout",
+    "dropout_rate",
+    "label_smoothing",
+    "use_checkpoint",
+)
+"""Published hyperparameters that change nothing in evaluation mode."""
+
 SHOWN = 8
 """How many keys of a kind an error names."""
 
@@ -62,14 +77,26 @@ def plain_state_dict(published: Mapping[str, Any]) -> dict[str, Tensor]:
     return {_plain_key(key): _tensor(key, value) for key, value in published.items()}
 
 
-def check_hyperparameters(given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse published hyperparameters that lack a name, or have an unknown one."""
-    missing = [name for name in known if name not in given]
-    surplus = [name for name in given if name not in known]
+def check_hyperparameters(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the published hyperparameters of these names, without those of training alone.
+
+    Raises
+    ------
+    ValueError
+        If a name is missing or unknown.
+
+    Examples
+    --------
+    >>> check_hyperparameters({"depth": 12, "drop_path_rate": 0.1}, ["depth"])
+    {'depth': 12}
+    """
+    missing = [name for name in names if name not in given]
+    surplus = [name for name in given if name not in {*names, *TRAINING_ONLY}]
     if missing or surplus:
         listed = [f"missing: {_some(missing)}"] * bool(missing)
         listed += [f"unknown: {_some(surplus)}"] * bool(surplus)
         raise ValueError(f"`hyperparameters` do not fit; {'; '.join(listed)}.")
+    return {name: given[name] for name in names}
 
 
 def _plain_key(key: str) -> str:

@@ -275,7 +275,9 @@ class UViT(Staged):
         given = dict(hyperparameters)
         if given.pop("mlp_time_embed", False):
             raise ValueError("`mlp_time_embed` must be False, as in every published network.")
-        check_hyperparameters(given, [*PUBLISHED, *(name for name in OPTIONAL if name in given)])
+        given = check_hyperparameters(
+            given, [*PUBLISHED, *(name for name in OPTIONAL if name in given)]
+        )
         if given.get("num_classes") == -1:
             del given["num_classes"]
         ours = {**PUBLISHED, **OPTIONAL}

@@ -1,0 +1,26 @@
+"""What every system that runs under a policy shares.
+
+| module | what it holds |
+|---|---|
+| `binding` | refuses a policy that was made for another model or other settings |
+| `rules` | turns a policy, a rule or a bare threshold into the system's exit rule |
+| `sweep` | the loop from a system and inputs to a `ThresholdRecord` |
+"""
+
+from swiftsure.systems.binding import PolicyBinding, check_dtype, check_same
+from swiftsure.systems.rules import Rule, ThresholdRule, resolve_rule, threshold_levels
+from swiftsure.systems.sweep import RunBatch, Runs, Sweep, sweep_grid
+
+__all__ = [
+    "PolicyBinding",
+    "Rule",
+    "RunBatch",
+    "Runs",
+    "Sweep",
+    "ThresholdRule",
+    "check_dtype",
+    "check_same",
+    "resolve_rule",
+    "sweep_grid",
+    "threshold_levels",
+]

@@ -1,0 +1,137 @@
+"""Binding a policy to the model and the settings that it was made for."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swiftsure import checks
+from swiftsure.policy import Policy
+
+__all__ = ["DTYPES", "PolicyBinding", "check_dtype", "check_same"]
+
+DTYPES = ("bfloat16", "float16", "float32")
+"""Inference dtypes by name."""
+
+
+class PolicyBinding:
+    """Refuses to run a policy with anything other than what it was made for.
+
+    A policy made from arrays alone does not say what it was made for, and is bound to nothing.
+
+    Parameters
+    ----------
+    policy : Policy
+    system : str
+        What the policy must be for, in words: "early-exit generation".
+    record_from : str
+        The function whose records such policies are made from.
+
+    Attributes
+    ----------
+    score, n_exits
+        What the policy was made for; None where it does not say.
+
+    Examples
+    --------
+    >>> import swiftsure as ss
+    >>> record = ss.ThresholdRecord([None, 0.5], inconsistencies={"mse": [[0.0, 0.0]] * 60})
+    >>> policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.1)
+    >>> binding = PolicyBinding(policy, "early-exit diffusion", "swiftsure.diffusion.sweep")
+    >>> binding.dial("threshold")
+    0.5
+    """
+
+    def __init__(self, policy: Policy, system: str, record_from: str) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                f"`policy` must be a Policy, but got {type(policy).__name__}; Policy.load reads a"
+                " file."
+            )
+        self.policy = policy
+        self.system = system
+        self.record_from = record_from
+        # A policy for exits of a network has fields for these; other systems keep settings.
+        self.score: str | None = policy.score or policy.settings.get("score")
+        self.n_exits: int | None = policy.n_exits or policy.settings.get("n_exits")
+        self._dtype: str | None = policy.dtype or policy.settings.get("dtype")
+
+    def refusal(self) -> ValueError:
+        """Return the error about a policy for another kind of system."""
+        return ValueError(
+            f"`policy` was not made for {self.system}: make its record with {self.record_from}."
+        )
+
+    def dial(self, name: str) -> float | None:
+        """Return the value of the dial of a whole run; None: the full model."""
+        if self.policy.n_exits is not None or name not in self.policy.settings:
+            raise self.refusal()
+        if isinstance(self.policy.threshold, tuple):
+            raise ValueError("`policy` must have one threshold, not one per exit.")
+        return self.policy.threshold
+
+    def exit_thresholds(self, n_exits: int) -> list[float]:
+        """Return the threshold of every exit of a network but the last; infinity for never."""
+        if self.policy.score is None and self.policy.certificate.exit_shares is not None:
+            raise ValueError(
+                "`policy` was calibrated from a curve, which does not say of which score and model"
+                " it is: calibrate from the record."
+            )
+        thresholds = self.policy.thresholds
+        if thresholds is None or self.policy.score is None:
+            raise self.refusal()
+        self.check_exits(n_exits)
+        levels: list[float] = thresholds.tolist()
+        return levels
+
+    def check_exits(self, n_exits: int) -> None:
+        """Raise if the model has another number of exits."""
+        if self.n_exits not in (None, n_exits):
+            raise ValueError(
+                f"`policy` was made for {self.n_exits} exits, but the model has {n_exits}."
+            )
+
+    def check_score(self, score: str | None) -> None:
+        """Raise if the system uses another score."""
+        if score is not None and self.score is not None:
+            check_same({"score": self.score}, {"score": score})
+
+    def dtype(self, given: str | None) -> str | None:
+        """Return the inference dtype: the policy's, which one that is given must equal."""
+        if check_dtype(given) is None:
+            return self._dtype
+        if self._dtype is not None or self.policy.certificate.model is not None:
+            check_same({"dtype": self._dtype or "float32"}, {"dtype": given})
+        return given
+
+    def check_model(self, fingerprint: Callable[[], str]) -> None:
+        """Raise if the model is another one, as its fingerprint says."""
+        expected = self.policy.certificate.model
+        if expected is None:
+            return
+        found = fingerprint()
+        if found != expected:
+            raise ValueError(
+                "`policy` was made for another model, other weights or another configuration: its"
+                f" fingerprint is {expected[:19]}…, but this model's is {found[:19]}…. Calibrate"
+                " again."
+            )
+
+
+def check_dtype(dtype: str | None) -> str | None:
+    """Return an inference dtype, or None, if it is known."""
+    return dtype if dtype is None else checks.known("dtype", dtype, DTYPES)
+
+
+def check_same(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise about the first setting that is not what a policy was made for.
+
+    Examples
+    --------
+    >>> check_same({"n_steps": 50}, {"n_steps": 20})
+    Traceback (most recent call last):
+    ValueError: `policy` was made for n_steps=50, but got 20.
+    """
+    for name in {**expected, **given}:
+        if expected.get(name) != given.get(name):
+            raise ValueError(
+                f"`policy` was made for {name}={expected.get(name)!r}, but got {given.get(name)!r}."
+            )

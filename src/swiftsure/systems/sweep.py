@@ -1,0 +1,158 @@
+"""The sweep loop: from a system and inputs to a record, with fewer runs than settings.
+
+A run at one setting gives the same answer at every setting that lies on the same side of each
+value that was compared. Only settings that no earlier run covers are run. A new system is a
+subclass of `Sweep` with three methods.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import checks
+from swiftsure.progress import steps
+from swiftsure.records import ThresholdRecord
+from swiftsure.records.shards import Shards
+
+__all__ = ["RunBatch", "Runs", "Sweep", "sweep_grid"]
+
+Array = NDArray[Any]
+
+
+class Runs(NamedTuple):
+    """What running some inputs gave.
+
+    Attributes
+    ----------
+    values : mapping of (m,)
+        One value per input under each name: answers, losses, costs.
+    same : (m, K)
+        At which settings of the grid each run would have been the same.
+    """
+
+    values: Mapping[str, Array]
+    same: NDArray[np.bool_]
+
+
+RunBatch = Callable[[NDArray[np.int64], NDArray[np.int64]], Runs]
+"""From inputs, (m,), and the column of the grid at which each is to run, (m,), to their runs."""
+
+
+class Sweep(ABC):
+    """One system over one grid of settings.
+
+    Attributes
+    ----------
+    grid : (K,)
+        Settings, safest first; column 0 is the full model.
+    batch_size : int
+        How many inputs run at once. Column 0 runs before the others, never in a batch with them.
+    chunk_size : int, optional
+        How many inputs are prepared at once; all of a shard by default.
+    """
+
+    grid: Array
+    batch_size: int = 1
+    chunk_size: int | None = None
+
+    @abstractmethod
+    def prepare(self, inputs: slice) -> RunBatch:
+        """Return the function that runs some of these inputs, numbered from 0."""
+
+    @abstractmethod
+    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
+        """Return the record of these inputs from the values of their runs, (m, K) each."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what shards of this sweep have in common, with a hash of the data."""
+
+    def order(self, inputs: slice) -> NDArray[np.int64]:
+        """Return the order in which inputs, numbered from 0, are put into batches."""
+        return np.arange(inputs.stop - inputs.start)
+
+    def run(
+        self,
+        n: int,
+        *,
+        shards: str | os.PathLike[str] | None = None,
+        shard_size: int = 64,
+        progress: bool | None = None,
+    ) -> ThresholdRecord:
+        """Return the record of n inputs; resumes from finished shards.
+
+        Parameters
+        ----------
+        n : int
+        shards : folder, optional
+            Where to write the record in pieces of `shard_size` inputs, and to resume from.
+        progress : bool, optional
+            Show a progress bar; by default if standard error is a terminal.
+        """
+        size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
+        thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
+        identity = self.identity() | {"thresholds": thresholds, "shard_size": size}
+        kept = Shards(shards, ThresholdRecord, identity)
+        with steps("sweeping", n * n_settings, progress) as advance:
+            for number, inputs in enumerate(_slices(slice(0, n), size)):
+                if number == len(kept.records):
+                    kept.append(self.record(inputs, self._tables(inputs, advance)))
+                else:
+                    for _ in range(kept.records[number].n * n_settings):
+                        advance()
+        return ThresholdRecord.concatenate(kept.records)
+
+    def _tables(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
+        size = self.chunk_size or inputs.stop - inputs.start
+        parts = [self._chunk(chunk, advance) for chunk in _slices(inputs, size)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _chunk(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
+        """Run inputs at every setting that no run of theirs covers yet."""
+        run, order = self.prepare(inputs), self.order(inputs)
+        due = np.ones((len(order), len(self.grid)), dtype=bool)
+        tables: dict[str, Array] = {}
+        while due.any():
+            # In a batch with others, the full model would compute confidences that it does not use.
+            waiting: Array = np.any(due[:, :1] if due[:, 0].any() else due, axis=1)
+            rows = order[waiting[order]][: self.batch_size]
+            columns = due[rows].argmax(axis=1)  # the safest setting still due
+            values, same = run(rows, columns)
+            covered = due[rows] & same
+            covered[np.arange(len(rows)), columns] = True
+            place, column = np.nonzero(covered)
+            for name, each in values.items():
+                table = tables.setdefault(name, np.empty(due.shape, each.dtype))
+                table[rows[place], column] = each[place]
+            due[rows[place], column] = False
+            for _ in place:
+                advance()
+        return tables
+
+
+def _slices(inputs: slice, size: int) -> Iterator[slice]:
+    for first in range(inputs.start, inputs.stop, size):
+        yield slice(first, min(first + size, inputs.stop))
+
+
+def sweep_grid(levels: Array, full: float) -> Array:
+    """Return the settings of a sweep, with that of the full model (`full`) first.
+
+    Examples
+    --------
+    >>> sweep_grid(np.asarray([0.9, 0.5]), np.inf)
+    array([inf, 0.9, 0.5])
+    """
+    if levels.ndim != 1 or len(levels) == 0:
+        raise ValueError("`thresholds` must be a list of numbers, safest first.")
+    if levels[0] != full:
+        levels = np.concatenate([np.asarray([full], levels.dtype), levels])
+    falls = np.isposinf(full)
+    if ((levels[1:] >= levels[:-1]) if falls else (levels[1:] <= levels[:-1])).any():
+        how = "fall" if falls else "rise"
+        raise ValueError(f"`thresholds` must {how} from the safest to the fastest, each once.")
+    return levels

@@ -1,0 +1,1 @@
+"""BiLD: a small model drafts, a large model verifies."""

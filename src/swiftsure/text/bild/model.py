@@ -1,0 +1,276 @@
+"""Big-little decoding: a small model drafts, a large one verifies (BiLD, speculative sampling)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swiftsure import checks
+from swiftsure.policy import Policy
+from swiftsure.systems import check_same, resolve_rule
+from swiftsure.text.bild.decoding import decoding_of
+from swiftsure.text.bild.pair import (
+    checked_pair,
+    pair_fingerprint,
+    refuse_other_tokenizer,
+    start_token,
+)
+from swiftsure.text.bild.readers import Flops, ModelReader, RememberingReader
+from swiftsure.text.bild.results import BildOutput, BildRun
+from swiftsure.text.bild.rules import DraftRule
+from swiftsure.text.families import Family
+from swiftsure.text.generation import end_tokens
+
+__all__ = ["BigLittle", "Passage"]
+
+EndTokens = int | Sequence[int] | Literal["model"] | None
+
+
+class BigLittle:
+    """A large model that generates with a small one's help.
+
+    The small model writes a draft until it is not sure of its next token; the large model reads
+    the draft in one pass, replaces the first token that is too far from what it would have said,
+    and drops what follows. Sequences are written one by one: drafts are for low latency.
+
+    Parameters
+    ----------
+    large, small : PreTrainedModel
+        Of known families (`swiftsure.text.FAMILIES`), with one vocabulary, in evaluation mode.
+    policy : Policy, DraftRule, float or None
+        A policy made from a record of `sweep_pair`, which is compared with both models once, here;
+        or `Rollback`, `Speculative` or a bare rollback threshold, without a promise. None: the
+        large model alone.
+    tokenizers : pair of tokenizers, optional
+        The large and the small model's, to be compared; models themselves say no more than how many
+        tokens they know.
+
+    Attributes
+    ----------
+    rule : DraftRule
+    policy : Policy or None
+
+    Raises
+    ------
+    ValueError
+        If the models or their tokenizers do not fit together, or a policy was made for others.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from swiftsure.text import self_draft
+    >>> config = LlamaConfig(
+    ...     vocab_size=32, hidden_size=8, intermediate_size=8, num_attention_heads=2
+    ... )
+    >>> model = LlamaForCausalLM(config).eval()
+    >>> pair = BigLittle(model, self_draft(model, 4), 2.0)
+    >>> pair.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6).lengths
+    array([6])
+    """
+
+    def __init__(
+        self,
+        large: Any,
+        small: Any,
+        policy: Policy | DraftRule | float | None = None,
+        *,
+        tokenizers: tuple[Any, Any] | None = None,
+    ) -> None:
+        self.large, self.small = checked_pair(large, small)
+        self._flops = Flops(self.large), Flops(self.small)
+        self.rule = resolve_rule(policy, DraftRule)  # type: ignore[type-abstract]
+        self.policy = policy if isinstance(policy, Policy) else None
+        if tokenizers is not None:
+            refuse_other_tokenizer(*tokenizers)
+        if self.policy is not None:
+            DraftRule.bind(self.policy).check_model(lambda: pair_fingerprint(large, small))
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        eos_token_id: EndTokens = "model",
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+    ) -> BildOutput:
+        """Generate, one sequence after the other.
+
+        Parameters
+        ----------
+        input_ids : (n, positions)
+            Sources, or prompts.
+        attention_mask : (n, positions), optional
+            0 where there is padding.
+        max_new_tokens : int
+            Must be said, but for a policy that says it.
+        eos_token_id : int, ints, None or "model"
+            What ends a sequence; None: nothing does.
+        seed, sequence_ids
+            Of sampling; ids are the places in the batch by default. A sequence's random numbers
+            depend on nothing else.
+
+        Raises
+        ------
+        ValueError
+            If an input is empty or, with what is to be generated, longer than a model's context.
+        """
+        given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
+        options = self._with_policy_options(given)
+        rows = _rows(input_ids, attention_mask)
+        ids = range(len(rows)) if sequence_ids is None else sequence_ids
+        if len(ids) != len(rows):
+            raise ValueError(
+                f"`sequence_ids` must be one a sequence, {len(rows)}, but got {len(ids)}."
+            )
+        runs = tuple(
+            self.passage(row, seed=seed, sequence=each, **options).run(self.rule)
+            for row, each in zip(rows, ids, strict=True)
+        )
+        return BildOutput(self._sequences(input_ids, runs), runs)
+
+    def passage(
+        self,
+        source: Tensor,
+        *,
+        max_new_tokens: int,
+        eos_token_id: EndTokens = "model",
+        seed: int = 0,
+        sequence: int = 0,
+        remember: bool = False,
+    ) -> "Passage":
+        """Return one sequence, (1, positions), to be written under any rules; encoders run once.
+
+        With `remember`, models run on what several runs have in common once, and their logits are
+        kept.
+        """
+        checks.count("max_new_tokens", max_new_tokens)
+        for name, family in (("large", self.large), ("small", self.small)):
+            _refuse_long(name, family, source.shape[1], max_new_tokens)
+        start = start_token(self.large.model)
+        source = source.to(self.large.model.device)
+        reader = RememberingReader if remember else ModelReader
+        return Passage(
+            large=reader(self.large, self._flops[0], source),
+            small=reader(self.small, self._flops[1], source),
+            begin=tuple(source[0].tolist()) if start is None else (start,),
+            max_new_tokens=max_new_tokens,
+            ends=end_tokens(self.large.model, eos_token_id),
+            seed=checks.count("seed", seed, 0),
+            sequence=checks.count("sequence_ids", sequence, 0),
+        )
+
+    def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options with those of the policy, which must not be contradicted."""
+        made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
+        if made_for:
+            made_for = {"eos_token_id": "model", **made_for}
+        for name, value in made_for.items():
+            given = options[name]
+            if given in (None, value) if name == "max_new_tokens" else self._same_end(given, value):
+                continue
+            check_same({name: value}, {name: given})
+        found = {**options, **made_for}
+        if found["max_new_tokens"] is None:
+            raise ValueError("`max_new_tokens` must be said: how long may an answer be?")
+        return found
+
+    def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:
+        """Whether the same tokens end a sequence; the default, the model's, contradicts nothing."""
+        ends = [end_tokens(self.large.model, each) for each in (given, expected)]
+        return given == "model" or ends[0] == ends[1]
+
+    def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
+        """Return what was written as `generate` does, padded to the longest."""
+        start, ends = start_token(self.large.model), end_tokens(self.large.model, "model")
+        pad = self.large.model.generation_config.pad_token_id
+        filler = pad if pad is not None else next(iter(ends), 0)
+        longest = max(len(run.tokens) for run in runs)
+        new = [[*run.tokens, *[filler] * (longest - len(run.tokens))] for run in runs]
+        before = input_ids if start is None else torch.full((len(runs), 1), start)
+        return torch.cat([before, torch.tensor(new).to(before)], dim=1).to(input_ids.device)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One sequence that can be written again and again, under one rule or another."""
+
+    large: ModelReader
+    small: ModelReader
+    begin: tuple[int, ...]
+    """Tokens before the first new one."""
+    max_new_tokens: int
+    ends: frozenset[int]
+    seed: int
+    sequence: int
+
+    @torch.inference_mode()
+    def run(self, rule: DraftRule) -> BildRun:
+        """Write it."""
+        self.large.restart()
+        self.small.restart()
+        decoding = decoding_of(rule)(
+            self.large,
+            self.small,
+            rule,
+            tokens=self.begin,
+            limit=len(self.begin) + self.max_new_tokens,
+            ends=self.ends,
+            noise=self._noise,
+        )
+        decoding.run()
+        return BildRun(
+            tokens=tuple(decoding.tokens[len(self.begin) :]),
+            calls=tuple(decoding.calls),
+            same_from=decoding.low,
+            same_below=decoding.high,
+            flops=self.large.flops + self.small.flops,
+            alone_flops=self.large.counts.alone(
+                len(self.begin), len(decoding.tokens), self.large.source_length
+            ),
+        )
+
+    def _noise(self, place: int) -> NDArray[np.float64]:
+        """Return three uniform numbers of a place, the same in every run.
+
+        A place may be drafted again after a rollback before it. Its numbers have then decided
+        nothing that is kept, so they are as good as new ones.
+        """
+        # Philox counts blocks in its first word, so the places' own blocks never meet.
+        bits = np.random.Philox(key=[self.seed, self.sequence], counter=[0, 0, 0, place])
+        return np.random.Generator(bits).random(3)
+
+
+def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
+    """Return each input by itself, (1, positions), without padding."""
+    if input_ids.ndim != 2 or input_ids.numel() == 0:
+        raise ValueError(
+            "`input_ids` must have shape (n, positions) and not be empty, but got"
+            f" {tuple(input_ids.shape)}: an empty text needs at least one token."
+        )
+    if attention_mask is None:
+        return [row[None] for row in input_ids]
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but"
+            f" got {tuple(attention_mask.shape)}."
+        )
+    kept = attention_mask.bool()
+    empty = (~kept.any(dim=1)).nonzero()
+    if len(empty):
+        raise ValueError(f"`input_ids` number {int(empty[0])} is empty: all of it is padding.")
+    return [ids[mask][None] for ids, mask in zip(input_ids, kept, strict=True)]
+
+
+def _refuse_long(name: str, family: Family, source: int, new: int) -> None:
+    limit = family.context_length
+    if limit is not None and source + new > limit:
+        raise ValueError(
+            f"A prompt of {source} tokens and `max_new_tokens` of {new} are more than the {limit}"
+            f" positions of the {name} model: shorten one of them."
+        )

@@ -1,0 +1,207 @@
+"""Pairs of models: which fit together, and a draft model out of a model's own first blocks."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from swiftsure import checks
+from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
+from swiftsure.text.families import Family, family_of
+from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.modes import refuse_training
+
+__all__ = ["checked_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "cache_implementation": (None, "dynamic", "dynamic_full"),
+}
+"""What a generation config may say of things that are not done here."""
+
+
+def pair_fingerprint(large: nn.Module, small: nn.Module) -> str:
+    """Return the fingerprint of two models, each in its part."""
+    return fingerprint(nn.ModuleDict({"large": large, "small": small}))
+
+
+def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
+    """Return what is known of two models that can write one text together.
+
+    Raises
+    ------
+    TypeError
+        If one is no Hugging Face model with a language-model head.
+    ValueError
+        If one is of no known family or in training mode, if they differ in kind, vocabulary, start
+        token or device, or if the large one is told to generate in a way that is not known here.
+    """
+    families = family_of(large), family_of(small)
+    for model in (large, small):
+        refuse_training(model)
+    facts: dict[str, Callable[[Any], object]] = {
+        "are both encoder-decoder models or both causal": lambda m: m.config.is_encoder_decoder,
+        "have one vocabulary": lambda m: f"{m.get_output_embeddings().weight.shape[0]} tokens",
+        "have one start token": start_token,
+        "are on one device": lambda m: m.device,
+    }
+    for what, fact in facts.items():
+        found = [fact(model) for model in (large, small)]
+        if found[0] != found[1]:
+            raise ValueError(
+                f"`large` and `small` must be models that {what}, but got {found[0]} and"
+                f" {found[1]}."
+            )
+    _refuse_generation(large)
+    return families
+
+
+def start_token(model: Any) -> int | None:
+    """Return what an encoder-decoder model's answers begin with; None for causal models."""
+    if not model.config.is_encoder_decoder:
+        return None
+    for config in (model.generation_config, model.config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            token = getattr(config, name, None)
+            if token is not None:
+                return int(token)
+    raise ValueError("`model` must say what answers begin with: set config.decoder_start_token_id.")
+
+
+def _refuse_generation(model: Any) -> None:
+    """Raise where `generate` would do more than take or draw the next token."""
+    for name, neutral in NEUTRAL.items():
+        value = getattr(model.generation_config, name, None)
+        if value not in neutral:
+            raise ValueError(
+                f"`large` must not be told {name}={value!r}, which drafts cannot follow: set"
+                f" large.generation_config.{name} = {neutral[-1]!r}."
+            )
+
+
+def refuse_other_tokenizer(large: Any, small: Any) -> None:
+    """Raise if two tokenizers differ, with the first entry that does.
+
+    Raises
+    ------
+    ValueError
+        If a token's number is another's, or missing, in the other tokenizer.
+    """
+    of_large, of_small = (
+        {number: token for token, number in each.get_vocab().items()} for each in (large, small)
+    )
+    for number in sorted({*of_large, *of_small}):
+        ours, theirs = of_large.get(number), of_small.get(number)
+        if ours != theirs:
+            raise ValueError(
+                "The large and the small model's tokenizers must be the same, but token"
+                f" {number} is {_shown(ours)} in the one and {_shown(theirs)} in the other."
+            )
+    for name in ("eos_token_id", "pad_token_id"):
+        if getattr(large, name) != getattr(small, name):
+            raise ValueError(
+                f"The large and the small model's tokenizers must be the same, but {name} is"
+                f" {getattr(large, name)} in the one and {getattr(small, name)} in the other."
+            )
+
+
+def _shown(token: str | None) -> str:
+    return "missing" if token is None else repr(token)
+
+
+def self_draft(
+    model: Any, n_layers: int, *, heads: ExitHeads | None = None, own_head: bool = False
+) -> Any:
+    """Return a draft model out of a causal model's first blocks, with which it shares its weights.
+
+    The model's own norm and head read the states of the last block that is kept.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Causal, of a known family.
+    n_layers : int
+        How many of its blocks to keep: less than all.
+    heads : ExitHeads, optional
+        From `fit_exit_heads`, with one for the last block that is kept: what that block says is
+        then mapped first, since the norm and the head know only what the model's last one says.
+    own_head : bool
+        Copy norm and head, so that they can be trained for the earlier block and the model stays
+        as it is.
+
+    Raises
+    ------
+    ValueError
+        If the model has an encoder, or not more than `n_layers` blocks, or no head is for the last
+        block that is kept.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(
+    ...     vocab_size=32, hidden_size=8, intermediate_size=8, num_attention_heads=2
+    ... )
+    >>> model = LlamaForCausalLM(config).eval()
+    >>> draft = self_draft(model, 4)
+    >>> len(draft.model.layers), draft.lm_head is model.lm_head
+    (4, True)
+    """
+    family = family_of(model)
+    if model.config.is_encoder_decoder:
+        raise ValueError("`model` must be a causal model, but it has an encoder.")
+    n_blocks = len(family.blocks)
+    if checks.count("n_layers", n_layers) >= n_blocks:
+        raise ValueError(
+            f"`n_layers` must be less than the model's {n_blocks} blocks, but got {n_layers}."
+        )
+    if heads is not None and n_layers - 1 not in heads.exits:
+        fitted = ", ".join(str(k + 1) for k in heads.exits)
+        raise ValueError(
+            f"`heads` must have one for the model's first {n_layers} blocks, but has those for"
+            f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
+        )
+    # Shallow copies: modules of their own, with the very parts of the model.
+    stack, draft = _shallow(family.stack), _shallow(model)
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = n_layers
+    stack.config = draft.config = config
+    draft.generation_config = copy.deepcopy(model.generation_config)
+    blocks = nn.ModuleList(list(family.blocks)[:n_layers])
+    blocks.training = family.blocks.training  # by itself: the blocks are the model's
+    _exchange(stack, family.blocks, blocks)
+    norm = family.norm
+    if own_head:
+        norm = copy.deepcopy(norm)
+        _exchange(draft, family.head, copy.deepcopy(family.head))
+    _exchange(stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm))
+    _exchange(draft, family.stack, stack)
+    return draft
+
+
+def _shallow(module: nn.Module) -> Any:
+    """Return a module with the same parts, in tables of its own: of parts, hooks and all others."""
+    twin = copy.copy(module)
+    for name, value in module.__dict__.items():
+        if isinstance(value, dict):
+            twin.__dict__[name] = copy.copy(value)
+    return twin
+
+
+def _exchange(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
+    """Put another module in the place of one of a module's own."""
+    name = next(name for name, child in owner.named_children() if child is part)
+    setattr(owner, name, other)

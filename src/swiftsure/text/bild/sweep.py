@@ -1,0 +1,172 @@
+"""`sweep_pair`: from two models and texts to a record over the levels of a drafting rule."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.losses import LOSSES, Loss, resolve_loss
+from swiftsure.records import ThresholdRecord
+from swiftsure.systems import RunBatch, Runs, sweep_grid
+from swiftsure.text.bild.model import BigLittle
+from swiftsure.text.bild.pair import pair_fingerprint
+from swiftsure.text.bild.rules import DraftRule, Rollback
+from swiftsure.text.exit_heads import HeadedNorm
+from swiftsure.text.inputs import encode, refuse_seen, token_rows
+from swiftsure.text.text_sweep import TextData, TextSweep
+
+__all__ = ["sweep_pair"]
+
+Array = NDArray[Any]
+
+
+def sweep_pair(
+    large: Any,
+    small: Any,
+    texts: Sequence[str],
+    references: Sequence[str | Sequence[str]] | None = None,
+    *,
+    tokenizer: Any,
+    small_tokenizer: Any = None,
+    thresholds: Sequence[float],
+    rule: DraftRule | None = None,
+    losses: Sequence[str | Loss] = ("bleu",),
+    max_new_tokens: int,
+    eos_token_id: int | Sequence[int] | None = None,
+    max_source_length: int | None = None,
+    seed: int = 0,
+    ids: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    shards: str | os.PathLike[str] | None = None,
+    shard_size: int = 64,
+    progress: bool | None = None,
+) -> ThresholdRecord:
+    """Generate at every level of a rule's dial, and record losses and costs.
+
+    The first column, level 0, is the large model alone, with its costs. Drafts that change nothing,
+    to be compared with it, are those of a rollback threshold below log 2 = 0.693. Where tokens are
+    drawn, the first column's are drawn with tolerance 0, that is from the large model, with the
+    random numbers of the other columns; its costs are the large model's.
+
+    Parameters
+    ----------
+    large, small : PreTrainedModel
+        As in `BigLittle`.
+    texts : (n,)
+        Not empty; too long ones are refused unless `max_source_length` says where to cut.
+    references : (n,), optional
+        One text or several each, for the gap risk; without them only consistency is recorded.
+    tokenizer : of both models
+    small_tokenizer : optional
+        The small model's, to be compared.
+    thresholds : (K,)
+        Levels of the dial, rising; 0 is put before them where it is not.
+    rule : DraftRule, optional
+        `Rollback` with fallback threshold 0.5, or another; its level is of no account.
+    losses : names among "bleu", "rouge_l", "token_f1", or `Loss`es of texts
+    max_new_tokens : int
+        The policy will insist on it.
+    eos_token_id : int or ints, optional
+        The model's by default; the policy will insist on others.
+    seed : int
+        Of rules that draw tokens.
+    ids, groups : (n,), optional
+    shards : folder, optional
+        Where to write the record in pieces of `shard_size` texts, and to resume from.
+    progress : bool, optional
+        Show a progress bar; by default where standard error is a terminal.
+
+    Returns
+    -------
+    record : ThresholdRecord
+        With costs "large_passes" and "small_passes" (per token) and "flops" of every text at every
+        level, and the pair's fingerprint. Its dial is "rollback" (or "tolerance").
+
+    Raises
+    ------
+    ValueError
+        If the models do not fit together, a text is empty, too long or one that the draft's head
+        was fitted on, a level is out of range, or the shards come from another run.
+    """
+    chosen = rule if rule is not None else Rollback(None)
+    tokenizers = None if small_tokenizer is None else (tokenizer, small_tokenizer)
+    generation: dict[str, Any] = {"max_new_tokens": checks.count("max_new_tokens", max_new_tokens)}
+    if eos_token_id is not None:
+        generation["eos_token_id"] = eos_token_id
+    for part in small.modules():
+        if isinstance(part, HeadedNorm):
+            refuse_seen(texts, "draft's head", part.trained_on)
+    levels = checks.numbers("thresholds", list(thresholds), np.float64)
+    for level in levels.ravel().tolist():
+        chosen.check_level(level)
+    data = TextData.of(texts, references, ids, groups)
+    token_rows(data.texts, tokenizer, large, max_source_length)  # refuses bad texts early
+    return _PairSweep(
+        pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
+        data=data,
+        tokenizer=tokenizer,
+        grid=sweep_grid(levels, 0.0),
+        losses=[resolve_loss(loss, LOSSES) for loss in losses],
+        max_source_length=max_source_length,
+        generation=generation,
+        seed=seed,
+        fingerprint=pair_fingerprint(large, small),
+    ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
+
+
+@dataclass(frozen=True)
+class _PairSweep(TextSweep):
+    """Runs texts one by one; what several runs of a text have in common is computed once."""
+
+    pair: BigLittle
+    chunk_size = 1  # models remember the runs of one text only
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What policies of this record are bound to, beside the models."""
+        return self.pair.rule.settings() | {"generation": self.generation}
+
+    @property
+    def dial(self) -> str:
+        """Name of the dial."""
+        return self.pair.rule.dial
+
+    def prepare(self, inputs: slice) -> RunBatch:
+        """Encode a text."""
+        text, rule = self.data.texts[inputs], self.pair.rule
+        encoded = encode(text, self.tokenizer, self.pair.large.model, self.max_source_length)
+        passage = self.pair.passage(
+            encoded["input_ids"],
+            **self.generation,
+            seed=self.seed,
+            sequence=inputs.start,
+            remember=True,
+        )
+
+        def run(_rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            column = int(columns[0])
+            # Where tokens are drawn, the large model draws with tolerance 0: its own random numbers
+            # would give another answer that is no better to compare with.
+            alone = column == 0 and not rule.samples
+            found = passage.run(rule.at(None if alone else float(self.grid[column])))
+            costs = {
+                "large_passes": found.large_passes / len(found.tokens),
+                "small_passes": found.small_passes / len(found.tokens),
+                "flops": found.flops,
+                "alone_flops": found.alone_flops,
+            }
+            same = (found.same_from <= self.grid) & (self.grid < found.same_below) & (not alone)
+            values = {name: np.asarray([cost]) for name, cost in costs.items()}
+            return Runs({"answers": self.decoded([list(found.tokens)]), **values}, same[None])
+
+        return run
+
+    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
+        """Return the record of some texts; the first column costs what the large model costs."""
+        tables["large_passes"][:, 0], tables["small_passes"][:, 0] = 1.0, 0.0
+        tables["flops"][:, 0] = tables.pop("alone_flops")[:, 0]
+        return super().record(inputs, tables)

@@ -1,0 +1,1 @@
+"""CALM: early-exit generation with a Hugging Face model."""

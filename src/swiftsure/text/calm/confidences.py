@@ -1,0 +1,206 @@
+"""Confidence of a token after a block: softmax, hidden-state saturation, meta-classifier (CALM)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.families import Family
+
+__all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a confidence sees: the m tokens of a batch that are still under way, after a block."""
+
+    exit_index: int
+    """Of the block, from 0."""
+    states: Tensor
+    """(m, width), after the block."""
+    previous: Tensor
+    """(m, width), before it."""
+    rows: Tensor | None
+    """Their rows in the batch of n; None: all of them."""
+    n: int
+    levels: float | Tensor
+    """What they must reach; one for all, or (m,)."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits over the whole vocabulary that a confidence came across."""
+
+    index: Tensor | None
+    """Positions among the m tokens; None: all of them."""
+    values: Tensor
+
+    def of(self, index: Tensor | None, m: int) -> Tensor:
+        """Return the logits of some of the m tokens, all of which were seen; None: all m."""
+        if self.index is not None:
+            place = torch.zeros(m, dtype=torch.long, device=self.values.device)
+            place[self.index] = torch.arange(len(self.index), device=place.device)
+            index = place if index is None else place[index]
+        return self.values if index is None else self.values[index]
+
+
+class Confidence(ABC):
+    """A measure of how sure a block is of the next token."""
+
+    first_exit = 0
+    """The first exit at which it is defined."""
+    through_heads = False
+    """Whether a look maps states through the exit heads, if there are any."""
+    seen: Logits | None = None
+    """Logits that the last look came across: the head need not compute them again."""
+
+    def begin(self) -> None:
+        """Forget the token before."""
+        self.seen = None
+
+    @abstractmethod
+    def measure(self, look: Look) -> Tensor:
+        """Return confidences, (m,) in float32."""
+
+    @abstractmethod
+    def flops(self) -> int:
+        """Return the FLOPs of one look at one token, heads over the whole vocabulary left out."""
+
+
+class Softmax(Confidence):
+    """Difference of the two largest probabilities of the next token.
+
+    With a shortlist, a token's first look takes in the whole vocabulary, and later ones only its
+    most probable tokens of then. Where these reach the level, the whole vocabulary is looked at
+    after all: a token never leaves on the shortlist's word alone. So it may leave later than
+    without a shortlist, if its most probable token was not on it, but never less confident.
+
+    How often that happens: SmolLM2-135M, from its tenth block on, 768 tokens, a shortlist of 64 of
+    its 49,152 tokens. At threshold 0.7 no token left elsewhere, at 0.9 6 of 700 did.
+    The list is never renewed within a token: what is on it must not depend on the threshold, or
+    `sweep` could not tell which thresholds have the same answer.
+    """
+
+    through_heads = True
+
+    def __init__(self, family: Family, shortlist: int | None = None) -> None:
+        self.family = family
+        self.size = shortlist
+        if shortlist is not None and shortlist >= family.head.weight.shape[0]:
+            self.size = None  # the whole vocabulary is no shortlist
+        self.listed: Tensor | None = None
+
+    def begin(self) -> None:
+        """Forget the shortlists."""
+        super().begin()
+        self.listed = None
+
+    def measure(self, look: Look) -> Tensor:
+        """Return p₁ − p₂ of each token."""
+        inputs = self.family.exit_input(look.exit_index, look.states)
+        if self.listed is not None:
+            return self._screened(look, inputs)
+        logits = self.family.head(inputs)
+        self.seen = Logits(None, logits)
+        if self.size is not None:
+            likely = logits.topk(self.size, dim=1, sorted=False).indices
+            self.listed = likely if look.rows is None else _spread(likely, look.rows, look.n)
+        return _probability_gap(logits)
+
+    def _screened(self, look: Look, inputs: Tensor) -> Tensor:
+        listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
+        head = self.family.head
+        short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
+        if head.bias is not None:
+            short = short + head.bias[listed]
+        scores = _probability_gap(short)
+        hopeful = (scores >= look.levels).nonzero().squeeze(1)
+        self.seen = None
+        if len(hopeful):
+            logits = head(inputs[hopeful])
+            self.seen = Logits(hopeful, logits)
+            sure = torch.minimum(scores[hopeful], _probability_gap(logits))
+            scores = scores.index_copy(0, hopeful, sure)
+        return scores
+
+    def flops(self) -> int:
+        """Return the FLOPs of the shortlist."""
+        return 2 * (self.size or 0) * int(self.family.head.weight.shape[1])
+
+
+class Saturation(Confidence):
+    """Cosine of the states before and after a block; from the second block on, as in CALM."""
+
+    first_exit = 1
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+
+    def measure(self, look: Look) -> Tensor:
+        """Return the cosine of each token."""
+        return cosine_similarity(look.states.float(), look.previous.float(), dim=1)
+
+    def flops(self) -> int:
+        """Return the FLOPs of three inner products."""
+        return 6 * int(self.family.head.weight.shape[1])
+
+
+class Meta(Confidence):
+    """A classifier's probability that the block's token is the full model's."""
+
+    def __init__(self, family: Family, classifier: MetaClassifier) -> None:
+        width = int(family.head.weight.shape[1])
+        if classifier.width != width:
+            raise ValueError(
+                f"`classifier` takes states of width {classifier.width}, but the model's have"
+                f" {width}."
+            )
+        self.family = family
+        self.classifier = classifier
+
+    def measure(self, look: Look) -> Tensor:
+        """Return the probability of each token."""
+        logits: Tensor = self.classifier(self.family.norm(look.states))
+        return logits.float().softmax(dim=1)[:, 1]
+
+    def flops(self) -> int:
+        """Return the FLOPs of the classifier."""
+        return 2 * sum(p.numel() for p in self.classifier.parameters() if p.ndim == 2)
+
+
+def confidence_of(
+    rule: ExitRule, family: Family, classifier: MetaClassifier | None = None
+) -> Confidence:
+    """Return the confidence that a rule asks for."""
+    if rule.score == "meta":
+        if classifier is None:
+            raise ValueError(
+                "`score` 'meta' needs its `classifier`: train one with"
+                " swiftsure.text.train_meta, or load a published one."
+            )
+        return Meta(family, classifier)
+    if classifier is not None:
+        raise ValueError(f"`classifier` belongs to score 'meta', but the score is {rule.score!r}.")
+    if rule.score == "saturation":
+        return Saturation(family)
+    return Softmax(family, rule.shortlist)
+
+
+def _probability_gap(logits: Tensor) -> Tensor:
+    """Return p₁ − p₂ of each token.
+
+    In float32, unlike `swiftsure.torch.scoring.top_diff`: records of text come from running this
+    code, not from logits, and float64 would take longer over a whole vocabulary.
+    """
+    two = logits.float().softmax(dim=1).topk(2, dim=1).values
+    return two[:, 0] - two[:, 1]
+
+
+def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
+    """Return values of some rows as a table of all n; the others are never read."""
+    whole = values.new_zeros((n, *values.shape[1:]))
+    return whole.index_copy_(0, rows, values)

@@ -1,0 +1,268 @@
+"""The engine: stands between a decoder and its blocks, and decides token by token who runs on.
+
+Each call of the decoder is a step: one token of every sequence. Before a block runs, the tokens
+that are confident enough leave. What then happens to the block depends on who is left:
+
+- everybody: it runs as it is;
+- nobody: it does not run, and owes the cache the keys and values of the exit states;
+- some, of a small batch or on a GPU, where more rows take no longer: it runs on all, and those who
+  left keep their exit states. Since a block makes keys and values from the states that it is given,
+  these are the exit states' too;
+- some, otherwise: it runs on those alone, and the others' keys and values are computed beside it.
+
+Those who left carry their exit state to the end, where the model's own norm and head give their
+logits.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
+from swiftsure.text.calm.confidences import Confidence
+from swiftsure.text.calm.results import Trace
+from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
+from swiftsure.text.exit_heads import ExitHeads
+from swiftsure.text.families import Family
+
+__all__ = ["Engine"]
+
+SHARED = "encoder_hidden_states"
+"""Argument of a block that is not cut to rows: what is needed of it lies in the cache."""
+
+
+class Engine:
+    """Early exits of one decoder.
+
+    Parameters
+    ----------
+    family : Family
+        Of the model whose forward methods call `run_stack`, `run_block` and `run_head`.
+    rule : ExitRule
+    confidence : Confidence
+    thresholds : float32 array
+        One for all sequences, of shape (), or one each, (n,).
+    eos_token_ids : ints
+        Tokens after which a sequence is over, and no longer runs.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        rule: ExitRule,
+        confidence: Confidence,
+        thresholds: NDArray[np.float32],
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.family = family
+        self.rule = rule
+        self.confidence = confidence
+        self.thresholds = thresholds
+        self.blocks = list(family.blocks)
+        self.trace: Trace | None = None
+        self._names = [_argument_names(type(block).forward) for block in self.blocks]
+        self._projects = [partial(family.project, block) for block in self.blocks]
+        self._first = max(rule.min_exit, confidence.first_exit)
+        self._thread = threading.get_ident()
+        self._eos = frozenset(eos_token_ids)
+        self._cache: Any = None
+        self._finished: set[int] = set()
+        self._step: Step | None = None
+
+    # ------------------------------------------------------------------ the decoder, once a token
+
+    def run_stack(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the decoder on one token of every sequence, or on a prompt."""
+        self._refuse_other_threads()
+        cache, tokens = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        fed = tokens if tokens is not None else kwargs.get("inputs_embeds")
+        if cache is None or fed is None:
+            return forward(*args, **kwargs)  # no generation
+        past = cache.get_seq_length()
+        if cache is not self._cache or past == 0:
+            self._begin_generation(cache, past, fed, _attended(past, fed, kwargs))
+        trace: Trace = self.trace  # type: ignore[assignment]
+        number = past + fed.shape[1] - trace.prompt
+        if number > 0 and tokens is not None:
+            self._note_finished(tokens[:, -1])
+        self._step = self._begin_step(number, fed)
+        self.confidence.begin()
+        try:
+            return forward(*args, **kwargs)
+        except BaseException:
+            self._step = None
+            raise
+
+    def _begin_generation(self, cache: Any, past: int, fed: Tensor, attended: Tensor | int) -> None:
+        n = len(fed)
+        if self.thresholds.ndim and len(self.thresholds) != n:
+            raise ValueError(
+                f"`thresholds` must be one for all or one a sequence, {n}, but got"
+                f" {len(self.thresholds)}."
+            )
+        prepare_cache(cache, self._projects)
+        self._cache = cache
+        self._finished = set()
+        self.trace = Trace(n, len(self.blocks), past + fed.shape[1], attended)
+
+    def _note_finished(self, tokens: Tensor) -> None:
+        if self._eos:
+            given = enumerate(tokens.tolist())
+            self._finished.update(row for row, token in given if token in self._eos)
+
+    def _begin_step(self, number: int, fed: Tensor) -> Step:
+        alone = fed.shape[1] == 1
+        levels = self.rule.levels(self.thresholds, number)
+        reachable = levels < 1 if self.rule.strict else levels <= 1
+        may_exit = (
+            alone and bool(reachable.any()) and (number > 0 or self.family.first_token_may_exit)
+        )
+        make = step_on(fed.device)
+        step = make(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
+        if alone and self._finished:
+            step.finish(sorted(self._finished))
+        return step
+
+    # -------------------------------------------------------------------- a block, before it runs
+
+    def run_block(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a block on the tokens that are still under way."""
+        step = self._step
+        if step is None:
+            return forward(*args, **kwargs)
+        output = self._run_block(step, index, forward, args, kwargs)
+        heads = self.family.exit_heads
+        if heads is not None and index == len(self.blocks) - 1 and step.exits_taken:
+            return _with_states(output, _through_heads(heads, step, _states(output)))
+        return output
+
+    def _is_exit(self, exit_index: int) -> bool:
+        heads = self.family.exit_heads
+        return heads is None or exit_index in heads.exits
+
+    def _run_block(
+        self,
+        step: Step,
+        index: int,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        states: Tensor = args[0] if args else kwargs["hidden_states"]
+        if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
+            look = step.look(index - 1, states)
+            scores = self.confidence.measure(look)
+            step.let_leave(look, scores, self.confidence.seen, strict=self.rule.strict)
+        step.previous = states
+        if step.n_active and step.undivided:
+            return forward(*args, **kwargs)
+        arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
+        if step.n_active == 0:
+            layer = _own_layers(arguments["past_key_values"])[index]
+            layer.owe(states, arguments.get("position_embeddings"))
+            return self.family.skipped(states, arguments)
+        if step.compacts:
+            split: SplitRows = step.split  # type: ignore[assignment]
+            return self._run_compacted(split, index, forward, states, arguments)
+        output = forward(*args, **kwargs)
+        return _with_states(output, torch.where(step.gone, states, _states(output)))
+
+    def _run_compacted(
+        self,
+        split: SplitRows,
+        index: int,
+        forward: Callable[..., Any],
+        states: Tensor,
+        arguments: dict[str, Any],
+    ) -> Any:
+        block, cache = self.blocks[index], arguments["past_key_values"]
+        rows, left = split.active, split.left
+        self.family.fill_cross_attention(block, index, arguments)
+        turned = rows_of(arguments.get("position_embeddings"), left, split.n)
+        propagated = self.family.project(block, states.index_select(0, left), turned)
+        chosen = {
+            name: value if name == SHARED else split.of(value) for name, value in arguments.items()
+        }
+        chosen["past_key_values"] = rows_of_cache(cache, index, rows, left, propagated)
+        output = forward(**chosen)
+        return _with_states(output, states.index_copy(0, rows, _states(output)))
+
+    # ------------------------------------------------------------------------- the head, at the end
+
+    def run_head(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+        """Run the head on those whose logits are not known yet; ends the step."""
+        step = self._step
+        if step is None or inputs.ndim < 3:  # a confidence's own look
+            return forward(inputs)
+        self._step = None
+        trace: Trace = self.trace  # type: ignore[assignment]
+        if step.rows_known and inputs.shape[:2] == (step.n, 1):
+            logits = step.all_logits(forward, inputs)
+        else:
+            logits = forward(inputs)
+            step.all_by_head()
+        trace.note(*step.notes())
+        return logits
+
+    def release(self) -> None:
+        """Let go of the cache and of the last step; what was noted stays."""
+        self._cache = self._step = None
+
+    def _refuse_other_threads(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "This model runs with early exits in another thread; give each thread its own copy"
+                " of the model, or let them take turns."
+            )
+
+
+def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
+    """Return the states that the model's norm and head are to see, of those who left."""
+    mapped = states.clone()
+    for depth in step.exits_taken:
+        left = [row for row, ran in enumerate(step.depths) if ran == depth]
+        rows = torch.tensor(left, device=states.device)
+        mapped.index_copy_(0, rows, heads(depth - 1, states.index_select(0, rows)))
+    return mapped
+
+
+@cache
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a block's arguments in order, without `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:
+    """Return how many positions the first token attends to, without padding: for all, or (n,)."""
+    own, states, source = (
+        arguments.get(name)
+        for name in ("attention_mask", "encoder_hidden_states", "encoder_attention_mask")
+    )
+    positions = past + fed.shape[1] if own is None or own.ndim != 2 else own.sum(dim=1)
+    if states is not None:
+        positions = positions + (states.shape[1] if source is None else source.sum(dim=1))
+    found: Tensor | int = positions
+    return found
+
+
+def _own_layers(cache: Any) -> list[ExitLayer]:
+    layers: list[ExitLayer] = getattr(cache, "self_attention_cache", cache).layers
+    return layers
+
+
+def _states(output: Any) -> Tensor:
+    """Return the hidden states among what a block returned."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
+def _with_states(output: Any, states: Tensor) -> Any:
+    return (states, *output[1:]) if isinstance(output, tuple) else states

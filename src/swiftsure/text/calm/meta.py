@@ -1,0 +1,76 @@
+"""The meta-classifier of CALM: whether a block's state already gives the full model's token."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from swiftsure.text.weights import load_weights, save_weights
+
+__all__ = ["MetaClassifier"]
+
+
+class MetaClassifier(nn.Module):
+    """From normed hidden states to two logits; the second is for "as the full model says".
+
+    Parameters
+    ----------
+    width : int
+        Of the hidden states.
+    bias : bool
+        Whether the two linear layers have biases.
+    trained_on : hashes of inputs
+        What it was trained on (`input_hashes`); `sweep` refuses to record the same inputs, since a
+        policy must not be calibrated on what its confidence has seen.
+
+    Examples
+    --------
+    >>> import torch
+    >>> MetaClassifier(8)(torch.zeros(3, 8)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, width: int, *, bias: bool = True, trained_on: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width, width, bias=bias), nn.ReLU(), nn.Linear(width, 2, bias=bias)
+        )
+        self.width = width
+        self.trained_on = frozenset(trained_on)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return logits, (n, 2)."""
+        logits: Tensor = self.layers(states)
+        return logits
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, and what they were trained on, to a safetensors file."""
+        save_weights(path, self.layers.state_dict(), self.trained_on)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "MetaClassifier":
+        """Read a classifier that `save` wrote."""
+        weights, trained_on = load_weights(path)
+        classifier = cls.from_published(weights, prefix="")
+        classifier.trained_on = trained_on
+        return classifier
+
+    @classmethod
+    def from_published(
+        cls, state_dict: Mapping[str, Tensor], prefix: str = "cm_head."
+    ) -> "MetaClassifier":
+        """Return the classifier of a published early-exit T5, from its state dict."""
+        found: dict[str, Any] = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        if not {"0.weight", "2.weight"} <= set(found):
+            raise ValueError(
+                f"`state_dict` must hold {prefix}0.weight and {prefix}2.weight, but it does not."
+            )
+        weight = found["0.weight"]
+        classifier = cls(weight.shape[1], bias="0.bias" in found)
+        classifier.layers.load_state_dict(found)
+        return classifier.to(weight.dtype).eval()

@@ -1,0 +1,322 @@
+"""CALM: early-exit generation with a Hugging Face model, whose `generate` stays as it is."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakSet
+
+from torch import Tensor, nn
+
+from swiftsure.policy import Policy
+from swiftsure.systems import resolve_rule, threshold_levels
+from swiftsure.text.calm.confidences import confidence_of
+from swiftsure.text.calm.engine import Engine
+from swiftsure.text.calm.meta import MetaClassifier
+from swiftsure.text.calm.results import CalmOutput, Depths
+from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.sampling import sampling_processors
+from swiftsure.text.exit_heads import ExitHeads
+from swiftsure.text.families import Family, family_of
+from swiftsure.text.generation import check_options, end_tokens
+from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.modes import refuse_training
+
+__all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_heads"]
+
+_running: "WeakSet[nn.Module]" = WeakSet()
+_lock = threading.Lock()
+
+
+class EarlyExits:
+    """A run of a model with early exits; see `early_exits`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def depths(self) -> Depths:
+        """How deep the tokens of the last generation went."""
+        trace = self._engine.trace
+        if trace is None or not trace.depths:
+            raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
+        return trace.summary(self._engine.family, self._engine.confidence)
+
+
+class CalmModel:
+    """A model that generates with early exits.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family, in evaluation mode.
+    policy : Policy, ExitRule, float or None
+        A policy made from a record of `sweep`, which is compared with the model once, here; or a
+        rule or a threshold, without a promise. None: the full model.
+    score : str, optional
+        Of a bare threshold, "softmax" by default; otherwise it must be the policy's or the rule's.
+    classifier : MetaClassifier
+        For score "meta".
+    heads : ExitHeads, optional
+        For a model that was not trained to exit early; tokens exit only where there is one.
+
+    Attributes
+    ----------
+    rule : ExitRule
+    policy : Policy or None
+    n_exits : int
+        Number of decoder blocks.
+
+    Raises
+    ------
+    ValueError
+        If the model's family is not known, the model is in training mode, or a policy was made for
+        another model, score or number of exits.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy | ExitRule | float | None = None,
+        *,
+        score: str | None = None,
+        classifier: MetaClassifier | None = None,
+        heads: ExitHeads | None = None,
+    ) -> None:
+        self.family = with_heads(family_of(model), heads)
+        refuse_training(model)
+        self.model = model
+        self.n_exits = len(self.family.blocks)
+        self.rule = _rule(policy, score)
+        self.rule.check_exits(self.n_exits)
+        self.classifier = classifier
+        self.heads = heads
+        self.policy = policy if isinstance(policy, Policy) else None
+        if self.policy is not None:
+            binding = ExitRule.bind(self.policy)
+            binding.check_exits(self.n_exits)
+            binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
+        self._confidence = confidence_of(self.rule, self.family, classifier)
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        thresholds: Sequence[float | None] | None = None,
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+        **options: Any,
+    ) -> CalmOutput:
+        """Generate; takes what the model's own `generate` takes.
+
+        With `do_sample=True`, each sequence has its own random numbers, from the seed, its id and
+        the token's place: the same at every batch size and every threshold.
+
+        Parameters
+        ----------
+        input_ids : (n, positions)
+        thresholds : (n,), optional
+            One per sequence, in place of the policy's.
+        seed, sequence_ids
+            Of sampling; ids are the places in the batch by default.
+        **options
+            For `generate`; those that a policy was made for need not be repeated.
+        """
+        options = self._with_policy_options(options)
+        if input_ids is not None:
+            options["input_ids"] = input_ids
+        _check_inputs(self.family, options)
+        config = options.get("generation_config") or self.model.generation_config
+        if options.pop("do_sample", config.do_sample):
+            options |= sampling_processors(options, config, seed, sequence_ids)
+        if self.model.training:
+            refuse_training(self.model)
+        ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
+        with _patched(self.engine(thresholds, ends)) as run:
+            found = self.model.generate(**options, do_sample=False)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        return CalmOutput(sequences, run.depths)
+
+    def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
+        """Return what runs the decoder's blocks, for one generation."""
+        given = self.rule.threshold if thresholds is None else thresholds
+        levels = threshold_levels("thresholds", given)
+        return Engine(self.family, self.rule, self._confidence, levels, ends)
+
+    def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options with those of the policy, which must not be contradicted."""
+        if self.policy is None:
+            return options
+        made_for = self.policy.settings.get("generation", {})
+        check_options(options, made_for, self.model)
+        return {**made_for, **options}
+
+
+@contextmanager
+def early_exits(
+    model: Any,
+    policy: Policy | ExitRule | float | None,
+    *,
+    score: str | None = None,
+    classifier: MetaClassifier | None = None,
+    heads: ExitHeads | None = None,
+    thresholds: Sequence[float | None] | None = None,
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
+) -> Iterator[EarlyExits]:
+    """Make a model's own `generate` exit early within this context.
+
+    For greedy decoding and sampling. Beam search is not supported: beams change places, so depths
+    would be recorded for the wrong ones.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a known family (`swiftsure.text.FAMILIES`), in evaluation mode.
+    policy, score, classifier, heads
+        As in `CalmModel`.
+    thresholds : (n,), optional
+        One per sequence, in place of the policy's.
+    eos_token_id : int, ints, None or "model"
+        Tokens after which `generate` ends a sequence, if they are not the model's. Ended sequences
+        run no more blocks, or (on a GPU) run along and are ignored.
+
+    Raises
+    ------
+    ValueError
+        If the model's family is not known, the model is in training mode, or a policy was made for
+        another model, score or number of exits.
+    RuntimeError
+        If the model runs with early exits already, here or in another thread.
+
+    Examples
+    --------
+    >>> from transformers import T5Config, T5ForConditionalGeneration
+    >>> config = T5Config(
+    ...     vocab_size=32,
+    ...     d_model=8,
+    ...     d_kv=4,
+    ...     d_ff=8,
+    ...     num_layers=3,
+    ...     num_heads=2,
+    ...     decoder_start_token_id=0,
+    ... )
+    >>> model = T5ForConditionalGeneration(config).eval()
+    >>> with early_exits(model, 0.9, score="saturation") as run:
+    ...     sequences = model.generate(model.dummy_inputs["input_ids"] % 32, max_new_tokens=5)
+    >>> run.depths.exit_layers.shape[0], run.depths.mean_layers.max() <= 3
+    (3, np.True_)
+    """
+    fast = CalmModel(model, policy, score=score, classifier=classifier, heads=heads)
+    with _patched(fast.engine(thresholds, end_tokens(model, eos_token_id))) as run:
+        yield run
+
+
+def calm_fingerprint(
+    model: nn.Module, classifier: MetaClassifier | None = None, heads: ExitHeads | None = None
+) -> str:
+    """Return the fingerprint of a model with its meta-classifier and exit heads, if any."""
+    parts = {"classifier": classifier, "heads": heads}
+    given = {name: part for name, part in parts.items() if part is not None}
+    return fingerprint(nn.ModuleDict({"model": model, **given}) if given else model)
+
+
+def with_heads(family: Family, heads: ExitHeads | None) -> Family:
+    """Return the family, which lets tokens leave through these heads, if they fit."""
+    if heads is not None:
+        width, n_blocks = int(family.head.weight.shape[1]), len(family.blocks)
+        if heads.width != width or heads.exits[-1] >= n_blocks - 1:
+            raise ValueError(
+                f"`heads` are for states of width {heads.width} and a block after number"
+                f" {heads.exits[-1] + 1}, but the model has width {width} and {n_blocks} blocks."
+            )
+    family.exit_heads = heads
+    return family
+
+
+def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+    """Return the rule of a policy, a rule or a bare threshold, of this score."""
+    rule = resolve_rule(given, ExitRule)
+    if score is None or score == rule.score:
+        return rule
+    if isinstance(given, Policy):
+        ExitRule.bind(given).check_score(score)
+    if isinstance(given, ExitRule):
+        raise ValueError(f"`policy` is a rule with score {rule.score!r}, but got {score!r}.")
+    return replace(rule, score=score)
+
+
+@contextmanager
+def _exclusive(model: nn.Module) -> Iterator[None]:
+    """Reserve a model: it can run with early exits only once at a time."""
+    with _lock:
+        if model in _running:
+            raise RuntimeError(
+                "`model` runs with early exits already: leave that context first, or use a copy of"
+                " the model."
+            )
+        _running.add(model)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.discard(model)
+
+
+@contextmanager
+def _patched(engine: Engine) -> Iterator[EarlyExits]:
+    """Route the decoder, its blocks and the head through the engine within this context."""
+    family = engine.family
+    with _exclusive(family.model), ExitStack() as undo:
+        for index, block in enumerate(engine.blocks):
+            undo.enter_context(_replaced_forward(block, partial(engine.run_block, index)))
+        undo.enter_context(_replaced_forward(family.stack, engine.run_stack))
+        undo.enter_context(_replaced_forward(family.head, engine.run_head))
+        undo.callback(engine.release)
+        yield EarlyExits(engine)
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, through: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's forward method by one whose first argument is the original."""
+    own: Any = module.__dict__
+    before = own.get("forward")
+    own["forward"] = partial(through, module.forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before
+
+
+def _check_inputs(family: Family, options: dict[str, Any]) -> None:
+    """Raise where `generate` would fail without saying why, or do what exits cannot follow."""
+    config = options.get("generation_config") or family.model.generation_config
+    beams = options.get("num_beams") or config.num_beams or 1
+    if beams > 1:
+        raise ValueError(
+            f"`num_beams` must be 1, but is {beams} here or in the model's generation_config: beams"
+            " change places, and each of their tokens has a depth of its own."
+        )
+    for name in ("assistant_model", "prompt_lookup_num_tokens"):
+        if options.get(name) is not None:
+            raise ValueError(f"`{name}` feeds several tokens at once, which cannot leave early.")
+    if options.get("use_cache") is False:
+        raise ValueError("`use_cache` must not be False: later tokens attend to cached states.")
+    inputs = options.get("input_ids")
+    if not isinstance(inputs, Tensor):
+        return
+    if inputs.ndim != 2 or inputs.numel() == 0:
+        raise ValueError(
+            "`input_ids` must have shape (n, positions) and not be empty, but got"
+            f" {tuple(inputs.shape)}: an empty text needs at least one token."
+        )
+    limit, new = family.context_length, options.get("max_new_tokens") or 0
+    if limit is not None and inputs.shape[1] + new > limit:
+        raise ValueError(
+            f"`input_ids` of {inputs.shape[1]} positions and `max_new_tokens` of {new} are more"
+            f" than the model's {limit}: shorten one of them."
+        )

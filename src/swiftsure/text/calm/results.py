@@ -1,0 +1,138 @@
+"""What early-exit generation gives: tokens, and how deep each went."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swiftsure.text.calm.confidences import Confidence
+from swiftsure.text.families import Family
+
+__all__ = ["CalmOutput", "Depths", "Trace"]
+
+
+@dataclass(frozen=True)
+class Depths:
+    """How deep each token of a batch went.
+
+    Attributes
+    ----------
+    exit_layers : (n, tokens)
+        Decoder blocks that a token ran, from 1; 0 after a sequence's end.
+    confidences : (n, tokens, n_exits - 1)
+        As the decisions saw them; NaN where nobody looked.
+    flops : (n,)
+        Of decoding, per sequence: blocks, skipped blocks' keys and values, heads, confidences.
+    """
+
+    exit_layers: NDArray[np.int64]
+    confidences: NDArray[np.float32]
+    flops: NDArray[np.float64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, the end token included."""
+        lengths: NDArray[np.int64] = (self.exit_layers > 0).sum(axis=1)
+        return lengths
+
+    @property
+    def mean_layers(self) -> NDArray[np.float64]:
+        """Mean decoder blocks per token, of each sequence."""
+        mean: NDArray[np.float64] = self.exit_layers.sum(axis=1) / np.maximum(self.lengths, 1)
+        return mean
+
+
+@dataclass(frozen=True)
+class CalmOutput:
+    """Generated sequences, and how deep their tokens went.
+
+    Attributes
+    ----------
+    sequences : Tensor
+        As `generate` returns them.
+    depths : Depths
+    """
+
+    sequences: Tensor
+    depths: Depths
+
+    @property
+    def exit_layers(self) -> NDArray[np.int64]:
+        """Decoder blocks that each token ran, (n, tokens); 0 after a sequence's end."""
+        return self.depths.exit_layers
+
+    @property
+    def mean_layers(self) -> NDArray[np.float64]:
+        """Mean decoder blocks per token, of each sequence."""
+        return self.depths.mean_layers
+
+    @property
+    def flops(self) -> NDArray[np.float64]:
+        """FLOPs of decoding, of each sequence."""
+        return self.depths.flops
+
+
+@dataclass
+class Trace:
+    """Notes of one generation, on the device until they are asked for."""
+
+    n: int
+    n_exits: int
+    prompt: int
+    """Positions before the first generated token, the one it comes from included."""
+    attended: Tensor | int
+    """Positions that the first generated token attends to, of prompt and source; or (n,)."""
+    depths: list[Tensor | None] = field(default_factory=list)
+    confidences: list[Tensor | None] = field(default_factory=list)
+    heads: list[Tensor | None] = field(default_factory=list)
+
+    def note(self, depths: Tensor | None, confidences: Tensor | None, heads: Tensor | None) -> None:
+        """Note one token of each sequence; None: full depth, no looks, one head each."""
+        self.depths.append(depths)
+        self.confidences.append(confidences)
+        self.heads.append(heads)
+
+    def summary(self, family: Family, confidence: Confidence) -> Depths:
+        """Return all that was noted, as arrays."""
+        depths = _stacked(self.depths, np.full(self.n, self.n_exits, np.int64))
+        shape = (self.n, self.n_exits - 1)
+        looks = _stacked(self.confidences, np.full(shape, np.nan, np.float32))
+        heads = _stacked(self.heads, np.ones(self.n, np.int64))
+        # Tokens past the end of the longest sequence: a device may be asked for one too many.
+        tokens = max(1, int((depths > 0).any(axis=0).sum()))
+        depths, looks, heads = depths[:, :tokens], looks[:, :tokens], heads[:, :tokens]
+        flops = self._flops(family, confidence, depths, looks, heads)
+        return Depths(depths, looks, flops)
+
+    def _flops(
+        self,
+        family: Family,
+        confidence: Confidence,
+        depths: NDArray[Any],
+        looks: NDArray[Any],
+        heads: NDArray[Any],
+    ) -> NDArray[np.float64]:
+        run = np.asarray([family.block_flops(block) for block in family.blocks], np.float64)
+        kept = np.asarray([family.kept_flops(block) for block in family.blocks], np.float64)
+        ran = np.concatenate([[0.0], np.cumsum(run)])[depths]
+        owed = kept.sum() - np.concatenate([[0.0], np.cumsum(kept)])[depths]
+        start = self.attended.cpu().numpy() if isinstance(self.attended, Tensor) else self.attended
+        positions = np.reshape(start, (-1, 1)) + np.arange(depths.shape[1])
+        attention = 4.0 * family.attention_width * positions * depths
+        head = 2.0 * family.head.weight.numel()
+        n_looks = np.isfinite(looks).sum(axis=2)
+        measured = confidence.flops() * n_looks
+        if family.exit_heads is not None:
+            left = (depths > 0) & (depths < self.n_exits)
+            mapped = n_looks if confidence.through_heads else left
+            measured = measured + family.exit_heads.flops * mapped
+        total = ran + owed + attention + head * heads + measured
+        found: NDArray[np.float64] = np.where(depths > 0, total, 0.0).sum(axis=1)
+        return found
+
+
+def _stacked(parts: list[Tensor | None], empty: NDArray[Any]) -> NDArray[Any]:
+    """Stack tokens' notes along axis 1, with `empty` where there are none."""
+    return np.stack([empty if part is None else part.cpu().numpy() for part in parts], axis=1)

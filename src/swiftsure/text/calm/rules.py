@@ -1,0 +1,129 @@
+"""The exit rule of generation: score, threshold and its decay over the answer."""
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure import checks
+from swiftsure.exits import calm_decay, threshold_array
+from swiftsure.policy import Policy
+from swiftsure.systems import ThresholdRule
+
+__all__ = ["SCORES", "Decay", "ExitRule"]
+
+SCORES = ("softmax", "saturation", "meta")
+"""Names of the confidences."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    """How the threshold falls over the answer; the scalar λ stays what a control sets.
+
+    Parameters
+    ----------
+    length : int
+        N, the longest answer.
+    temperature : float
+        τ; 0 makes every token alike.
+    form : {"calm", "free"}
+        CALM's Eq. 5, 0.9 λ + 0.1 exp(−τ t / N) clipped to [0, 1], t from 0; or what FREE's code
+        does, λ (0.9 + 0.1 exp(−τ t / N)), t from 1.
+
+    Examples
+    --------
+    >>> Decay(length=100).levels([0.8, 0.9], 50).round(3)
+    array([0.734, 0.824], dtype=float32)
+    """
+
+    length: int
+    temperature: float = 4.0
+    form: Literal["calm", "free"] = "calm"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        checks.count("length", self.length)
+        checks.known("form", self.form, ["calm", "free"])
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"`temperature` must be at least 0, but got {self.temperature}.")
+
+    def levels(self, threshold: ArrayLike, step: int) -> NDArray[np.float32]:
+        """Return what confidences must reach at the token of this number, from 0."""
+        if self.form == "calm":
+            return calm_decay(threshold, step, self.length, self.temperature)
+        falling = 0.9 + 0.1 * math.exp(-self.temperature * (step + 1) / self.length)
+        return (threshold_array(threshold).astype(np.float64) * falling).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ExitRule(ThresholdRule):
+    """A token exits after the first decoder block whose confidence reaches the threshold.
+
+    Parameters
+    ----------
+    threshold : float, optional
+        λ, at most 1; None: never, or as `sweep` says.
+    score : {"softmax", "saturation", "meta"}
+        Difference of the two largest probabilities; cosine of the states before and after a block;
+        a classifier's probability that the block's token is the full model's.
+    strict : bool
+        Exit on `>` instead of `≥`.
+    min_exit : int
+        Exits before this one are never taken; exit 0 is after the first block.
+    decay : Decay, optional
+    shortlist : int, optional
+        For "softmax": look at this many tokens only, the most probable ones at a token's first
+        exit, and at the whole vocabulary only where these make a token exit. Exits are then as
+        confident as without it, but some may be missed.
+
+    Examples
+    --------
+    >>> ExitRule(0.9, score="saturation").settings(n_exits=6)
+    {'score': 'saturation', 'n_exits': 6}
+    """
+
+    system: ClassVar[str] = "early-exit generation"
+    record_from: ClassVar[str] = "swiftsure.text.sweep"
+
+    score: str = "softmax"  # type: ignore[misc]
+    decay: Decay | None = field(default=None, kw_only=True)
+    shortlist: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        checks.known("score", self.score, SCORES)
+        if self.shortlist is not None:
+            checks.count("shortlist", self.shortlist, 2)
+            if self.score != "softmax":
+                raise ValueError(
+                    "`shortlist` shortens the vocabulary of score 'softmax', not of"
+                    f" {self.score!r}."
+                )
+
+    def levels(self, thresholds: NDArray[np.float32], step: int) -> NDArray[np.float32]:
+        """Return what confidences must reach at the token of this number, for each threshold."""
+        return thresholds if self.decay is None else self.decay.levels(thresholds, step)
+
+    def settings(self, n_exits: int) -> dict[str, Any]:
+        """Return everything but the threshold, as a record and its policies keep it."""
+        found = super().settings(n_exits)
+        if found.pop("decay", None) is not None:
+            found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(Decay)}
+        return found
+
+    @classmethod
+    def from_policy(cls, policy: Policy) -> Self:
+        """Return the rule of a policy, which must say its score and number of exits."""
+        binding = cls.bind(policy)
+        if binding.score is None or binding.n_exits is None:
+            raise binding.refusal()
+        prefix = "decay_"
+        decay: dict[str, Any] = {
+            name.removeprefix(prefix): value
+            for name, value in policy.settings.items()
+            if name.startswith(prefix)
+        }
+        return replace(super().from_policy(policy), decay=Decay(**decay) if decay else None)

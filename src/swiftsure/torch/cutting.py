@@ -1,0 +1,224 @@
+"""Cutting an existing network at named submodules, so that it can stop there.
+
+`torch.fx` traces the network once. Every value of the samples that is computed before a cut and
+used after it becomes part of the state; what all samples share is computed again where it is used.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import fx, nn
+
+from swiftsure import checks
+from swiftsure.torch.modes import evaluating
+from swiftsure.torch.staged import Staged
+
+__all__ = ["CutModel", "cut"]
+
+
+class CutModel(Staged):
+    """A traced network in pieces: piece k runs up to the k-th cut, the last one to the end."""
+
+    def __init__(self, pieces: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.pieces = nn.ModuleList(pieces)
+        self.heads = nn.ModuleList(heads)
+        self.n_exits = len(pieces)
+
+    def begin(self, batch: Any) -> Any:
+        """Return the network's inputs as the first state."""
+        return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+    def advance(self, exit_index: int, state: Any) -> Any:
+        """Run one piece; the value at the cut comes first in the state."""
+        live = state if exit_index == 0 else state[1:]
+        return self.pieces[exit_index](*live)
+
+    def head(self, exit_index: int, state: Any) -> Any:
+        """Run the head on the value at the cut; the last exit is the network's own output."""
+        return state[0] if exit_index == self.n_exits - 1 else self.heads[exit_index](state[0])
+
+
+def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutModel:
+    """Return a network as a staged model with an exit after each named submodule.
+
+    The network's own weights are shared, not copied; its own output is the last exit. The train or
+    eval mode of every part stays as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Traceable by `torch.fx`: no control flow that depends on values. It is traced in evaluation
+        mode, and arguments of its `forward` that have defaults keep them.
+    at : names of submodules
+        In the order in which they run, each run once; `dict(model.named_modules())` lists them.
+    heads : one module a cut
+        From the submodule's output to what the network's own head gives.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, is not run, or is run more than once, or if tracing fails; the error
+        says what to do.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    >>> model = cut(network, at=["1"], heads=[nn.Linear(8, 3)])
+    >>> model.n_exits
+    2
+    """
+    if len(at) != len(heads):
+        raise ValueError(f"`heads` must be as many as cuts, {len(at)}, but got {len(heads)}.")
+    if not at:
+        raise ValueError("`at` must name at least one submodule.")
+    names = dict(model.named_modules())
+    for name in at:
+        checks.known("at", name, names)
+    graph = _traced(model, at)
+    nodes = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    cuts = [_node_of(nodes, name) for name in at]
+    if any(position[a] >= position[b] for a, b in pairwise(cuts)):
+        raise ValueError("`at` must name submodules in the order in which they run.")
+    bounds = [0, *(position[node] + 1 for node in cuts), len(nodes)]
+    shared = _shared(nodes)
+    pieces, live = [], [node for node in nodes if node.op == "placeholder"]
+    for k in range(len(bounds) - 1):
+        segment = [
+            node
+            for node in nodes[bounds[k] : bounds[k + 1]]
+            if node.op not in ("placeholder", "output") and node not in shared
+        ]
+        if k < len(cuts):
+            after = _live_after(nodes[: bounds[k + 1]], nodes[bounds[k + 1] :], shared)
+            results = [cuts[k], *after]
+        else:
+            output = nodes[-1].args[0]
+            if not isinstance(output, fx.Node):
+                raise ValueError("`model` must return one tensor, or wrap it so that it does.")
+            after, results = [], [output]
+        pieces.append(_piece(model, segment, live, results))
+        live = after
+    staged = CutModel(pieces, heads)
+    kept = {*model.modules(), *(part for head in heads for part in head.modules())}
+    for part in staged.modules():
+        if part not in kept:  # made here, so it follows the network
+            part.training = model.training
+    return staged
+
+
+class _Tracer(fx.Tracer):
+    """Keeps the submodules that are cut at whole, and arguments with defaults at these."""
+
+    def __init__(self, whole: Sequence[str]) -> None:
+        super().__init__()
+        self.whole = set(whole)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        parents = {name for name in self.whole if name.startswith(f"{module_qualified_name}.")}
+        if module_qualified_name in self.whole:
+            return True
+        return not parents and super().is_leaf_module(m, module_qualified_name)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for i, argument in enumerate(arguments):
+            if isinstance(argument, fx.Proxy) and argument.node.args:  # its default
+                arguments[i] = argument.node.args[0]
+                self.graph.erase_node(argument.node)
+        return function, arguments
+
+
+def _traced(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
+    try:
+        with evaluating(model):  # else dropout that is called as a function would stay for good
+            return _Tracer(whole).trace(model)
+    except Exception as error:
+        raise ValueError(
+            f"`model` cannot be traced by torch.fx ({type(error).__name__}: {error}). Mark the part"
+            " that depends on values with torch.fx.wrap, or write a Staged subclass: begin, advance"
+            " and head are a few lines each."
+        ) from error
+
+
+def _node_of(nodes: list[fx.Node], name: str) -> fx.Node:
+    found = [node for node in nodes if node.op == "call_module" and node.target == name]
+    if len(found) != 1:
+        times = "not run" if not found else f"run {len(found)} times"
+        raise ValueError(
+            f"`at`: submodule {name!r} is {times} by the network; cut at one run once."
+        )
+    return found[0]
+
+
+def _live_after(before: list[fx.Node], later: list[fx.Node], shared: set[fx.Node]) -> list[fx.Node]:
+    """Return the values of samples computed before a cut that are used after it."""
+
+    def behind(node: fx.Node) -> set[fx.Node]:
+        if node not in shared:
+            return {node}
+        return {value for source in node.all_input_nodes for value in behind(source)}
+
+    used = {value for node in later for source in node.all_input_nodes for value in behind(source)}
+    return [node for node in before if node in used]
+
+
+def _shared(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return what all samples share: weights, shapes, and what is computed from such alone.
+
+    It is no part of the state, in which every value must follow the samples, but computed again
+    after a cut: a length is read off the samples that are left. Values that are written to are
+    left out, since computing them again would lose what was written.
+    """
+    written = {_written_by(node) for node in nodes}
+    shared: set[fx.Node] = set()
+    for node in nodes:
+        made = node.op.startswith("call_") and node not in written
+        if (
+            node.op == "get_attr"
+            or _reads_shape(node)
+            or (made and all(source in shared for source in node.all_input_nodes))
+        ):
+            shared.add(node)
+    return shared
+
+
+def _reads_shape(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
+
+
+def _written_by(node: fx.Node) -> Any:
+    """Return the value that a node writes to, as PyTorch's names tell, or None."""
+    if node.op not in ("call_method", "call_function"):
+        return None
+    if "out" in node.kwargs:
+        return node.kwargs["out"]
+    name = getattr(node.target, "__name__", str(node.target))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return node.args[0] if in_place or node.kwargs.get("inplace") else None
+
+
+def _piece(
+    model: nn.Module, segment: list[fx.Node], live: list[fx.Node], results: list[fx.Node]
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    for node in live:
+        known[node] = graph.placeholder(node.name)
+
+    def resolve(node: fx.Node) -> fx.Node:
+        if node not in known:  # something shared
+            known[node] = graph.node_copy(node, resolve)
+        return known[node]
+
+    for node in segment:
+        known[node] = graph.node_copy(node, resolve)
+    graph.output(tuple(resolve(node) for node in results))
+    graph.lint()
+    return fx.GraphModule(model, graph)

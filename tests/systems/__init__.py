@@ -1,0 +1,1 @@
+"""What all systems under a policy share."""

@@ -1,0 +1,383 @@
+"""Generation with early exits: equal to the full model, to the rule, and at every batch size."""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from swiftsure.exits import exit_indices
+from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits
+from swiftsure.text.calm import steps
+from swiftsure.text.calm.confidences import Logits
+from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
+
+pytestmark = pytest.mark.usefixtures("each_kind_of_step")
+
+TOKENS = 10
+ENDS = [EOS, 5, 17, 30, 41, 44, 46]
+"""Several end tokens, so that answers of random models end at all."""
+OPTIONS = {"max_new_tokens": TOKENS, "eos_token_id": ENDS}
+RULES = {
+    "softmax": ExitRule(1.0),
+    "softmax, decay": ExitRule(1.0, decay=Decay(TOKENS)),
+    "softmax, strict, late": ExitRule(1.0, strict=True, min_exit=1),
+    "softmax, shortlist": ExitRule(1.0, shortlist=4),
+    "saturation": ExitRule(1.0, score="saturation"),
+    "meta": ExitRule(1.0, score="meta"),
+}
+
+
+def fast_model(model, rule):
+    """The model under the rule, at a threshold that its own confidences reach now and then."""
+    judge = classifier(rule)
+    looking = replace(rule, threshold=0.999, strict=False, shortlist=None)
+    seen = CalmModel(model, looking, classifier=judge).generate(
+        **batch(6, model), max_new_tokens=TOKENS, eos_token_id=None
+    )
+    surest = np.nan_to_num(seen.depths.confidences, nan=-1.0).max(axis=2).ravel()
+    surest = np.sort(surest[surest > -1])
+    middle = surest[len(surest) // 3 : 2 * len(surest) // 3]
+    gap = np.diff(middle).argmax()  # where rounding decides nothing
+    level = float(middle[gap : gap + 2].mean())
+    return CalmModel(model, replace(rule, threshold=level), classifier=judge)
+
+
+def classifier(rule, seed=3):
+    if rule.score != "meta":
+        return None
+    torch.manual_seed(seed)
+    return MetaClassifier(16).eval()
+
+
+@pytest.fixture(params=["compacted", "all rows"])
+def way(request, monkeypatch):
+    """Both ways to run a block for some rows only."""
+    monkeypatch.setattr(steps, "COMPACT_FROM", 2)
+    monkeypatch.setattr(steps, "COMPACT_BELOW", 1.0 if request.param == "compacted" else -1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "deeper" not in name])
+def test_never_leaving_is_the_full_model(name):
+    model = MODELS[name]()
+    inputs = batch(5, model)
+    full = model.generate(**inputs, **OPTIONS)
+    output = CalmModel(model, None).generate(**inputs, **OPTIONS)
+    assert torch.equal(output.sequences, full)
+    assert set(np.unique(output.exit_layers)) <= {0, 4}
+    assert torch.equal(model.generate(**inputs, **OPTIONS), full)  # the model is as it was
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["T5", "T5 v1.1", "mT5", "T5, deeper decoder", "Llama"])
+def test_a_batch_is_its_sequences(name, rule, way):
+    model = MODELS[name]()
+    fast = fast_model(model, rule)
+    inputs = batch(6, model)
+    together = fast.generate(**inputs, **OPTIONS)
+    tokens = new_tokens(model, together.sequences, inputs)
+    for row in range(len(tokens)):
+        alone = single(inputs, row)
+        one = fast.generate(**alone, **OPTIONS)
+        length = one.depths.lengths[0]
+        assert together.depths.lengths[row] == length
+        expected = new_tokens(model, one.sequences, alone)[0]
+        assert torch.equal(tokens[row, :length], expected)
+        assert np.array_equal(together.exit_layers[row, :length], one.exit_layers[0])
+        np.testing.assert_allclose(
+            together.depths.confidences[row, :length], one.depths.confidences[0], atol=1e-5
+        )
+        assert together.flops[row] == pytest.approx(one.flops[0])
+    assert len(np.unique(together.exit_layers[together.exit_layers > 0])) > 1
+    assert len(set(together.depths.lengths)) > 1
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_exits_are_the_rules(name, rule):
+    """Given the confidences of the run, each token leaves where `swiftsure.exits` says."""
+    model = MODELS[name]()
+    fast = fast_model(model, rule)
+    rule = fast.rule
+    output = fast.generate(**batch(6, model), max_new_tokens=TOKENS)
+    first = 0 if model.config.is_encoder_decoder else 1  # a prompt runs in full
+    for step in range(first, TOKENS):
+        looks = np.nan_to_num(output.depths.confidences[:, step], nan=-1.0)
+        level = rule.levels(np.float32(rule.threshold), step)
+        wanted = exit_indices(looks, level, strict=rule.strict, min_exit=rule.min_exit)
+        running = output.exit_layers[:, step] > 0
+        assert np.array_equal(output.exit_layers[running, step], wanted[running] + 1)
+    if first:
+        assert (output.exit_layers[:, 0] == 4).all()
+
+
+@contextmanager
+def frozen_after_exit(model, depths):
+    """Let each position keep its state once it left; `depths` (n, positions) says after what."""
+    stack = model.decoder.block if model.config.is_encoder_decoder else model.model.layers
+
+    def keep(index, inputs, output):
+        left = torch.from_numpy(depths <= index)[:, :, None]
+        if isinstance(output, tuple):
+            return (torch.where(left, inputs[0], output[0]), *output[1:])
+        return torch.where(left, inputs[0], output)
+
+    hooks = [
+        block.register_forward_hook(lambda _, inputs, output, k=k: keep(k, inputs, output))
+        for k, block in enumerate(stack)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def at_once(model, inputs, sequences, exit_layers):
+    """Logits of all tokens from one pass without a cache, told where each token left.
+
+    A block makes keys and values from the states that it gets, which are exit states for positions
+    that left: state propagation without any cache.
+    """
+    fed = sequences[:, :-1]
+    if model.config.is_encoder_decoder:
+        with frozen_after_exit(model, exit_layers):
+            return model(**inputs, decoder_input_ids=fed, use_cache=False).logits
+    prompt = inputs["input_ids"].shape[1]
+    full = np.full((len(fed), prompt - 1), 4)
+    mask = inputs["attention_mask"]
+    whole = torch.cat([mask, mask.new_ones(len(fed), fed.shape[1] - prompt)], dim=1)
+    positions = (whole.cumsum(dim=1) - 1).clamp(min=0)
+    with frozen_after_exit(model, np.concatenate([full, exit_layers], axis=1)):
+        logits = model(fed, attention_mask=whole, position_ids=positions, use_cache=False).logits
+    return logits[:, prompt - 1 :]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["T5", "T5 v1.1", "T5, sdpa off", "Llama", "Llama, tied"])
+def test_later_tokens_attend_to_exit_states(name, rule, way):
+    model = MODELS[name]()
+    inputs = batch(5, model)
+    fast = fast_model(model, rule)
+    with early_exits(model, fast.rule, classifier=fast.classifier, eos_token_id=None) as run:
+        output = model.generate(
+            **inputs,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    depths = run.depths.exit_layers
+    wanted = at_once(model, inputs, output.sequences, depths)
+    found = torch.stack(output.logits, dim=1)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert len(np.unique(depths)) > 1
+    cache = output.past_key_values
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    fed = output.sequences.shape[1] - 1
+    assert {(layer.get_seq_length(), layer.keys.shape[2]) for layer in layers} == {(fed, fed)}
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_all_sequences_end_at_once(name):
+    model = MODELS[name]()
+    inputs = batch(3, model)
+    every = list(range(model.config.vocab_size))
+    output = CalmModel(model, 0.1).generate(**inputs, max_new_tokens=TOKENS, eos_token_id=every)
+    assert output.depths.lengths.tolist() == [1, 1, 1]
+    assert output.exit_layers.shape == (3, 1)
+
+
+@pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
+def test_a_token_at_the_threshold_leaves_unless_the_rule_is_strict(score):
+    model, rule = t5(), ExitRule(0.999, score=score)
+    judge, inputs = classifier(rule), batch(1, t5())
+
+    def first_token(rule):
+        fast = CalmModel(model, rule, classifier=judge)
+        output = fast.generate(**inputs, max_new_tokens=2, eos_token_id=None)
+        return output.exit_layers[0, 0], output.depths.confidences[0, 0]
+
+    looks = first_token(rule)[1]
+    place = int(np.flatnonzero(np.isfinite(looks))[0])
+    tied = replace(rule, threshold=float(looks[place]))
+    assert first_token(tied)[0] == place + 1
+    assert first_token(replace(tied, strict=True))[0] > place + 1
+
+
+def test_the_lowest_threshold_always_leaves_first():
+    model = t5()
+    output = CalmModel(model, -1.0).generate(**batch(3, model), max_new_tokens=4, eos_token_id=None)
+    assert (output.exit_layers == 1).all()
+    assert output.mean_layers.tolist() == [1, 1, 1]
+
+
+def test_thresholds_of_each_sequence(way):
+    model = t5()
+    inputs = batch(4, model)
+    levels = [None, 0.2, 0.5, 0.9]
+    mixed = CalmModel(model, None).generate(**inputs, max_new_tokens=TOKENS, thresholds=levels)
+    for row, level in enumerate(levels):
+        one = CalmModel(model, level).generate(**inputs, max_new_tokens=TOKENS)
+        assert torch.equal(mixed.sequences[row], one.sequences[row])
+        assert np.array_equal(mixed.exit_layers[row], one.exit_layers[row])
+
+
+def test_costs_count_what_runs():
+    model = t5()
+    inputs = batch(3, model)
+    options = {"max_new_tokens": 6, "eos_token_id": None}
+    full = CalmModel(model, None).generate(**inputs, **options)
+    early = CalmModel(model, -1.0, score="saturation").generate(**inputs, **options)
+    assert (early.exit_layers == 2).all()
+    source = int(inputs["attention_mask"][0].sum())
+    width, inner, wide, positions = 16, 16, 24, source + np.arange(1, 7)
+    block = 2 * (6 * width * inner + 2 * width * wide)
+    attention = 4 * inner * positions
+    head = 2 * 48 * width
+    assert full.flops[0] == pytest.approx(4 * (6 * block + attention.sum()) + 6 * head)
+    kept, look = 2 * 2 * width * inner, 6 * width
+    expected = 2 * (6 * block + attention.sum()) + 6 * (2 * kept + look + head)
+    assert early.flops[0] == pytest.approx(expected)
+
+
+def test_skipped_blocks_do_not_run():
+    model = t5()
+    calls = []
+    hook = model.decoder.block[2].layer[-1].register_forward_hook(lambda *_: calls.append(1))
+    output = CalmModel(model, -1.0).generate(**batch(2, model), max_new_tokens=5)
+    hook.remove()
+    assert not calls
+    assert output.mean_layers.max() == 1
+
+
+def test_half_precision_runs():
+    model = t5().to(torch.bfloat16)
+    output = CalmModel(model, 0.3).generate(**batch(4, model), max_new_tokens=5)
+    assert output.sequences.shape == (4, 6)
+
+
+@torch.no_grad()
+def test_a_cache_that_owes_can_be_handed_on():
+    """Blocks that never ran owe all their keys, to whoever comes next."""
+    model = t5()
+    inputs = batch(3, model)
+    with early_exits(model, -1.0):
+        output = model.generate(
+            **inputs, max_new_tokens=4, eos_token_id=None, return_dict_in_generate=True
+        )
+    rest = {
+        "attention_mask": inputs["attention_mask"],
+        "encoder_outputs": (model.get_encoder()(**inputs).last_hidden_state,),
+    }
+    last = output.sequences[:, -1:]
+    cache = copy.deepcopy(output.past_key_values)
+    plain = model(**rest, decoder_input_ids=last, past_key_values=cache).logits
+    with early_exits(model, None):
+        again = model(**rest, decoder_input_ids=last, past_key_values=output.past_key_values).logits
+    torch.testing.assert_close(plain, again)
+    depths = np.full((3, 5), 4)
+    depths[:, :4] = 1
+    with frozen_after_exit(model, depths):
+        wanted = model(**inputs, decoder_input_ids=output.sequences, use_cache=False).logits
+    torch.testing.assert_close(plain[:, 0], wanted[:, -1], atol=1e-3, rtol=1e-3)
+
+
+def test_a_cache_of_ones_own_goes_on():
+    """A conversation: the second call continues from the cache of the first."""
+    model = llama()
+    inputs = batch(1, model)
+    cache = DynamicCache(config=model.config)
+    plain = DynamicCache(config=model.config)
+    with early_exits(model, None) as run:
+        first = model.generate(**inputs, max_new_tokens=4, past_key_values=cache, eos_token_id=None)
+        more = torch.ones(1, 4, dtype=torch.long)
+        mask = torch.cat([inputs["attention_mask"], more], dim=1)
+        second = model.generate(
+            first, attention_mask=mask, max_new_tokens=3, past_key_values=cache, eos_token_id=None
+        )
+    assert run.depths.exit_layers.shape[0] == 1
+    again = model.generate(**inputs, max_new_tokens=4, past_key_values=plain, eos_token_id=None)
+    wanted = model.generate(
+        again, attention_mask=mask, max_new_tokens=3, past_key_values=plain, eos_token_id=None
+    )
+    assert torch.equal(second, wanted)
+
+
+def test_rows_are_split_once_for_all_blocks():
+    split = steps.SplitRows([0, 3], 4, torch.device("cpu"))
+    mask, shared = torch.arange(8).reshape(4, 2), torch.zeros(1, 2)
+    assert split.of(mask).tolist() == [[0, 1], [6, 7]]
+    assert split.of(mask) is split.of(mask)
+    assert split.of(shared) is shared
+    assert split.left.tolist() == [1, 2]
+    assert split.gone.flatten().tolist() == [False, True, True, False]
+
+
+def test_a_step_knows_who_left_and_what_they_must_reach():
+    step = steps.Step(4, 6, torch.device("cpu"), [0.1, 0.2, 0.3, 0.4], may_exit=True)
+    assert step.notes() == (None, None, None)
+    step.note(0, [0.0, 0.5, 0.0, 0.0], None)
+    step.leave(1, [1])
+    step.note(1, [0.5, 0.0, 0.5], None)
+    step.leave(2, [0, 2])
+    depths, looks, _ = step.notes()
+    assert depths.tolist() == [2, 1, 6, 2]
+    assert (list(step.under_way), step.levels) == ([2], [0.3])
+    assert looks[:, 1].isnan().tolist() == [False, True, False, False]
+
+
+def test_a_step_takes_all_rows_where_a_mask_is_cheaper():
+    assert steps.step_on(torch.device("cpu")) is steps.Step
+    assert steps.step_on(torch.device("cuda")) is steps.MaskedStep
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("levels", [0.5, [0.25, 0.5, 0.5, 0.75, 0.5, 0.25]])
+def test_both_kinds_of_step_agree(levels, strict):
+    """On who leaves where, ties included, and on everybody's logits."""
+    random = torch.Generator().manual_seed(0)
+    n, n_blocks, vocabulary = 6, 5, 7
+
+    def measured(table, look):
+        return table if look.rows is None else table[look.rows]
+
+    def head(table, inputs):
+        return table[inputs[:, 0, 0].long()].unsqueeze(1)
+
+    seen_depths = set()
+    for _ in range(40):
+        scores = torch.randint(0, 5, (n_blocks - 1, n), generator=random) / 4
+        logits = torch.randn(n_blocks, n, vocabulary, generator=random)
+        states = torch.arange(n).reshape(n, 1, 1).float()  # the number of its row
+        finished = torch.nonzero(torch.rand(n, generator=random) < 0.2).flatten().tolist()
+        told = []
+        for kind in (steps.Step, steps.MaskedStep):
+            step = kind(n, n_blocks, states.device, levels, may_exit=True)
+            step.previous = states
+            if finished:
+                step.finish(finished)
+            for k in range(n_blocks - 1):
+                if step.n_active:
+                    look = step.look(k, states)
+                    seen = Logits(None, measured(logits[k], look))
+                    step.let_leave(look, measured(scores[k], look), seen, strict=strict)
+            whole = None
+            if step.rows_known:
+                whole = step.all_logits(partial(head, logits[-1]), states)
+                whole = whole[[row for row in range(n) if row not in finished]]
+            told.append(
+                (step.depths, step.heads, [note.tolist() for note in step.notes()[1:]], whole)
+            )
+        (depths, heads, notes, whole), (*others, masked) = told
+        assert others[:2] == [depths, heads]
+        assert str(others[2]) == str(notes)  # not a number where nobody looked
+        assert (whole is None) == (masked is None)
+        assert whole is None or torch.equal(whole, masked)
+        seen_depths.update(depths)
+    assert seen_depths == set(range(n_blocks + 1))
