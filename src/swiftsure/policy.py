@@ -511,11 +511,11 @@ def _action(policy: Policy) -> str:
     if isinstance(policy.threshold, tuple):
         level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
-            f"Leaves at the first exit{later} whose {policy.score} confidence is {sign} its own of"
+            f"Exits at the first exit{later} whose {policy.score} confidence is {sign} its own of"
             f" {level}"
         )
     return (
-        f"Leaves at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
+        f"Exits at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
         f" {sign} {_number(policy.threshold)}"
     )
 

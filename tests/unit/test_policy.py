@@ -222,7 +222,7 @@ def test_the_sentence_says_what_is_promised(name):
 def test_the_sentence_says_what_the_policy_does():
     policy = exit_policy()
     assert str(policy).startswith(
-        f"Leaves at the first of 4 exits whose top1 confidence is at least {policy.threshold:.6g}"
+        f"Exits at the first of 4 exits whose top1 confidence is at least {policy.threshold:.6g}"
     )
     assert "confidence is above" in str(POLICIES["strict"]())
     assert str(run_policy()).startswith(
