@@ -1,6 +1,5 @@
 """`calibrate`: the one call from a record to a policy."""
 
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -162,7 +161,7 @@ def _wanted(
 ) -> list[Risk]:
     """Return the risks to control, said in one of two ways; saying both is refused."""
     if risks is None:
-        return [Risk(risk or "gap", loss, math.nan if epsilon is None else epsilon, zero_bounded)]
+        return [Risk(risk or "gap", loss, epsilon, zero_bounded)]  # type: ignore[arg-type]
     alone = {"epsilon": epsilon, "risk": risk, "loss": loss, "zero_bounded": zero_bounded or None}
     for name, value in alone.items():
         if value is not None:

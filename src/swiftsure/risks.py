@@ -8,7 +8,6 @@
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,11 +121,11 @@ class Risk:
 
     risk: str = "gap"
     loss: str | None = None
-    epsilon: float = math.nan
+    epsilon: float = None  # type: ignore[assignment]
     zero_bounded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown kind; the loss and ε are checked against the record later."""
         RISKS.choose(self.risk)
-        if math.isnan(self.epsilon):
+        if self.epsilon is None:
             raise TypeError("`epsilon` must be given: the largest risk that is allowed.")

@@ -122,7 +122,8 @@ def test_options_reach_the_library(run, record, options, arguments):
     done = run("calibrate", "record.parquet", *ZERO_ONE, *options, "--json")
     shown = json.loads(done.out)
     del shown["sentence"]
-    policy = ss.calibrate(record, **{"loss": "zero_one", "epsilon": 0.05, **arguments})
+    alone = {} if "risks" in arguments else {"loss": "zero_one", "epsilon": 0.05}
+    policy = ss.calibrate(record, **{**alone, **arguments})
     assert Policy.model_validate(shown, strict=False) == policy
     assert done.status == (1 if policy.runs_full_model else 0)
 

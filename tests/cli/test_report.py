@@ -81,6 +81,8 @@ def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
     content["certificate"]["promises"][0]["epsilon"] /= 50
     (folder / "edited.json").write_text(json.dumps(content), encoding="utf-8")
     done = run("report", "record.parquet", "edited.json")
+    refused(done, "edited.json was changed after it was written", "--accept-edited")
+    done = run("report", "record.parquet", "edited.json", "--accept-edited")
     refused(done, "not what this record gives", "`threshold`", "Calibrate anew")
     assert made() == {"edited.json"}
 

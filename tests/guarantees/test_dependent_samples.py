@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -519,6 +520,10 @@ def test_bounds_that_are_not_monotone_per_sample_are_refused(bound):
 def test_a_curve_keeps_its_own_average():
     """Calls that take a curve do not average it again."""
     curve = grouped_curve(average="sample", max_group_size=3)
-    for call in (ss.calibrate, ss.evaluate, ss.planning.lowest_epsilon):
-        with pytest.raises(ValueError, match="has its `average`"):
+    for call, words in (
+        (ss.evaluate, "has its `average`"),
+        (ss.planning.lowest_epsilon, "has its `average`"),
+        (partial(ss.calibrate, epsilon=0.1), "`average` is the RiskCurve's own"),
+    ):
+        with pytest.raises(ValueError, match=words):
             call(curve, average="sample", max_group_size=3)

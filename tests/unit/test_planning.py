@@ -710,7 +710,7 @@ def test_every_row_of_the_guide_runs_on_a_gap(record, row):
 
 
 def test_the_guide_has_its_rows():
-    assert len(rows_of_the_guide()) == 6
+    assert len(rows_of_the_guide()) == 7
 
 
 def test_budgets_and_pilots_of_groups_per_sample():

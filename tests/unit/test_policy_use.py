@@ -1,0 +1,200 @@
+"""What users do with records and policies: split, evaluate, edit, show, look up one request."""
+
+import json
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.exits import exit_indices
+from unit.builders import random_record
+
+RECORD = random_record(n=900)
+CALIBRATION, REST = RECORD.split(400, seed=3)
+FAMILY = [[0.9, 0.8, 0.7], [0.6, 0.5, 0.4]]
+
+
+def policy(**changes):
+    return ss.calibrate(CALIBRATION, **{"loss": "zero_one", "epsilon": 0.3, **changes})
+
+
+def test_a_split_is_random_and_complete():
+    assert (len(CALIBRATION), len(REST)) == (400, 500)
+    assert sorted([*CALIBRATION.ids, *REST.ids]) == RECORD.ids.tolist()
+    again = RECORD.split(400, seed=3)[0]
+    np.testing.assert_array_equal(again.ids, CALIBRATION.ids)
+    assert set(RECORD.split(400, seed=4)[0].ids) != set(CALIBRATION.ids)
+    with pytest.raises(ValueError, match="`n` must be below the number of samples, 900"):
+        RECORD.split(900)
+
+
+def test_groups_are_split_whole():
+    record = random_record(n=60, groups=np.arange(60) // 4)
+    first, rest = record.split(5)
+    assert (len(first), len(rest)) == (20, 40)
+    assert not set(first.groups) & set(rest.groups)
+
+
+def test_threshold_records_are_split_and_joined():
+    losses = np.random.default_rng(0).random((30, 3))
+    record = ss.ThresholdRecord([1.0, 0.5, 0.2], {"x": losses}, costs={"layers": [3, 2, 1]})
+    first, rest = record.split(10)
+    joined = ss.ThresholdRecord.concatenate([first, rest])
+    order = np.argsort(joined.ids)
+    np.testing.assert_array_equal(joined.losses["x"][order], losses)
+    other = ss.ThresholdRecord([1.0, 0.4, 0.2], {"x": losses}, ids=np.arange(30) + 99)
+    with pytest.raises(ValueError, match="`records` must agree in `thresholds`"):
+        ss.ThresholdRecord.concatenate([record, other])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"strict": True, "min_exit": 1},
+        {"path": FAMILY},
+        {"loss": "brier"},
+        {"risk": "consistency"},
+        {"zero_bounded": True},
+        {"epsilon": 1e-9},
+    ],
+)
+def test_a_policy_is_evaluated_with_its_own_rule(changes):
+    """Against exits, losses and costs looked up by hand."""
+    made = policy(**changes)
+    found = made.evaluate(REST)
+    exits = made.exits(REST.confidences["top1"])
+    loss, risk = changes.get("loss", "zero_one"), changes.get("risk", "gap")
+    table = REST.losses[loss] if risk == "gap" else REST.inconsistencies[loss]
+    losses = table[np.arange(500), exits]
+    if risk == "gap":
+        losses = losses - table[:, -1]
+    if changes.get("zero_bounded"):
+        losses = np.maximum(losses, 0)
+    assert found.risk == pytest.approx(losses.mean())
+    assert found.n == 500
+    shares = np.bincount(exits, minlength=4) / 500
+    np.testing.assert_allclose(found.exit_shares, shares)
+    assert found.savings["exit"] == pytest.approx(1 - (exits + 1).mean() / 4)
+    assert found.saving in found.savings.values()
+
+
+def test_several_risks_are_all_evaluated():
+    risks = [ss.Risk("gap", "zero_one", 0.3), ss.Risk("consistency", "brier", 0.9)]
+    found = ss.calibrate(CALIBRATION, risks=risks).evaluate(REST)
+    assert len(found.risks) == 2
+    assert found.risk == found.risks[0]
+
+
+def test_a_policy_is_evaluated_on_records_it_fits():
+    with pytest.raises(ValueError, match="number of exits, 4, but has 2"):
+        policy().evaluate(ss.ExitRecord([[0.5]], losses={"zero_one": [[0, 0]]}))
+    losses = np.zeros((300, 3))
+    made = ss.calibrate(ss.ThresholdRecord([1.0, 0.5, 0.2], {"x": losses}), epsilon=0.1)
+    assert made.evaluate(ss.ThresholdRecord([1.0, 0.2], {"x": losses[:9, :2]})).risk == 0
+    with pytest.raises(ValueError, match="must hold the policy's setting, 0.2"):
+        made.evaluate(ss.ThresholdRecord([1.0, 0.5], {"x": losses[:, :2]}))
+
+
+@pytest.mark.parametrize("changes", [{}, {"strict": True, "min_exit": 1}, {"path": FAMILY}])
+def test_one_request_leaves_where_the_exit_rule_says(changes):
+    made = policy(**changes)
+    for row in REST.confidences["top1"][:60]:
+        leaves = [made.leaves(k, c) for k, c in enumerate(row)]
+        first = leaves.index(True) if True in leaves else 3
+        expected = exit_indices(
+            row[None], made.thresholds, strict=made.strict, min_exit=made.min_exit
+        )
+        assert first == expected[0]
+    assert made.leaves(3, 0.0)
+
+
+@pytest.mark.parametrize("place", ["threshold", "epsilon", "metadata"])
+def test_an_edited_policy_is_refused(tmp_path, place):
+    path = tmp_path / "policy.json"
+    policy(metadata={"name": "router", "author": "A", "notes": "n"}).save(path)
+    content = json.loads(path.read_text())
+    assert content["metadata"]["name"] == "router"
+    assert content["metadata"]["swiftsure"] == ss.__version__
+    if place == "threshold":
+        content["threshold"] = 0.0
+    elif place == "epsilon":
+        content["certificate"]["promises"][0]["epsilon"] = 0.9
+    else:
+        content["metadata"]["author"] = "B"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="was changed after it was written"):
+        ss.Policy.load(path)
+    edited = ss.Policy.load(path, accept_edited=True)
+    edited.save(path)
+    assert ss.Policy.load(path) == edited
+
+
+def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
+    """A cascade: two models cost more than the large one alone unless most exit early."""
+    confidences = np.full((400, 1), 0.9)
+    confidences[:300] = 0.1
+    losses = {"zero_one": np.zeros((400, 2))}
+    costs = {"usd": [1.0, 4.0]}
+    record = ss.ExitRecord(confidences, losses=losses, costs=costs, full_costs={"usd": 3.0})
+    made = ss.calibrate(record, epsilon=0.1, path=[0.5])
+    assert made.threshold is not None  # the exit's number is saved
+    assert made.certificate.costs["usd"] == (3.0, pytest.approx(3.25))
+    table = ss.ThresholdRecord([1.0, 0.5], losses, costs={"usd": [3.0, 3.25]})
+    made = ss.calibrate(table, epsilon=0.1)
+    assert made.runs_full_model
+    assert "costs more than the full model" in str(made)
+    study = ss.evaluate(table, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    assert (study.gain["ucb"] == 0).all()
+
+
+def test_gains_are_against_the_full_model_alone(tmp_path):
+    losses = {"zero_one": np.zeros((400, 2))}
+    record = ss.ExitRecord(
+        np.ones((400, 1)), losses=losses, costs={"usd": [1.0, 4.0]}, full_costs={"usd": 3.0}
+    )
+    record.save(tmp_path / "record.parquet")
+    record = ss.ExitRecord.load(tmp_path / "record.parquet")
+    assert record.full_costs == {"usd": 3.0}
+    study = ss.evaluate(record, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    np.testing.assert_allclose(study.gain["ucb"], 100 * (1 - 1 / 3))
+    np.testing.assert_allclose(study.mean_cost["ucb"], 1.0)
+    assert ss.calibrate(record, epsilon=0.1).evaluate(record).savings["usd"] == pytest.approx(2 / 3)
+
+
+def test_records_from_probabilities():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(50, 3, 4)) * 3
+    p = ss.scores.probabilities(logits)
+    labels = rng.integers(0, 4, 50)
+    names = np.asarray(["a", "b", "c", "d"])
+    direct = ss.ExitRecord.from_logits(logits, labels)
+    for made in (
+        ss.ExitRecord.from_probabilities(p, labels),
+        ss.ExitRecord.from_probabilities(p, names[labels], classes=names),
+    ):
+        np.testing.assert_array_equal(made.losses["zero_one"], direct.losses["zero_one"])
+        np.testing.assert_allclose(made.confidences["top1"], direct.confidences["top1"], atol=1e-7)
+    certain = ss.ExitRecord.from_probabilities([[[1.0, 0.0], [0.0, 1.0]]], ["y"], ["x", "y"])
+    assert certain.confidences["top1"].tolist() == [[1.0]]
+    assert certain.losses["brier"].tolist() == [[2.0, 0.0]]
+    missing = ss.ExitRecord.from_probabilities(p[:2], ["a", None], names)
+    assert np.isnan(missing.losses["zero_one"][1]).all()
+    with pytest.raises(ValueError, match="sum to 1"):
+        ss.ExitRecord.from_probabilities(logits, labels)
+    with pytest.raises(ValueError, match="`labels` must be among `classes`, but got 'e'"):
+        ss.ExitRecord.from_probabilities(p[:1], ["e"], names)
+    with pytest.raises(ValueError, match="`classes` must be given"):
+        ss.ExitRecord.from_probabilities(p[:1], ["a"])
+
+
+def test_everything_shows_itself_in_a_notebook():
+    made = policy(metadata={"name": "<b>"})
+    study = ss.evaluate(RECORD, loss="zero_one", controls=["ucb"], epsilons=[0.2], splits=3)
+    for shown in (made, RECORD, study):
+        text = shown._repr_html_()
+        assert text.startswith("<div>")
+        assert "<b>" not in text
+        assert len(repr(shown)) < 400
+    assert made.plot(CALIBRATION).axes
+    assert study.plot().axes
