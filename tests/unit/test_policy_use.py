@@ -92,7 +92,7 @@ def test_a_policy_is_evaluated_on_records_it_fits():
     losses = np.zeros((300, 3))
     made = ss.calibrate(ss.ThresholdRecord([1.0, 0.5, 0.2], {"x": losses}), epsilon=0.1)
     assert made.evaluate(ss.ThresholdRecord([1.0, 0.2], {"x": losses[:9, :2]})).risk == 0
-    with pytest.raises(ValueError, match="must hold the policy's setting, 0.2"):
+    with pytest.raises(ValueError, match=r"must hold the policy's setting, 0\.2"):
         made.evaluate(ss.ThresholdRecord([1.0, 0.5], {"x": losses[:, :2]}))
 
 
