@@ -56,7 +56,7 @@ def policy_page(
     >>> from swiftsure.simulate import Population
     >>> sample = Population().sample(1000, seed=0)
     >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> page = policy_page(record, ss.calibrate(record, loss="zero_one"))
+    >>> page = policy_page(record, ss.calibrate(record, loss="zero_one", epsilon=0.05))
     >>> page.splitlines()[0]
     '<!DOCTYPE html>'
     """
