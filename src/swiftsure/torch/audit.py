@@ -200,7 +200,7 @@ class Auditor:
         )
 
     def refuse_policy(self, policy: Policy) -> None:
-        """Raise if the monitor watches something else than the policy promises, or needs groups."""
+        """Raise if the monitor does not match the policy's promises, or the policy uses groups."""
         if self.order is None:
             return
         found = self.order.monitor

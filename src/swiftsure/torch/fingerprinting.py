@@ -177,13 +177,13 @@ def begin_fingerprint(
     run_as = _run_as(model, temperatures, dtype)
     values = _parameters(model)
     values |= {name: value.detach().cpu().clone() for name, value in _buffers(model).items()}
-    beside = None
+    side_stream = None
     if device.type == "cuda":
-        beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream(device))
+        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(device))
 
     def run() -> str:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(side_stream):
             return _hash(values, run_as)
 
     threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swiftsure-fingerprint")
