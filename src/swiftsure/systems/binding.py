@@ -15,7 +15,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 class PolicyBinding:
     """Refuses to run a policy with anything other than what it was made for.
 
-    A policy made from arrays alone does not say what it was made for, so it is not bound to a model.
+    A policy made from arrays alone does not say what it was made for, so it is not bound.
 
     Parameters
     ----------
