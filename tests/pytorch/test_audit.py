@@ -468,7 +468,7 @@ def test_a_batch_that_cannot_be_cut_leaves_nobody_waiting(monkeypatch):
     monitor = consistency_monitor()
     fast, _, batch = audited(1.0, monitor)
     with monkeypatch.context() as patch:
-        patch.setattr("swiftsure.torch.audit._Chosen.of", lambda *_: 1 / 0)
+        patch.setattr("swiftsure.torch.audit._ChosenRequests.of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             fast(batch)
     fast(batch)

@@ -83,7 +83,7 @@ def test_memory_and_waiting_are_bounded(case):
 
     class Watched(Played):
         def advance(self, exit_index, state):
-            waiting.extend(sum(len(group.ids) for group in line) for line in stream._waiting[1:])
+            waiting.extend(sum(len(group.ids) for group in line) for line in stream._queues[1:])
             return super().advance(exit_index, state)
 
     model = Watched(policy.n_exits)

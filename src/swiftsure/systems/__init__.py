@@ -1,4 +1,4 @@
-"""What every system that runs under a policy shares.
+"""Shared code for systems that run under a policy.
 
 | module | what it holds |
 |---|---|

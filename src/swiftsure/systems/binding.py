@@ -1,4 +1,4 @@
-"""Binding a policy to the model and the settings that it was made for."""
+"""`PolicyBinding`: ties a policy to the model and settings that it was made for."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 class PolicyBinding:
     """Refuses to run a policy with anything other than what it was made for.
 
-    A policy made from arrays alone does not say what it was made for, and is bound to nothing.
+    A policy made from arrays alone does not say what it was made for, so it is not bound.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ class PolicyBinding:
         self._dtype: str | None = policy.dtype or policy.settings.get("dtype")
 
     def refusal(self) -> ValueError:
-        """Return the error about a policy for another kind of system."""
+        """Return the error to raise for a policy of another kind of system."""
         return ValueError(
             f"`policy` was not made for {self.system}: make its record with {self.record_from}."
         )
 
     def dial(self, name: str) -> float | None:
-        """Return the value of the dial of a whole run; None: the full model."""
+        """Return the threshold of a whole run; None for the full model."""
         if self.policy.n_exits is not None or name not in self.policy.settings:
             raise self.refusal()
         if isinstance(self.policy.threshold, tuple):
@@ -69,7 +69,7 @@ class PolicyBinding:
         return self.policy.threshold
 
     def exit_thresholds(self, n_exits: int) -> list[float]:
-        """Return the threshold of every exit of a network but the last; infinity for never."""
+        """Return the threshold of every exit of a network except the last; infinity for never."""
         if self.policy.score is None and self.policy.certificate.exit_shares is not None:
             raise ValueError(
                 "`policy` was calibrated from a curve, which does not say of which score and model"
@@ -95,7 +95,7 @@ class PolicyBinding:
             check_same({"score": self.score}, {"score": score})
 
     def dtype(self, given: str | None) -> str | None:
-        """Return the inference dtype: the policy's, which one that is given must equal."""
+        """Return the inference dtype, the policy's by default; raises if another one is given."""
         if check_dtype(given) is None:
             return self._dtype
         if self._dtype is not None or self.policy.certificate.model is not None:
@@ -103,7 +103,7 @@ class PolicyBinding:
         return given
 
     def check_model(self, fingerprint: Callable[[], str]) -> None:
-        """Raise if the model is another one, as its fingerprint says."""
+        """Raise if the model's fingerprint is not the policy's."""
         expected = self.policy.certificate.model
         if expected is None:
             return
@@ -117,12 +117,12 @@ class PolicyBinding:
 
 
 def check_dtype(dtype: str | None) -> str | None:
-    """Return an inference dtype, or None, if it is known."""
+    """Return an inference dtype, or None, unchanged; raises if it is unknown."""
     return dtype if dtype is None else checks.known("dtype", dtype, DTYPES)
 
 
 def check_same(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise about the first setting that is not what a policy was made for.
+    """Raise for the first setting that differs from the policy's.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The rule by which a system exits, from a policy, a rule or a bare threshold."""
+"""Exit rules of systems, made from a policy, a rule or a bare threshold."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -15,7 +15,7 @@ __all__ = ["Rule", "ThresholdRule", "resolve_rule", "threshold_levels"]
 
 
 class Rule(Protocol):
-    """How a system decides; its dial is what a control sets."""
+    """The exit rule of a system, with a dial that a controller can set."""
 
     @classmethod
     def bind(cls, policy: Policy) -> PolicyBinding:
@@ -23,18 +23,18 @@ class Rule(Protocol):
 
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy, which must be for this kind of system."""
+        """Return the rule of a policy; raises if it is for another kind of system."""
 
     @classmethod
     def from_threshold(cls, threshold: float | None) -> Self:
-        """Return the default rule at a threshold; None: the full model."""
+        """Return the default rule at a threshold; None for the full model."""
 
 
 SomeRule = TypeVar("SomeRule", bound=Rule)
 
 
 def resolve_rule(given: Policy | SomeRule | float | None, kind: type[SomeRule]) -> SomeRule:
-    """Return the rule of a policy or of a bare threshold; a rule as it is."""
+    """Return the rule of a policy or a bare threshold; a rule is returned unchanged."""
     if isinstance(given, kind):
         return given
     if isinstance(given, Policy):
@@ -49,7 +49,7 @@ class ThresholdRule:
     Parameters
     ----------
     threshold : float, optional
-        λ, at most 1; None: never, or as `sweep` says.
+        λ, at most 1. None: never exit, or as `sweep` documents.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int
@@ -57,12 +57,12 @@ class ThresholdRule:
     """
 
     system: ClassVar[str]
-    """What is run, in words."""
+    """What is run, in words for error messages."""
     record_from: ClassVar[str]
-    """The function that makes records of it."""
+    """Name of the function that makes its records."""
 
     threshold: float | None = None
-    score: ClassVar[str]  # a field in rules of several scores, second for positional arguments
+    score: ClassVar[str]  # rules with several scores make it a field, second in position
     strict: bool = field(default=False, kw_only=True)
     min_exit: int = field(default=0, kw_only=True)
 
@@ -72,7 +72,7 @@ class ThresholdRule:
         threshold_levels("threshold", [self.threshold])
 
     def reachable(self, levels: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return which thresholds some confidence can reach: none is above 1."""
+        """Return which thresholds a confidence can reach, given that it is at most 1."""
         return levels < 1 if self.strict else levels <= 1
 
     def check_exits(self, n_exits: int) -> None:
@@ -99,7 +99,7 @@ class ThresholdRule:
 
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy, which must be for this kind of system."""
+        """Return the rule of a policy; raises if it is for another kind of system."""
         own = {each.name for each in fields(cls)} - {"threshold"}
         settings = {name: value for name, value in policy.settings.items() if name in own}
         return cls(cls.bind(policy).dial("threshold"), **settings)
@@ -111,7 +111,7 @@ class ThresholdRule:
 
 
 def threshold_levels(name: str, thresholds: Any) -> NDArray[np.float32]:
-    """Return thresholds as float32, infinity for never; those above 1 are refused."""
+    """Return thresholds as float32, with infinity for never; raises if one is above 1."""
     levels = threshold_array(thresholds, name)
     above = levels[np.isfinite(levels) & (levels > 1)]
     if above.size:

@@ -1,7 +1,7 @@
-"""The sweep loop: from a system and inputs to a record, with fewer runs than settings.
+"""The sweep loop: runs a system on inputs and returns a record, with fewer runs than settings.
 
 A run at one setting gives the same answer at every setting that lies on the same side of each
-value that was compared. Only settings that no earlier run covers are run. A new system is a
+value compared with it. Only settings that no earlier run covers are run. A new system is a
 subclass of `Sweep` with three methods.
 """
 
@@ -24,14 +24,14 @@ Array = NDArray[Any]
 
 
 class Runs(NamedTuple):
-    """What running some inputs gave.
+    """Results of running some inputs.
 
     Attributes
     ----------
     values : mapping of (m,)
         One value per input under each name: answers, losses, costs.
     same : (m, K)
-        At which settings of the grid each run would have been the same.
+        The settings of the grid at which each run would have been the same.
     """
 
     values: Mapping[str, Array]
@@ -39,11 +39,11 @@ class Runs(NamedTuple):
 
 
 RunBatch = Callable[[NDArray[np.int64], NDArray[np.int64]], Runs]
-"""From inputs, (m,), and the column of the grid at which each is to run, (m,), to their runs."""
+"""Maps input numbers, (m,), and the grid column to run each at, (m,), to their runs."""
 
 
 class Sweep(ABC):
-    """One system over one grid of settings.
+    """A sweep of one system over one grid of settings.
 
     Attributes
     ----------
@@ -69,10 +69,10 @@ class Sweep(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what shards of this sweep have in common, with a hash of the data."""
+        """Return what all shards of this sweep have in common, including a hash of the data."""
 
     def order(self, inputs: slice) -> NDArray[np.int64]:
-        """Return the order in which inputs, numbered from 0, are put into batches."""
+        """Return the order in which inputs, numbered from 0, are batched."""
         return np.arange(inputs.stop - inputs.start)
 
     def run(
@@ -112,12 +112,12 @@ class Sweep(ABC):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _chunk(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
-        """Run inputs at every setting that no run of theirs covers yet."""
+        """Return the values of inputs at every setting; skips settings that a run covers."""
         run, order = self.prepare(inputs), self.order(inputs)
         due = np.ones((len(order), len(self.grid)), dtype=bool)
         tables: dict[str, Array] = {}
         while due.any():
-            # In a batch with others, the full model would compute confidences that it does not use.
+            # Batched with other settings, the full model would compute unused confidences.
             waiting: Array = np.any(due[:, :1] if due[:, 0].any() else due, axis=1)
             rows = order[waiting[order]][: self.batch_size]
             columns = due[rows].argmax(axis=1)  # the safest setting still due
@@ -140,7 +140,7 @@ def _slices(inputs: slice, size: int) -> Iterator[slice]:
 
 
 def sweep_grid(levels: Array, full: float) -> Array:
-    """Return the settings of a sweep, with that of the full model (`full`) first.
+    """Return the settings of a sweep, with the full model's setting (`full`) first.
 
     Examples
     --------

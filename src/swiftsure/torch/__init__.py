@@ -1,4 +1,4 @@
-"""Running early-exit models in PyTorch: exits that really save compute."""
+"""Run early-exit models in PyTorch, so that exits really save compute."""
 
 try:
     import torch as _torch  # noqa: F401

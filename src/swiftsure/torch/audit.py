@@ -1,4 +1,4 @@
-"""Audits: a random share of requests is also run in full, to know what early exits cost."""
+"""Audits: run a random share of requests in full too, to measure what early exits cost."""
 
 import threading
 import warnings
@@ -30,23 +30,23 @@ __all__ = ["Audit", "Auditor"]
 
 @dataclass(frozen=True)
 class Audit:
-    """What the full model says to some requests of a batch, beside what was answered.
+    """The answers served for some requests of a batch, with the full model's answers.
 
     Attributes
     ----------
     ids : (m,)
-        Numbers of the requests, counted over all batches, audited or not; ascending.
+        Request numbers, ascending; all requests are counted, audited or not.
     rows : (m,)
-        Where they are in the batch.
+        Their rows in the batch.
     exits : (m,)
-        Where they left. Requests that ran in full anyway are audited as often as the others.
+        Their exits. Requests that ran in full anyway are audited as often as the others.
     outputs, full_outputs
-        What was answered, and what the last exit says, with the samples first.
+        The outputs served and those of the last exit, with the samples first.
     size : (height, width), optional
-        Of the images that went in, where maps of logits are compared.
+        Size of the input images, at which logit maps are compared.
     failed : (k,)
-        Numbers of requests that were chosen, but whose audit failed: either all of a batch, or
-        none. Their losses are missing: `expect` and `give_up` them in a `RequestOrder`.
+        Numbers of chosen requests whose audit failed: either all of a batch, or none. Their losses
+        are missing: `expect` and `give_up` them in a `RequestOrder`.
     """
 
     ids: Tensor
@@ -65,16 +65,16 @@ class Audit:
         Parameters
         ----------
         risk : {"consistency", "gap", "zero-bounded gap"}
-            Against the full model's outputs, or the difference of both losses against labels. Maps
-            of logits are compared at the size of the images, as `collect` does without labels, and
-            for a gap at that of the labels.
+            "consistency" compares with the full model's outputs; a gap is the difference of both
+            losses against labels. Logit maps are compared at the size of the images, as `collect`
+            does without labels, and for a gap at the size of the labels.
         labels : (m,), optional
-            Of the audited requests, for a gap; negative ones are missing.
+            Labels of the audited requests, for a gap; negative ones are missing.
 
         Returns
         -------
         losses
-            NaN where a label is missing and matters: a 0-1 gap is 0 where both answers agree.
+            NaN where a missing label matters: a 0-1 gap is 0 where both answers agree.
         """
         kind = checks.known("risk", risk, ["consistency", "gap", "zero-bounded gap"])
         named, both = resolve_loss(loss, TENSOR_LOSSES), [self.outputs, self.full_outputs]
@@ -101,7 +101,7 @@ class Audit:
         return _array(loss.against_last(both)[:, 0])
 
     def _differ(self, loss: TensorLoss) -> NDArray[np.bool_]:
-        """Return where both answers may have different losses, whatever the label."""
+        """Return where the two answers' losses may differ for some label."""
         of_predictions = loss.name in LOSSES and LOSSES[loss.name].of == "prediction"
         if not of_predictions or loss.against_last is None:
             return np.ones(len(self.ids), bool)
@@ -110,10 +110,10 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """Requests of a batch that are to be audited, with inputs of their own.
+class _ChosenRequests:
+    """Requests of a batch chosen for an audit, with copies of their inputs.
 
-    Only tensors as long as the batch are cut: others, such as a scale, are of all requests.
+    Only tensors as long as the batch are indexed: others, such as a scale, apply to all requests.
     """
 
     ids: NDArray[np.int64]
@@ -124,8 +124,8 @@ class _Chosen:
     size: tuple[int, int] | None
 
     @classmethod
-    def of(cls, batch: Any, n: int, ids: NDArray[np.int64], rows: Tensor) -> "_Chosen":
-        """Take some rows of a batch of n."""
+    def of(cls, batch: Any, n: int, ids: NDArray[np.int64], rows: Tensor) -> "_ChosenRequests":
+        """Return some rows of a batch of n requests."""
         leaves, spec = pytree.tree_flatten(batch)
         by_request = [
             isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == n for leaf in leaves
@@ -143,35 +143,35 @@ class _Chosen:
 
 
 class Auditor:
-    """Chooses requests at random, runs them in full, and hands the losses to a monitor.
+    """Runs randomly chosen requests in full and passes their losses to a monitor.
 
-    Each request is chosen with the same probability, by coins that know nothing of it: the mean
-    loss of audited requests is then the risk, and no weights are needed.
+    Each request is chosen with the same probability, independently of its content, so the mean
+    loss of audited requests estimates the risk without weights.
 
     Parameters
     ----------
     rate : float
         Probability that a request is audited, in (0, 1].
     monitor : Monitor, optional
-        Of a consistency risk: losses are folded in request order as audits are done. Gaps need
-        labels: fold `Audit.losses` through a `RequestOrder` when these come.
+        Must watch a consistency risk; losses are folded in request order as audits finish. Gaps
+        need labels: fold `Audit.losses` through a `RequestOrder` when the labels arrive.
     seed : int or Generator, optional
-        By default the coins come from the operating system, so that no requester can foresee them.
+        By default the operating system seeds the choice, so that clients cannot predict it.
     first_id : int
-        Number of the first request, to go on counting after a restart.
+        Number of the first request, to continue counting after a restart.
 
     Attributes
     ----------
     failed : int
-        How many audits failed, as when the full model runs out of memory. The answer is served all
-        the same, and there is a warning once. A loss that is missing so counts as the lowest
-        possible one (see `RequestOrder`): the guarantee holds, and the alarm is weaker.
+        How many audits failed, for example because the full model ran out of memory. The answer is
+        still served, and there is one warning. A missing loss counts as the lowest possible one
+        (see `RequestOrder`): the guarantee holds, and the alarm is weaker.
 
     Raises
     ------
     ValueError
-        If the monitor is of a risk that needs labels, of an unknown loss, or of a loss with another
-        range than audits compute: a record that was made with `label="argmax"` or `"sample"`
+        If the monitor watches a risk that needs labels, an unknown loss, or a loss whose range
+        differs from the one audits compute: a record made with `label="argmax"` or `"sample"`
         promises another Brier loss.
     """
 
@@ -188,11 +188,11 @@ class Auditor:
         self.loss = None if monitor is None else _consistency_loss(monitor)
         self.requests = checks.count("first_id", first_id, least=0)
         self.failed = 0
-        self._coins = np.random.default_rng(seed)
-        self._lock = threading.Lock()  # batches of several threads get numbers and coins in turn
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()  # threads take request numbers and random draws in turn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be copied or pickled, as a part of an `EarlyExit` too."""
+        """Refuse copying and pickling, including as part of an `EarlyExit`."""
         raise TypeError(
             "An Auditor cannot be copied or pickled: each copy would number the same requests and"
             " feed a monitor of its own. Copy the model and the policy, and make a new EarlyExit"
@@ -200,7 +200,7 @@ class Auditor:
         )
 
     def refuse_policy(self, policy: Policy) -> None:
-        """Raise if the monitor is not of what this policy promises, or audits cannot feed it."""
+        """Raise if the monitor does not match the policy's promises, or the policy uses groups."""
         if self.order is None:
             return
         found = self.order.monitor
@@ -229,11 +229,11 @@ class Auditor:
             )
 
     def run(self, fast: "EarlyExit", batch: Any, answer: Callable[[Any], ExitOutput]) -> ExitOutput:
-        """Answer a batch, and audit some of it."""
+        """Return the answer to a batch, with an audit of some of its requests."""
         chosen = self._choose(batch)
         try:
-            return self._audited(fast, answer(batch), chosen)
-        except BaseException:  # there is no answer; an audit that fails alone is no error
+            return self._with_audit(fast, answer(batch), chosen)
+        except BaseException:  # answering failed: a failed audit alone does not raise
             self._give_up(chosen)
             raise
 
@@ -243,8 +243,8 @@ class Auditor:
         batches: Iterable[Any],
         answer: Callable[[Iterator[Any]], Iterator[ExitOutput]],
     ) -> Iterator[ExitOutput]:
-        """Answer many batches, whose results come later but in order, and audit some of them."""
-        waiting: deque[_Chosen] = deque()
+        """Yield the answers to many batches, in order but delayed, with audits of some requests."""
+        waiting: deque[_ChosenRequests] = deque()
 
         def noted() -> Iterator[Any]:
             for batch in batches:
@@ -254,30 +254,32 @@ class Auditor:
         try:
             for out in answer(noted()):
                 with fast.context(out.raw):
-                    audited = self._audited(fast, out, waiting[0])
+                    audited = self._with_audit(fast, out, waiting[0])
                 waiting.popleft()
                 yield audited
-        finally:  # broken off: these will not be answered
+        finally:  # if stopped early, the waiting requests will not be answered
             for chosen in waiting:
                 self._give_up(chosen)
 
-    def _choose(self, batch: Any) -> _Chosen:
-        """Number the requests of a batch, and choose some before anything is known of them."""
+    def _choose(self, batch: Any) -> _ChosenRequests:
+        """Number the requests of a batch and choose some at random, before they are run."""
         n, device = batch_size(batch), device_of(batch)
         with self._lock:
-            rows = np.flatnonzero(self._coins.random(n) < self.rate)
-            # Taken before the batch is run: a model may write over its inputs. And before they are
-            # expected: were this to fail, the others would wait for them for ever.
+            rows = np.flatnonzero(self._rng.random(n) < self.rate)
+            # Copied before the batch runs, since a model may overwrite its inputs; and before
+            # `expect`, since if copying failed, later requests would wait for these forever.
             where = torch.from_numpy(rows).to(device)
-            chosen = _Chosen.of(batch, n, self.requests + rows, where)
+            chosen = _ChosenRequests.of(batch, n, self.requests + rows, where)
             self.requests += n
             if self.order is not None:
                 for request in chosen.ids.tolist():
                     self.order.expect(request)
         return chosen
 
-    def _audited(self, fast: "EarlyExit", out: ExitOutput, chosen: _Chosen) -> ExitOutput:
-        """Return an answer with its audit; one that fails does not take the answer with it."""
+    def _with_audit(
+        self, fast: "EarlyExit", out: ExitOutput, chosen: _ChosenRequests
+    ) -> ExitOutput:
+        """Return an answer with its audit; if the audit fails, the answer is still returned."""
         if len(chosen.ids) == 0:
             return replace(out, audit=_empty_audit(out, chosen))
         try:
@@ -292,8 +294,8 @@ class Auditor:
             audit = _empty_audit(out, chosen)
         return replace(out, audit=audit)
 
-    def _failed(self, chosen: _Chosen, error: Exception) -> None:
-        """Count audits that failed, and say so the first time."""
+    def _failed(self, chosen: _ChosenRequests, error: Exception) -> None:
+        """Count failed audits and warn the first time."""
         self._give_up(chosen)
         with self._lock:
             first = self.failed == 0
@@ -315,8 +317,8 @@ class Auditor:
             for request, loss in zip(audit.ids.tolist(), losses, strict=True):
                 self.order.arrive(request, loss)
 
-    def _give_up(self, chosen: _Chosen) -> None:
-        """Stop waiting for requests whose losses will not come."""
+    def _give_up(self, chosen: _ChosenRequests) -> None:
+        """Stop waiting for requests whose losses will not arrive."""
         if self.order is None:
             return
         with self._lock:
@@ -325,16 +327,16 @@ class Auditor:
                     self.order.give_up(request)
 
 
-def _empty_audit(out: ExitOutput, chosen: _Chosen) -> Audit:
-    """Return an audit of no request; those that were chosen have failed."""
+def _empty_audit(out: ExitOutput, chosen: _ChosenRequests) -> Audit:
+    """Return an audit without requests; those that were chosen are marked as failed."""
     none = chosen.rows[:0]
     ids = torch.from_numpy(chosen.ids)
     empty = pytree.tree_map_only(Tensor, lambda leaf: leaf[:0] if leaf.ndim else leaf, out.raw)
     return Audit(ids[:0], none, none, empty, empty, chosen.size, failed=ids)
 
 
-def _full_outputs(fast: "EarlyExit", chosen: _Chosen, exits: Tensor, answered: Any) -> Any:
-    """Return the last exit's outputs; of requests that got there, what they were answered."""
+def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, answered: Any) -> Any:
+    """Return the last exit's outputs, reusing the answers of requests that got there."""
     last = fast.model.n_exits - 1
     early = (exits < last).nonzero()[:, 0]
     if len(early) == 0:

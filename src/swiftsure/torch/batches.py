@@ -1,4 +1,4 @@
-"""What a loader may give: inputs with or without labels, ids and groups."""
+"""`Batch`: inputs from a loader, with optional labels, ids and groups."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ __all__ = ["Batch", "moved"]
 
 
 class Batch(NamedTuple):
-    """The parts of a batch; None where it has none."""
+    """The parts of a batch; None for those it lacks."""
 
     inputs: Any
     labels: Any = None
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> "Batch":
-        """Return the parts of a batch: a dict of them, a tuple in their order, or inputs alone."""
+        """Return a batch from a dict of parts, a tuple in their order, or inputs alone."""
         if isinstance(batch, dict):
             if "inputs" not in batch:
                 raise ValueError(
@@ -38,18 +38,18 @@ class Batch(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Names of the parts that are there."""
+        """Names of the parts that the batch has."""
         return [name for name, part in zip(self._fields, self, strict=True) if part is not None]
 
     def after(self, first: int) -> "Batch":
-        """Return the batch without its first samples."""
+        """Return the batch without its first `first` samples."""
         kinds = (Tensor, np.ndarray)
         inputs = pytree.tree_map_only(kinds, lambda leaf: leaf[first:], self.inputs)
         return Batch(inputs, *(None if part is None else part[first:] for part in self[1:]))
 
 
 def moved(tree: Any, device: torch.device | None) -> Any:
-    """Return a nesting with its tensors on a device; as it is for None."""
+    """Return a nested structure with its tensors on a device; unchanged for None."""
     if device is None:
         return tree
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), tree)

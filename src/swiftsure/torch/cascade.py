@@ -1,4 +1,4 @@
-"""Cascades: whole models as exits, from the cheapest to the best."""
+"""`Cascade`: whole models as exits, cheapest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,16 +11,16 @@ __all__ = ["Cascade"]
 
 
 class Cascade(Staged):
-    """Models that answer the same question, each asked only if those before it were unsure.
+    """A sequence of models, each run only on samples that the models before it were unsure of.
 
-    They share nothing but the batch: a sample costs what all models up to its exit cost. A model
+    The models share only the batch, so a sample costs the sum of all models up to its exit. A model
     whose answer no decision needs is not run.
 
     Parameters
     ----------
     models : sequence of Module
         Cheapest first; the last is the full model, which losses are measured against. Each takes
-        a batch and gives outputs of the same form.
+        a batch and returns outputs of the same form.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Cascade(Staged):
         self.n_exits = len(models)
 
     def advance(self, exit_index: int, state: Any) -> Any:  # noqa: ARG002 (the same for all)
-        """Return the batch, which every model starts from."""
+        """Return the batch: every model starts from it."""
         return state
 
     def head(self, exit_index: int, state: Any) -> Any:

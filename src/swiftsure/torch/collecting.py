@@ -1,7 +1,7 @@
-"""`collect`: from a staged model and batches to an exit record.
+"""`collect`: runs a staged model on batches and returns an exit record.
 
 Scores and losses are reduced on the device, batch by batch, so memory grows with samples and exits
-but not with classes or pixels. With a folder for shards, a run that was killed resumes.
+but not with classes or pixels. With a folder for shards, a killed run can be resumed.
 """
 
 import os
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 class InterruptedCollectionError(RuntimeError):
-    """Collection broke off; `record` holds what was collected before."""
+    """Collection failed part-way; `record` holds the samples collected before that."""
 
     def __init__(self, message: str, record: ExitRecord) -> None:
         super().__init__(message)
@@ -51,33 +51,33 @@ def collect(
     shard_size: int = 10_000,
     progress: bool | None = None,
 ) -> ExitRecord:
-    """Run a model on batches and record what happens at every exit.
+    """Return the record of a model's scores, losses and costs at every exit.
 
     Parameters
     ----------
     model : StagedModel
         In evaluation mode.
     loader : iterable
-        Of `(inputs, labels)` or `(inputs, labels, ids)`, of dicts with `inputs` and perhaps
-        `labels`, `ids` and `groups`, or of inputs alone; all batches alike. In the same order each
-        time, if a run is to be resumed. Negative labels are missing ones. For segmentation, labels
-        are (n, height, width), and negative or `swiftsure.losses.VOID` where they are void.
+        Yields `(inputs, labels)`, `(inputs, labels, ids)`, dicts with `inputs` and optionally
+        `labels`, `ids` and `groups`, or inputs alone; the same form for all batches. To resume a
+        run, the order must be the same each time. Negative labels are missing. For segmentation,
+        labels are (n, height, width), and void where negative or `swiftsure.losses.VOID`.
     losses, scores : names
-        Among `swiftsure.torch.losses.TENSOR_LOSSES` (or `TensorLoss`es), and
-        `swiftsure.torch.scoring.SCORES` or "model" (the model's own). For segmentation: "miou",
-        "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
+        Losses are names in `swiftsure.torch.losses.TENSOR_LOSSES` or `TensorLoss`es; scores are
+        names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
+        "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional
-        From other data than the calibration's; see `fit_temperatures`.
+        Fitted to data other than the calibration's; see `fit_temperatures`.
     dtype : {"float32", "bfloat16", "float16"}, optional
-        To run under autocast; the policy will insist on it.
+        Autocast dtype; policies made from the record then require it.
     device : optional
-        Where to run: the model's by default.
+        Where to run; the model's device by default.
     seconds : bool
         Also measure the time to each exit, on the first batch.
     shards : folder, optional
         Where to write the record in pieces as it grows, and to resume from.
     progress : bool, optional
-        Show a progress bar; by default where standard error is a terminal.
+        Show a progress bar; by default if standard error is a terminal.
 
     Returns
     -------
@@ -87,30 +87,30 @@ def collect(
     Raises
     ------
     ValueError
-        If the model is in training mode, an output is NaN (it says which sample and exit), outputs
-        have the wrong shape, or the shards come from another model.
+        If the model is in training mode, an output is NaN (the error names the sample and exit),
+        outputs have the wrong shape, or the shards come from another model.
     InterruptedCollectionError
-        If the loader or the model breaks off in the middle; it holds what was collected.
+        If the loader or the model fails part-way; it holds what was collected.
 
     Warns
     -----
     UserWarning
-        If images have no labelled pixel at all. They have no loss, and are left out of the record:
-        its risks, the consistency risks too, are those of images with some label.
+        If images have no labelled pixel at all. They have no loss and are left out of the record,
+        so its risks, including consistency risks, are those of images with some label.
     """
     run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
     collected = _Collection(run, shards, checks.count("shard_size", shard_size))
     total = _length(loader)
     try:
         with steps("collecting", total, progress) as advance:
-            for batch in _after(loader, collected.done):
+            for batch in _remaining_batches(loader, collected.done):
                 collected.begin(batch)
                 advance()
             collected.finish()
     except BaseException as error:
         kept = collected.rescued()
         if kept is None or not isinstance(error, Exception):
-            raise  # nothing to keep, or an interruption that must go on
+            raise  # nothing to keep, or an interrupt (KeyboardInterrupt, SystemExit)
         where = "" if shards is None else f" in {shards} and"
         raise InterruptedCollectionError(
             f"{type(error).__name__} after {collected.done:,} samples, which are kept{where} in"
@@ -122,21 +122,23 @@ def collect(
         labelled = " with a labelled pixel" if collected.left_out else ""
         raise ValueError(f"`loader` must give at least one sample{labelled}.")
     if collected.left_out:
-        warnings.warn(_left_out_text(collected.left_out, collected.done), UserWarning, stacklevel=2)
+        warnings.warn(
+            _left_out_message(collected.left_out, collected.done), UserWarning, stacklevel=2
+        )
     return record
 
 
 class _Collection:
-    """Rows collected so far: finished shards, and batches that are in no shard yet."""
+    """Rows collected so far: finished shards, and batches not written to a shard yet."""
 
     def __init__(self, run: Reducer, folder: str | os.PathLike[str] | None, size: int) -> None:
         self.run = run
-        # Without a folder one shard holds everything, and the fingerprint need not be ready yet.
+        # Without a folder, one shard holds everything and the fingerprint is not needed yet.
         self.size = None if folder is None else size
         self.shards = Shards(folder, ExitRecord, {} if folder is None else run.identity())
         self.pending: PendingBatch | None = None
         self.rows: list[dict[str, Array]] = []
-        # Ids by number of shard: a resumed run skips them along with the shard. The manifest is
+        # Ids by shard number: a resumed run skips them along with the shard. The manifest is
         # written before its shard; entries whose shard is missing are dropped.
         self.left_out_of: dict[int, list[Any]] = {
             int(number): ids
@@ -149,11 +151,11 @@ class _Collection:
 
     @property
     def left_out(self) -> list[Any]:
-        """Ids of samples that have no rows."""
+        """Ids of samples without rows."""
         return [name for names in self.left_out_of.values() for name in names]
 
     def begin(self, batch: Batch) -> None:
-        """Run a batch, and take in the one before it while the device is busy."""
+        """Start a batch, then store the previous one while the device is busy."""
         parts = self.shards.notes.get("batches")
         if parts is None:
             self.shards.note(batches=batch.names)
@@ -170,7 +172,7 @@ class _Collection:
             self.finish()
 
     def finish(self) -> None:
-        """Take in the batch that is running, if there is one."""
+        """Wait for the running batch, if any, and store its rows."""
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
@@ -197,18 +199,18 @@ class _Collection:
         self.shards.append(record)
 
     def rescued(self) -> ExitRecord | None:
-        """Return what there is after an error, including the batch that was running."""
-        with suppress(Exception):  # one error is enough
+        """Return the record so far after an error, including the running batch if it finishes."""
+        with suppress(Exception):  # the first error is the one to report
             self.finish()
         return self.record()
 
     def record(self) -> ExitRecord | None:
-        """Return the record of everything collected; None if there is nothing."""
+        """Return the record of everything collected, or None if there is nothing."""
         self._write_shard()
         records = self.shards.records
         if not records:
             return None
-        # Losses that need every label are in no shard with a missing one, so not in the whole.
+        # A shard with a missing label lacks the losses that need every label, so drop them.
         common = set.intersection(*(set(record.losses) for record in records))
         return ExitRecord.concatenate([_with_losses(record, common) for record in records])
 
@@ -220,8 +222,8 @@ def _with_losses(record: ExitRecord, names: set[str]) -> ExitRecord:
     return replace(record, losses=losses)
 
 
-def _after(loader: Iterable[Any], done: int) -> Iterator[Batch]:
-    """Yield batches, without empty ones and without the first `done` samples."""
+def _remaining_batches(loader: Iterable[Any], done: int) -> Iterator[Batch]:
+    """Yield batches, skipping empty ones and the first `done` samples."""
     for given in loader:
         batch = Batch.of(given)
         n = batch_size(batch.inputs)
@@ -233,13 +235,13 @@ def _after(loader: Iterable[Any], done: int) -> Iterator[Batch]:
 
 
 def _length(loader: Iterable[Any]) -> int | None:
-    """Return the number of batches, if the loader knows it."""
+    """Return the number of batches, or None if the loader does not know it."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader of a data set without a length
         return None
 
 
-def _left_out_text(ids: list[Any], n: int) -> str:
+def _left_out_message(ids: list[Any], n: int) -> str:
     shown = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
     return f"{len(ids)} of {n:,} samples have no labelled pixel, and are left out: {shown}."

@@ -1,4 +1,4 @@
-"""What each exit costs: FLOPs, counted; time, measured."""
+"""Cost of each exit: counted FLOPs and measured time."""
 
 import time
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ __all__ = ["exit_flops", "exit_seconds", "stage_seconds"]
 
 
 def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
-    """Return the FLOPs of one sample up to and with each exit, (n_exits,).
+    """Return the FLOPs of one sample up to and including each exit, (n_exits,).
 
-    Counted by `torch.utils.flop_counter` (a multiply-add counts as two), all heads on the way
-    included.
+    Counted by `torch.utils.flop_counter` (a multiply-add counts as two), including the heads of
+    earlier exits.
 
     Examples
     --------
@@ -52,11 +52,14 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
 
 
 def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
-    """Return the seconds of a batch in each stage with its head, (n_exits,): best of many."""
+    """Return the seconds that a batch takes in each stage with its head, (n_exits,): best of many.
+
+    The minimum over `repeats` runs, after two for warm-up.
+    """
     checks.count("repeats", repeats)
     refuse_training(model)
     best = np.full(model.n_exits, np.inf)
-    for _ in range(repeats + 2):  # the first two warm up
+    for _ in range(repeats + 2):
         times = []
         with torch.inference_mode():
             _wait(batch)
@@ -74,7 +77,7 @@ def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[
 
 
 def exit_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
-    """Return the seconds of one sample of such a batch up to each exit, (n_exits,)."""
+    """Return the seconds per sample up to each exit, at this batch size, (n_exits,)."""
     n = _samples(batch)
     return np.cumsum(stage_seconds(model, batch, repeats)) / n
 
@@ -88,7 +91,7 @@ def _samples(batch: Any) -> int:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Run attention as matrix products, which the counter knows; fused kernels it may not."""
+    """Run attention as matrix products: the FLOP counter may not know fused kernels."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -99,7 +102,7 @@ def _plain_attention() -> Iterator[None]:
 
 
 def _wait(batch: Any) -> None:
-    """Wait until the device has done what was asked of it."""
+    """Wait until the batch's device is idle."""
     device = device_of(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

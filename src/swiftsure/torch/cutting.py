@@ -1,7 +1,7 @@
-"""Cutting an existing network at named submodules, so that it can stop there.
+"""`cut`: splits an existing network at named submodules so that it can exit there.
 
-`torch.fx` traces the network once. Every value of the samples that is computed before a cut and
-used after it becomes part of the state; what all samples share is computed again where it is used.
+`torch.fx` traces the network once. Every per-sample value that is computed before a cut and used
+after it becomes part of the state. Values shared by all samples are recomputed where they are used.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ __all__ = ["CutModel", "cut"]
 
 
 class CutModel(Staged):
-    """A traced network in pieces: piece k runs up to the k-th cut, the last one to the end."""
+    """A traced network in pieces: piece k runs up to cut k, and the last piece to the end."""
 
     def __init__(self, pieces: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -36,31 +36,31 @@ class CutModel(Staged):
         return self.pieces[exit_index](*live)
 
     def head(self, exit_index: int, state: Any) -> Any:
-        """Run the head on the value at the cut; the last exit is the network's own output."""
+        """Run the head on the value at the cut; the last exit returns the network's own output."""
         return state[0] if exit_index == self.n_exits - 1 else self.heads[exit_index](state[0])
 
 
 def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutModel:
     """Return a network as a staged model with an exit after each named submodule.
 
-    The network's own weights are shared, not copied; its own output is the last exit. The train or
-    eval mode of every part stays as it is.
+    The network's weights are shared, not copied, and its own output is the last exit. Every part
+    keeps its train or eval mode.
 
     Parameters
     ----------
     model : nn.Module
         Traceable by `torch.fx`: no control flow that depends on values. It is traced in evaluation
-        mode, and arguments of its `forward` that have defaults keep them.
+        mode, and `forward` arguments with defaults keep their defaults.
     at : names of submodules
         In the order in which they run, each run once; `dict(model.named_modules())` lists them.
-    heads : one module a cut
-        From the submodule's output to what the network's own head gives.
+    heads : one module per cut
+        Each maps the submodule's output to the form of the network's own output.
 
     Raises
     ------
     ValueError
-        If a name is unknown, is not run, or is run more than once, or if tracing fails; the error
-        says what to do.
+        If a name is unknown, is not run, or is run more than once, or if tracing fails. The
+        message says what to do.
 
     Examples
     --------
@@ -76,14 +76,14 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     names = dict(model.named_modules())
     for name in at:
         checks.known("at", name, names)
-    graph = _traced(model, at)
+    graph = _trace(model, at)
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
-    cuts = [_node_of(nodes, name) for name in at]
+    cuts = [_find_node(nodes, name) for name in at]
     if any(position[a] >= position[b] for a, b in pairwise(cuts)):
         raise ValueError("`at` must name submodules in the order in which they run.")
     bounds = [0, *(position[node] + 1 for node in cuts), len(nodes)]
-    shared = _shared(nodes)
+    shared = _shared_nodes(nodes)
     pieces, live = [], [node for node in nodes if node.op == "placeholder"]
     for k in range(len(bounds) - 1):
         segment = [
@@ -99,18 +99,18 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
             if not isinstance(output, fx.Node):
                 raise ValueError("`model` must return one tensor, or wrap it so that it does.")
             after, results = [], [output]
-        pieces.append(_piece(model, segment, live, results))
+        pieces.append(_graph_module(model, segment, live, results))
         live = after
     staged = CutModel(pieces, heads)
     kept = {*model.modules(), *(part for head in heads for part in head.modules())}
     for part in staged.modules():
-        if part not in kept:  # made here, so it follows the network
+        if part not in kept:  # created here, so it takes the network's mode
             part.training = model.training
     return staged
 
 
 class _Tracer(fx.Tracer):
-    """Keeps the submodules that are cut at whole, and arguments with defaults at these."""
+    """Traces submodules at cuts as leaves, and fixes arguments with defaults to their defaults."""
 
     def __init__(self, whole: Sequence[str]) -> None:
         super().__init__()
@@ -133,9 +133,9 @@ class _Tracer(fx.Tracer):
         return function, arguments
 
 
-def _traced(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
+def _trace(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
     try:
-        with evaluating(model):  # else dropout that is called as a function would stay for good
+        with evaluating(model):  # else functional dropout would be traced in training mode
             return _Tracer(whole).trace(model)
     except Exception as error:
         raise ValueError(
@@ -145,7 +145,7 @@ def _traced(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
         ) from error
 
 
-def _node_of(nodes: list[fx.Node], name: str) -> fx.Node:
+def _find_node(nodes: list[fx.Node], name: str) -> fx.Node:
     found = [node for node in nodes if node.op == "call_module" and node.target == name]
     if len(found) != 1:
         times = "not run" if not found else f"run {len(found)} times"
@@ -156,7 +156,7 @@ def _node_of(nodes: list[fx.Node], name: str) -> fx.Node:
 
 
 def _live_after(before: list[fx.Node], later: list[fx.Node], shared: set[fx.Node]) -> list[fx.Node]:
-    """Return the values of samples computed before a cut that are used after it."""
+    """Return the per-sample values that are computed before a cut and used after it."""
 
     def behind(node: fx.Node) -> set[fx.Node]:
         if node not in shared:
@@ -167,14 +167,14 @@ def _live_after(before: list[fx.Node], later: list[fx.Node], shared: set[fx.Node
     return [node for node in before if node in used]
 
 
-def _shared(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return what all samples share: weights, shapes, and what is computed from such alone.
+def _shared_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that all samples share: weights, shapes, and what only depends on these.
 
-    It is no part of the state, in which every value must follow the samples, but computed again
-    after a cut: a length is read off the samples that are left. Values that are written to are
-    left out, since computing them again would lose what was written.
+    The state must only hold per-sample values, so shared ones are recomputed after a cut: a batch
+    length, for example, is that of the remaining samples. Values that are written in place are not
+    shared, since recomputing them would lose the writes.
     """
-    written = {_written_by(node) for node in nodes}
+    written = {_in_place_target(node) for node in nodes}
     shared: set[fx.Node] = set()
     for node in nodes:
         made = node.op.startswith("call_") and node not in written
@@ -193,8 +193,8 @@ def _reads_shape(node: fx.Node) -> bool:
     return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
 
 
-def _written_by(node: fx.Node) -> Any:
-    """Return the value that a node writes to, as PyTorch's names tell, or None."""
+def _in_place_target(node: fx.Node) -> Any:
+    """Return the value that a node writes in place, by PyTorch's naming rules, or None."""
     if node.op not in ("call_method", "call_function"):
         return None
     if "out" in node.kwargs:
@@ -204,7 +204,7 @@ def _written_by(node: fx.Node) -> Any:
     return node.args[0] if in_place or node.kwargs.get("inplace") else None
 
 
-def _piece(
+def _graph_module(
     model: nn.Module, segment: list[fx.Node], live: list[fx.Node], results: list[fx.Node]
 ) -> fx.GraphModule:
     graph = fx.Graph()
@@ -213,7 +213,7 @@ def _piece(
         known[node] = graph.placeholder(node.name)
 
     def resolve(node: fx.Node) -> fx.Node:
-        if node not in known:  # something shared
+        if node not in known:  # a shared value: recompute it here
             known[node] = graph.node_copy(node, resolve)
         return known[node]
 

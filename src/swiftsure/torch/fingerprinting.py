@@ -1,4 +1,4 @@
-"""Fingerprints of models: what a policy certifies, in one hash."""
+"""Model fingerprints: one hash of everything that a policy was certified for."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 __all__ = ["begin_fingerprint", "configuration", "fingerprint"]
 
 TRAINING_ONLY = ("training", "inplace", "momentum", "gradient_checkpointing")
-"""Attributes that do not change answers in evaluation mode, beside those of dropout."""
+"""Attributes that do not change outputs in evaluation mode, in addition to those of dropout."""
 
 VOLATILE = (
     "architectures",
@@ -36,15 +36,15 @@ VOLATILE = (
 )
 """Entries of a Hugging Face configuration that do not change what the network computes.
 
-Policies hold the tokens that end an answer in their own settings."""
+Policies keep the end-of-answer tokens in their own settings."""
 
 
 def fingerprint(
     model: nn.Module, *, temperatures: tuple[float, ...] | None = None, dtype: str | None = None
 ) -> str:
-    """Return a hash of parameters and buffers, of the configuration, and of how the model is run.
+    """Return a hash of a model's parameters, buffers, configuration, temperatures and dtype.
 
-    Parameters and buffers count with names, shapes and values. Wrapping the model, or moving it to
+    Parameters and buffers are hashed by name, shape and value. Wrapping the model, or moving it to
     another device, does not change the hash.
 
     Examples
@@ -60,10 +60,10 @@ def fingerprint(
 def configuration(model: nn.Module) -> dict[str, Any]:
     """Return the hyperparameters that change what a model computes, by name.
 
-    They are the plain attributes of every part (numbers, texts, functions, and tuples of these),
-    such as strides and numbers of heads, and the classes of parts without children, such as
-    activations. Attributes that are assigned while the model runs, such as counters, are left out
-    unless the constructor takes them. A Hugging Face model gives its `config` instead.
+    These are the plain attributes of every submodule (numbers, strings, functions, and tuples of
+    these), such as strides and numbers of heads, and the classes of submodules without children,
+    such as activations. Attributes assigned while the model runs, such as counters, are left out
+    unless the constructor takes them. For a Hugging Face model it is the `config` instead.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def _entries(module: nn.Module, prefix: str, state: set[str]) -> Iterator[tuple[
 
 
 def _assigned_names(model: nn.Module) -> set[str]:
-    """Return names of attributes that methods other than constructors assign."""
+    """Return the names of attributes that methods other than `__init__` assign."""
     kinds = {kind for part in model.modules() for kind in type(part).__mro__}
     methods = [
         method.__code__
@@ -115,7 +115,7 @@ def _assigned_names(model: nn.Module) -> set[str]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return what an attribute adds to a configuration; None for nothing."""
+    """Return the JSON form of an attribute; None if it is not part of the configuration."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, FunctionType | BuiltinFunctionType):
@@ -127,7 +127,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _hugging_face(config: Any) -> dict[str, Any]:
-    """Return a configuration without what is volatile or left at the default of all models."""
+    """Return a Hugging Face configuration without `VOLATILE` entries and library defaults."""
     bases = (
         base for base in type(config).__mro__ if base.__module__.endswith("configuration_utils")
     )
@@ -142,7 +142,7 @@ def _hugging_face(config: Any) -> dict[str, Any]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside wrappers such as those of torch.compile and data parallelism."""
+    """Return the model inside wrappers such as torch.compile and DataParallel."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and [name for name, _ in model.named_children()] == ["module"]:
@@ -171,19 +171,19 @@ def begin_fingerprint(
 ) -> "Future[str]":
     """Hash a model in a background thread; on CUDA, on a side stream.
 
-    The model may run meanwhile. It is the fingerprint of the model as it is now: a run may change
-    buffers, which are therefore copied first, but not parameters.
+    The model may run meanwhile. The fingerprint is that of the model as it is now: buffers, which
+    a run may change, are copied first; parameters must not change.
     """
     run_as = _run_as(model, temperatures, dtype)
     values = _parameters(model)
     values |= {name: value.detach().cpu().clone() for name, value in _buffers(model).items()}
-    beside = None
+    side_stream = None
     if device.type == "cuda":
-        beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream(device))
+        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(device))
 
     def run() -> str:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(side_stream):
             return _hash(values, run_as)
 
     threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swiftsure-fingerprint")
@@ -197,7 +197,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    # Not the state dict's, which lacks buffers that are not saved: answers depend on those too.
+    # Not from the state dict, which lacks non-persistent buffers: outputs depend on those too.
     return dict(model.named_buffers(remove_duplicate=False))
 
 
@@ -214,7 +214,7 @@ def _hash(values: Mapping[str, Tensor], run_as: str) -> str:
 
 
 def _plain(names: list[str]) -> list[str]:
-    """Drop what wrapping adds: `_orig_mod` (torch.compile), `module` before all (data parallel)."""
+    """Return names without wrapper prefixes: `_orig_mod` (torch.compile), `module` (parallel)."""
     plain = [".".join(part for part in name.split(".") if part != "_orig_mod") for name in names]
     while plain and all(name.startswith("module.") for name in plain):
         plain = [name.removeprefix("module.") for name in plain]

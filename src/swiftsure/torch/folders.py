@@ -1,4 +1,4 @@
-"""Images in folders, one a class: the layout in which ImageNet and many others are published."""
+"""`ImageFolder`: images in one folder per class, the layout of ImageNet and many others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +19,19 @@ SUFFIXES = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Images of `folder/CLASS/NAME.JPEG`, with the number of the class, in order of the names.
+    """Data set of images `folder/CLASS/NAME.JPEG` with their class numbers, sorted by name.
 
-    For ImageNet: `ImageFolder("imagenet/val")`, whose folders are WordNet's numbers (n01440764, …)
-    in the order that published networks answer in. Give it to a `DataLoader`, with workers to
+    For ImageNet, `ImageFolder("imagenet/val")`: its folders are WordNet ids (n01440764, …), whose
+    order is the class order of published networks. Use it with a `DataLoader` with workers, which
     decode the images.
 
     Parameters
     ----------
     folder : path
     prepare : callable, optional
-        From a PIL image to a tensor; by default what published ImageNet networks are tested with:
-        the shorter side to 256 pixels, the 224 in the middle, mean and deviation of ImageNet.
+        Maps a PIL image to a tensor. The default is the usual ImageNet test transform: resize the
+        shorter side to 256 pixels, crop the central 224, normalise by ImageNet's mean and standard
+        deviation.
 
     Attributes
     ----------
@@ -79,22 +80,22 @@ def centred(
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
 ) -> Tensor:
-    """Return the middle of an image as the tensor (3, size, size) that networks take.
+    """Return the centre crop of an image as a normalised tensor (3, size, size).
 
     Parameters
     ----------
     image : PIL.Image.Image
     size : int
-        Side of the square that is kept.
+        Side of the crop.
     shorter : int
-        What the shorter side is resized to before.
+        Length of the shorter side after resizing, before the crop.
     """
     checks.count("size", size)
     if shorter < size:
         raise ValueError(f"`shorter` must be at least `size`, {size}, but got {shorter}.")
     width, height = image.size
     scale = shorter / min(width, height)
-    # As torchvision does: the longer side is cut down to a whole number.
+    # As torchvision does: the longer side is rounded down.
     wide = shorter if width <= height else int(shorter * width / height)
     high = shorter if height <= width else int(shorter * height / width)
     resized = image if scale == 1 else image.resize((wide, high), Image.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-"""Making a plain network early-exit: attach heads at named layers, and train them."""
+"""Attach exit heads to named layers of a plain network, and train them."""
 
 from collections.abc import Iterable, Sequence, Sized
 from contextlib import nullcontext
@@ -17,9 +17,10 @@ __all__ = ["PooledHead", "attach_heads", "train_heads"]
 
 
 class PooledHead(nn.Module):
-    """Mean over positions, normalisation, and a linear layer.
+    """Mean over positions, layer normalisation, and a linear layer.
 
-    Takes feature maps (n, channels, height, width), tokens (n, tokens, width), vectors (n, width).
+    Takes feature maps (n, channels, height, width), tokens (n, tokens, width) or vectors
+    (n, width).
     """
 
     def __init__(self, width: int, n_classes: int) -> None:
@@ -49,7 +50,7 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
     at : names of submodules
         In the order in which they run.
     example : Tensor
-        A small batch, to see what the layers give.
+        A small batch, to find the shapes of the layers' outputs.
 
     Examples
     --------
@@ -84,7 +85,7 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
 
 
 def _head(name: str, features: Any, n_classes: int) -> PooledHead:
-    """Return a head for a layer's output, on its device and in its dtype."""
+    """Return a head for a layer's output, with its device and dtype."""
     if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
         raise ValueError(
             f"`at`: {name!r} gives {type(features).__name__}, but heads need one tensor of 2 to 4"
@@ -105,27 +106,27 @@ def train_heads(
     label_smoothing: float = 0.0,
     progress: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """Train the heads of a staged model, with its network frozen or along with it.
+    """Train the heads of a staged model, alone or jointly with the network.
 
-    AdamW under a one-cycle schedule, on the mean cross-entropy of all exits; part of it against the
-    last exit's distribution, which is what early answers are judged by.
+    Uses AdamW with a one-cycle schedule on the mean cross-entropy of all exits. Part of it is
+    against the last exit's distribution, because early answers are judged against that.
 
     Parameters
     ----------
     model : CutModel
         From `attach_heads` or `cut`.
     loader : iterable of (inputs, labels)
-        Run once an epoch; must have a length.
+        Iterated once per epoch; must have a length.
     frozen : bool
-        Leave the network as it is (in evaluation mode, no gradients), and train the heads alone.
-        Otherwise all is trained jointly, the last exit included.
+        Train only the heads, with the network in evaluation mode and without gradients. Otherwise
+        everything is trained jointly, including the last exit.
     distill : float
         Share of the loss that is against the last exit, in [0, 1].
 
     Returns
     -------
     history : list of dict
-        Mean loss and training accuracy of each exit, an epoch each.
+        One dict per epoch: mean loss and training accuracy of each exit.
     """
     checks.count("epochs", epochs)
     if not 0 <= distill <= 1:
@@ -157,7 +158,7 @@ def train_heads(
                     outputs = _outputs(model, x, frozen)
                     losses = _losses(outputs, y, distill, label_smoothing)
                     trained = losses[:-1] if frozen else losses
-                    _descend(torch.stack(trained).mean(), optimizer)
+                    _optimizer_step(torch.stack(trained).mean(), optimizer)
                     schedule.step()
                     seen += len(y)
                     with torch.no_grad():
@@ -173,7 +174,7 @@ def train_heads(
     return history
 
 
-def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _optimizer_step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     if not torch.isfinite(loss):
         raise ValueError(
             "The training loss is not finite: lower `learning_rate`, or look for NaN in the inputs."
@@ -189,7 +190,7 @@ def _outputs(model: CutModel, inputs: Tensor, frozen: bool) -> list[Tensor]:
     for k in range(model.n_exits):
         with torch.no_grad() if frozen else nullcontext():
             state = model.advance(k, state)
-        # A copy for the head, which needs it to learn: the next piece may write over the original.
+        # The next piece may overwrite the state in place; the head's backward pass needs it.
         outputs.append(model.head(k, (state[0].clone(), *state[1:])))
     return outputs
 

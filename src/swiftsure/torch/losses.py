@@ -1,4 +1,4 @@
-"""Losses on tensors: reduced where the outputs are, so that logits never leave the device."""
+"""Losses on tensors, reduced on the device of the outputs so that logits never leave it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ class TensorLoss:
     Parameters
     ----------
     name : str
-        As in `swiftsure.losses.LOSSES` if it is known there; its range is then that one's.
+        If it is in `swiftsure.losses.LOSSES`, the range is taken from there.
     against_labels : callable
-        (outputs of all exits, labels) -> (n, n_exits); None if it has no such form.
+        (outputs of all exits, labels) -> (n, n_exits); None if it cannot use labels.
     against_last : callable
         outputs of all exits -> (n, n_exits), 0 in the last column.
     range : LossRange, optional
-        For a loss that is not a known one.
+        For a loss that is not in `LOSSES`.
     of_images : bool
-        Whether it is one of `swiftsure.torch.segmentation`, which are computed together.
+        Whether it is a loss of `swiftsure.torch.segmentation`; those are computed together.
     check_labels : callable, optional
-        (outputs of all exits, labels): refuses labels that are wrong. It is called before they
-        move to the device, where asking them anything would wait for the network.
+        (outputs of all exits, labels); raises if labels are invalid. It is called before they are
+        moved to the device, where a check would wait for the network.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TensorLoss:
     check_labels: Callable[[list[Any], Tensor], None] | None = None
 
     def of_labels(self, outputs: list[Any], labels: Tensor) -> Tensor | None:
-        """Return the losses against labels, wherever those are; None if it has no such form."""
+        """Return the losses against labels on any device; None if it cannot use labels."""
         if self.against_labels is None:
             return None
         if self.check_labels is not None:
@@ -66,7 +66,10 @@ def stacked_logits(outputs: list[Any]) -> Tensor:
 
 
 def class_numbers(labels: Tensor, n: int, n_classes: int) -> Tensor:
-    """Return labels if they are class numbers of n samples; negative ones are missing."""
+    """Return labels as integers; raises unless they are class numbers of n samples.
+
+    Negative labels are missing.
+    """
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be whole numbers of shape ({n},), but got {labels.dtype} of shape"
@@ -95,7 +98,7 @@ def _zero_one_last(outputs: list[Any]) -> Tensor:
 
 
 def _probabilities(outputs: list[Any]) -> Tensor:
-    """Return class probabilities of all exits, (n, n_exits, n_classes), in float64 where it can."""
+    """Return class probabilities of all exits, (n, n_exits, n_classes); float64 except on MPS."""
     logits = stacked_logits(outputs)
     return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64).softmax(dim=2)
 

@@ -20,7 +20,7 @@ def refuse_training(model: Any) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every part back into its own mode afterwards."""
+    """Put a model into evaluation mode, then restore the mode of every part."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         model.eval()
@@ -32,11 +32,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def inference(device: torch.device, dtype: str | None) -> Iterator[None]:
-    """Run without gradients, under autocast to a dtype or, for None and "float32", under none."""
+    """Disable gradients and autocast to a dtype; no autocast for None and "float32"."""
     kind = None if dtype in (None, "float32") else getattr(torch, str(dtype))
     with torch.inference_mode():
         if kind is None and not torch.is_autocast_enabled(device.type):
-            yield  # as it is: to switch off what is off takes as long as a small layer
+            yield  # entering a disabled autocast would take as long as a small layer
         else:
             with torch.autocast(device.type, dtype=kind, enabled=kind is not None):
                 yield

@@ -1,4 +1,4 @@
-"""From batches to rows of a record: scores and losses of all exits, reduced on the device."""
+"""`Reducer`: reduces batches to rows of a record (scores and losses per exit) on the device."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ __all__ = ["PendingBatch", "Reducer", "Rows"]
 Array = NDArray[Any]
 
 NAN_OUTPUTS = "nan_outputs"
-"""Name of the rows that say at which exits the output of a sample is NaN."""
+"""Key of the rows that mark the exits at which a sample's output is NaN."""
 
 
 class Rows(NamedTuple):
-    """Rows of a record, and ids of samples that have none."""
+    """Rows of a record, and ids of samples without rows."""
 
     arrays: dict[str, Array]
     left_out: list[Any]
@@ -86,22 +86,22 @@ class Reducer:
 
     @property
     def fingerprint(self) -> str | None:
-        """The model's, as it was before it ran; None of what is no module."""
+        """Fingerprint of the model before it ran; None if it is not an `nn.Module`."""
         return None if self._fingerprint is None else self._fingerprint.result()
 
     def begin(self, batch: Batch, done: int) -> "PendingBatch":
-        """Run one batch, and start to copy its rows from the device."""
+        """Run one batch and start copying its rows from the device."""
         inputs = moved(batch.inputs, self.device)
         n = batch_size(inputs)
-        ids = np.arange(done, done + n) if batch.ids is None else _one_each("ids", batch.ids, n)
-        groups = None if batch.groups is None else _one_each("groups", batch.groups, n)
+        ids = np.arange(done, done + n) if batch.ids is None else _per_sample("ids", batch.ids, n)
+        groups = None if batch.groups is None else _per_sample("groups", batch.groups, n)
         copies, kept = self._reduced(inputs, batch.labels, ids)
-        if not self.costs:  # not before the batch is run: a model may write over its inputs
+        if not self.costs:  # after the batch: a model may overwrite its inputs
             self._measure(inputs)
         return PendingBatch(self.model.n_exits, copies, ids, groups, kept, done)
 
     def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_HostCopies", Array]:
-        """Return scores and losses of the samples that have them, and which those are."""
+        """Return scores and losses, and the indices of the samples that have them."""
         with inference(self.device, self.dtype):
             outputs, rows = self._forward(inputs)
         kept = np.arange(len(ids))
@@ -121,7 +121,7 @@ class Reducer:
     def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
         for loss in self.losses:
-            if loss.of_images:  # which are computed together
+            if loss.of_images:  # computed together in `image_losses`
                 continue
             if loss.against_last is not None:
                 rows[f"inconsistencies/{loss.name}"] = loss.against_last(outputs)
@@ -134,7 +134,7 @@ class Reducer:
         return rows
 
     def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return outputs of all exits, and rows: confidences at all but the last, what is NaN."""
+        """Return outputs of all exits, and rows: confidences before the last exit, NaN flags."""
         outputs: list[Any] = []
         found: dict[str, list[Tensor]] = defaultdict(list)
         for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):
@@ -148,7 +148,7 @@ class Reducer:
         return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
 
     def _by_class(self, output: Any) -> Any:
-        """Return the output, or of maps of logits the largest of each class, in which NaN shows."""
+        """Return the output; for logit maps the largest logit of each class, which keeps NaN."""
         maps = bool(self.of_images) and isinstance(output, Tensor) and output.ndim == 4
         return output.flatten(2).amax(dim=2) if maps else output
 
@@ -160,7 +160,7 @@ class Reducer:
                 self.costs["seconds"] = exit_seconds(self.model, inputs)
 
     def record(self, rows: dict[str, Array]) -> ExitRecord:
-        """Return the record of some rows."""
+        """Return rows as a record."""
 
         def tables(kind: str) -> dict[str, Array]:
             start = f"{kind}/"
@@ -185,7 +185,7 @@ class Reducer:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what shards of one run have in common."""
+        """Return what all shards of one run have in common."""
         return {
             "model": self.fingerprint,
             "losses": [loss.name for loss in self.losses],
@@ -195,14 +195,14 @@ class Reducer:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch whose rows are still being copied from the device, while the next one may run.
+    """A batch whose rows are still being copied from the device while the next batch runs.
 
     Parameters
     ----------
     kept : (m,)
-        Which samples have rows.
+        Indices of the samples that have rows.
     done : int
-        How many samples came before.
+        Number of samples before this batch.
     """
 
     n_exits: int
@@ -226,7 +226,7 @@ class PendingBatch:
             row, exit_index = broken[0].tolist()
             refuse_nan("output", exit_index, samples[row])
         for key, array in arrays.items():
-            _refuse_bad(key, array, samples, self.n_exits)
+            _check_rows(key, array, samples, self.n_exits)
         arrays["ids"] = self.ids[self.kept]
         if self.groups is not None:
             arrays["groups"] = self.groups[self.kept]
@@ -234,7 +234,7 @@ class PendingBatch:
 
 
 class _HostCopies:
-    """Tensors that are copied to the host while the device does other work."""
+    """Copies tensors to the host while the device does other work."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = {
@@ -243,7 +243,7 @@ class _HostCopies:
         self.copied: torch.cuda.Event | None = None
         devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
         if devices:
-            # Behind the copies: on the stream of that device, which need not be the current one.
+            # Recorded on the stream of the copies: their device may not be the current one.
             stream = torch.cuda.current_stream(devices.pop())
             self.copied = stream.record_event()
 
@@ -253,11 +253,11 @@ class _HostCopies:
         return {key: tensor.numpy() for key, tensor in self._tensors.items()}
 
 
-def _one_each(name: str, values: Any, n: int) -> Array:
+def _per_sample(name: str, values: Any, n: int) -> Array:
     return checks.of_shape(name, np.asarray(values), {"n": n})
 
 
-def _refuse_bad(key: str, array: Array, samples: Array, n_exits: int) -> None:
+def _check_rows(key: str, array: Array, samples: Array, n_exits: int) -> None:
     kind, _, name = key.partition("/")
     expected = (len(samples), n_exits - 1 if kind == "confidences" else n_exits)
     if array.shape != expected:
@@ -272,7 +272,7 @@ def _refuse_bad(key: str, array: Array, samples: Array, n_exits: int) -> None:
 
 
 def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.device:
-    """Return where to run: where the model is, which must be what is wanted."""
+    """Return the model's device; raises if another one is wanted."""
     found = model_device(model)
     if wanted is None:
         return found or torch.device("cpu")

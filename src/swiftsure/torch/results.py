@@ -1,4 +1,4 @@
-"""What a run gives: samples that left together, and batches put together from them."""
+"""Results of a run: samples that exited together, and whole batches assembled from them."""
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -18,20 +18,21 @@ __all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "owned", "re
 
 @dataclass(frozen=True)
 class ExitOutput:
-    """What a batch gave, in the order of the batch.
+    """Results of a batch, in the order of the batch.
 
     Attributes
     ----------
     outputs
-        Whatever the heads give, with the batch first; logits divided by the exit's temperature, if
-        it is not 1, in float32 or wider. Reading them raises where a classifier's output, or the
-        confidence by which a sample left, is NaN, and says of which sample at which exit.
+        What the heads return, with the batch first. Logits are divided by the exit's temperature
+        if it is not 1, in float32 or wider. Reading this raises if a classifier's output, or the
+        confidence at which a sample exited, is NaN; the error names the sample and the exit.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
-        What decided; NaN where an exit was not reached or its head not needed. None from a stream.
+        Confidences that decided; NaN where an exit was not reached or its head not needed. None
+        from a stream.
     audit : Audit, optional
-        What the full model says to some of the samples, if the runtime audits.
+        The full model's answers to some of the samples, if the runtime audits.
     """
 
     raw: Any
@@ -42,9 +43,9 @@ class ExitOutput:
 
     @cached_property
     def outputs(self) -> Any:
-        """Outputs of all samples, looked through for NaN when they are first read.
+        """Outputs of all samples, checked for NaN on first read.
 
-        Not before, on a GPU: looking means waiting, and the next batch can be on its way meanwhile.
+        On a GPU the check waits for the device, so it is delayed to let the next batch start.
         """
         broken = broken_rows(self.raw, self.decided)
         if broken is not None and broken.any():
@@ -62,26 +63,26 @@ class ExitOutput:
 
 @dataclass(frozen=True)
 class StreamResult:
-    """Samples that left together.
+    """Samples that exited together.
 
     Attributes
     ----------
     ids : (m,)
-        Numbers of the samples, in the order in which they were pushed, from 0; ascending.
+        Numbers of the samples, ascending; they count from 0 in the order of pushing.
     outputs
-        What the exit's head gave, with the samples first; looked through for NaN when first read.
+        What the exit's head returned, with the samples first; checked for NaN on first read.
     exit : int
-        Where they left, 0-based.
+        Their exit, 0-based.
     """
 
     ids: Tensor
     raw: Any
     exit: int
-    decided: Tensor | None = None  # the confidences by which they left, before the last exit
+    decided: Tensor | None = None  # the confidences at which they exited; None at the last exit
 
     @cached_property
     def outputs(self) -> Any:
-        """Outputs of these samples; raises where one is broken."""
+        """Outputs of these samples; raises if one is NaN."""
         broken = broken_rows(self.raw, self.decided)
         if broken is not None and broken.any():
             row = int(broken.nonzero()[0, 0])
@@ -89,7 +90,7 @@ class StreamResult:
         return ordinary(self.raw)
 
     def rows(self, first: int, stop: int) -> "StreamResult":
-        """Return some neighbours among these samples."""
+        """Return the samples from `first` up to `stop`."""
         part = slice(first, stop)
         raw = pytree.tree_map_only(Tensor, lambda leaf: leaf[part], self.raw)
         decided = None if self.decided is None else self.decided[part]
@@ -97,9 +98,9 @@ class StreamResult:
 
 
 class Gathered:
-    """A batch of n samples, numbered from `start`, that is put together as they leave."""
+    """A batch of n samples, numbered from `start`, assembled as they exit."""
 
-    @torch.inference_mode(False)  # what users get is theirs to compute with
+    @torch.inference_mode(False)  # users may compute with these tensors, also with gradients
     def __init__(self, n: int, device: torch.device, start: int = 0) -> None:
         self.n, self.start, self.missing = n, start, n
         self.exits = torch.zeros(n, dtype=torch.long, device=device)
@@ -108,7 +109,7 @@ class Gathered:
         self._structure: Any = None
 
     def put(self, left: StreamResult) -> None:
-        """Put samples of this batch, with their outputs, in their places."""
+        """Store the outputs and exits of some samples of this batch."""
         where = left.ids - self.start if self.start else left.ids
         self.exits.index_fill_(0, where, left.exit)
         if left.decided is not None:
@@ -120,8 +121,8 @@ class Gathered:
             if len(where) == self.n:  # all at once, and in order
                 self._leaves = leaves
                 return
-            self._leaves = [_room(leaf, self.n) for leaf in leaves]
-        if structure != self._structure or not all(map(_alike, self._leaves, leaves)):
+            self._leaves = [_empty_like(leaf, self.n) for leaf in leaves]
+        if structure != self._structure or not all(map(_same_form, self._leaves, leaves)):
             what = "shape" if structure == self._structure else "structure"
             before = pytree.tree_unflatten(self._leaves, self._structure)
             raise ValueError(
@@ -130,19 +131,19 @@ class Gathered:
             )
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                # In the wider dtype: who leaves first must not set the precision of the others.
+                # Use the wider dtype: the first exit must not set the precision of later ones.
                 dtype = torch.promote_types(self._leaves[i].dtype, leaf.dtype)
                 self._leaves[i] = self._leaves[i].to(dtype).index_copy_(0, where, leaf.to(dtype))
 
     def whole(self, confidences: Tensor | None = None) -> ExitOutput:
-        """Return the batch, once no sample is missing."""
+        """Return the batch; call it once no sample is missing."""
         raw = pytree.tree_unflatten(self._leaves, self._structure)
         return ExitOutput(raw, self.exits, confidences, self.decided)
 
 
 @torch.inference_mode(False)
 def ordinary(tree: Any) -> Any:
-    """Return a nesting whose tensors may enter computations with gradients."""
+    """Return a nested structure with inference tensors cloned, so that gradients work."""
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.clone() if leaf.is_inference() else leaf, tree
     )
@@ -150,17 +151,17 @@ def ordinary(tree: Any) -> Any:
 
 @torch.inference_mode(False)
 def owned(tree: Any) -> Any:
-    """Return a copy of a head's whole output, which may be its state, the batch, or a weight."""
+    """Return a copy of a head's output, which may alias its state, the batch or a weight."""
     return pytree.tree_map_only(Tensor, torch.clone, tree)
 
 
 @torch.inference_mode(False)
-def _room(leaf: Any, n: int) -> Any:
-    """Return room for n samples of an output; what is no tensor is the same for all of them."""
+def _empty_like(leaf: Any, n: int) -> Any:
+    """Return an empty tensor for n samples like this one; anything else as it is."""
     return leaf.new_empty((n, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf
 
 
-def _alike(one: Any, two: Any) -> bool:
+def _same_form(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         return one.shape[1:] == two.shape[1:]
     return bool(one == two)
@@ -169,7 +170,7 @@ def _alike(one: Any, two: Any) -> bool:
 def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
     """Return which rows of a classifier's output, or of confidences, are NaN, (n,).
 
-    None where there is nothing to look at: NaN may mean something in outputs of another form.
+    None if there is nothing to check: in outputs of other shapes NaN may have a meaning.
     """
     found = [score.isnan() for score in scores if score is not None]
     values = plain_output(output)
@@ -179,13 +180,13 @@ def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
 
 
 def refuse_broken(output: Any, row: int, exit_index: int, sample: int) -> None:
-    """Raise about a broken row of an exit's output."""
+    """Raise for a row of an exit whose output or confidence is NaN."""
     own = broken_rows(output)
     refuse_nan("output" if own is not None and own[row] else "confidence", exit_index, sample)
 
 
 def refuse_nan(what: str, exit_index: int, sample: int) -> None:
-    """Raise about what of a sample is NaN at an exit."""
+    """Raise for a sample whose output or confidence is NaN at an exit."""
     raise ValueError(
         f"The {what} of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
         " large numbers in its inputs, or run in a wider dtype."

@@ -1,13 +1,13 @@
-"""Road scenes with a class at every pixel: Cityscapes, GTA5 and CamVid, as they are published.
+"""Semantic segmentation data sets of road scenes: Cityscapes, GTA5 and CamVid, as published.
 
-Each is a data set of (image, label, id). To keep the groups, too, give its `collate` to the loader:
+Each yields (image, label, id). To keep the groups too, pass its `collate` to the loader:
 
     scenes = Cityscapes("cityscapes", "val")
     loader = DataLoader(scenes, batch_size=4, num_workers=4, collate_fn=scenes.collate)
     record = collect(model, loader, losses=["miou"], scores=["mean_top1"])
 
-Frames of one video depend on each other, and a guarantee that takes them for independent is too
-bold: records with groups test the means of groups. It takes many groups to certify anything.
+Frames of one video depend on each other, so a guarantee that assumes independent samples would not
+hold. Records with groups test the means of groups; it takes many groups to certify anything.
 """
 
 import io
@@ -50,7 +50,7 @@ CITYSCAPES_IDS = {
     "motorcycle": 32,
     "bicycle": 33,
 }
-"""Published label ids of the classes that count, in the order that networks answer in."""
+"""Published label ids of the evaluated classes, in the class order of networks."""
 
 CITYSCAPES_CLASSES = tuple(CITYSCAPES_IDS)
 CAMVID_CLASSES = (
@@ -68,14 +68,14 @@ CAMVID_CLASSES = (
 )
 
 N_LABEL_IDS = 35
-"""Cityscapes has the ids 0 to 33, GTA5 also 34 (its licence plates); all others are mistakes."""
+"""Cityscapes has the ids 0 to 33, GTA5 also 34 (its licence plates); all others are errors."""
 
 LARGEST_STRETCH = 0.05
-"""How much longer or shorter than its image's a label's sides may be."""
+"""Largest relative difference between the sides of a label and of its image."""
 
 
 class Scene(NamedTuple):
-    """Where one image and its label are."""
+    """Paths of one image and its label."""
 
     name: str
     image: str
@@ -84,24 +84,23 @@ class Scene(NamedTuple):
 
 
 class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
-    """Images with a class at every pixel; base of the data sets below.
+    """Base class of segmentation data sets: images with a class for every pixel.
 
-    An item is the image, (3, height, width), normalised by ImageNet's mean and deviation; the
-    label, (height, width), with class numbers and `swiftsure.losses.VOID`; and the id.
+    An item is the image, (3, height, width), normalised by ImageNet's mean and standard deviation;
+    the label, (height, width), with class numbers and `swiftsure.losses.VOID`; and the id.
 
     Parameters
     ----------
     root : path
         Folder or zip file with all the files.
     scenes : sequence of Scene
-        With paths inside the root.
+        With paths relative to the root.
     classes : sequence of str
     numbers : mapping
-        From numbers in label files to classes; those mapped to `VOID` count nowhere, and any that
-        are missing are refused.
+        Maps numbers in label files to classes. Those mapped to `VOID` are ignored; a number that
+        is not mapped is an error.
     size : (height, width), optional
-        What images are resized to (bilinearly), if the network wants it. Labels keep their size,
-        since losses are measured there.
+        Resize images to this (bilinearly). Labels keep their size, since losses are measured there.
 
     Attributes
     ----------
@@ -147,7 +146,7 @@ class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
         return _normalised(image), torch.from_numpy(self._classes_of(label, scene)), scene.name
 
     def collate(self, items: Sequence[tuple[Tensor, Tensor, str]]) -> dict[str, Any]:
-        """Return items as a batch for `collect`: inputs, labels, ids and, if known, groups."""
+        """Return items as a batch dict for `collect`: inputs, labels, ids and, if known, groups."""
         images, labels, names = zip(*items, strict=True)
         _refuse_unequal("images", images, names)
         _refuse_unequal("labels", labels, names)
@@ -157,7 +156,7 @@ class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
         return batch
 
     def _open(self, path: str) -> Image.Image:
-        """Read a file of the root; a zip is opened anew, since workers must not share it."""
+        """Return an image file; a zip is reopened each time, as workers must not share it."""
         try:
             if self.root.is_dir():
                 source: Any = self.root / path
@@ -171,7 +170,7 @@ class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
             raise ValueError(f"{self.root / path} is no readable image ({error}).") from None
 
     def _fitted(self, label: Image.Image, image: Image.Image, scene: Scene) -> Image.Image:
-        """Return the label at its image's size, if it was published at nearly that size."""
+        """Return the label at its image's size; raises if the sizes differ too much."""
         if label.size == image.size:
             return label
         stretches = [abs(a / b - 1) for a, b in zip(label.size, image.size, strict=True)]
@@ -203,15 +202,15 @@ class Cityscapes(RoadScenes):
     """Cityscapes: 19 classes, 2048 x 1024, groups by city and sequence.
 
     Reads `leftImg8bit/SPLIT/CITY/NAME_leftImg8bit.png` with
-    `gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png` or, where that is not there, `…_labelTrainIds.png`.
+    `gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png` or, if that is missing, `…_labelTrainIds.png`.
 
     Parameters
     ----------
     root : folder
     split : {"train", "val", "test"}
-        Labels of the test part are published empty: all its pixels are void.
+        Test labels are published empty: all their pixels are void.
     size : (height, width), optional
-        What images are resized to.
+        Resize images to this.
     """
 
     def __init__(
@@ -252,20 +251,20 @@ class Cityscapes(RoadScenes):
 
 
 class GTA5(RoadScenes):
-    """GTA5 (Playing for Data): game scenes with the 19 classes of Cityscapes; no groups are known.
+    """GTA5 (Playing for Data): game scenes with the 19 classes of Cityscapes; no known groups.
 
-    Reads `images/00001.png` with `labels/00001.png`, whose numbers are Cityscapes' label ids. Sizes
-    of images vary a little; batches of one image take them all. The labels of a few published
-    files differ in size from their images: up to 5 % they are resized to it (to the nearest
-    pixel), beyond that they are refused.
+    Reads `images/00001.png` with `labels/00001.png`, whose numbers are Cityscapes' label ids. Image
+    sizes vary a little, so use batches of one image or pass `size`. A few published labels differ
+    in size from their images: up to 5 % they are resized (nearest pixel), beyond that they are an
+    error.
 
     Parameters
     ----------
     root : folder
     names : iterable of str, optional
-        Of the images to take, such as "00001", in this order: a split. All by default.
+        Images to use, such as "00001", in this order; all by default.
     size : (height, width), optional
-        What images are resized to.
+        Resize images to this.
     """
 
     def __init__(
@@ -290,16 +289,16 @@ class CamVid(RoadScenes):
     """CamVid with SegNet's 11 classes, 480 x 360, groups by video.
 
     Reads a zip file, or a folder, of `images/NAME.jpg` (or png) with `labels/NAME.png`; a folder of
-    such zip files, one a split (`val.zip`); or SegNet's folders `val/NAME.png` and
+    such zip files, one per split (`val.zip`); or SegNet's folders `val/NAME.png` and
     `valannot/NAME.png`.
 
     Parameters
     ----------
     root : folder or zip file
     split : {"train", "val", "test"}
-        Where the root has several.
+        Used if the root has several splits.
     size : (height, width), optional
-        What images are resized to.
+        Resize images to this.
     """
 
     def __init__(
@@ -333,7 +332,7 @@ def _cityscapes_label(split: str, image: Path, kind: str) -> str:
 
 
 def _names_in(root: Path) -> list[str]:
-    """Return the files of a folder and its folders, or of a zip file, in order."""
+    """Return the sorted file paths in the subfolders of a folder, or in a zip file."""
     if root.is_dir():
         found = [path.relative_to(root).as_posix() for path in root.glob("*/*") if path.is_file()]
     elif zipfile.is_zipfile(root):
@@ -347,7 +346,7 @@ def _names_in(root: Path) -> list[str]:
 def _pairs(
     files: list[str], images: str, labels: str, root: Path
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the name of each image of a folder, with its path and its label's."""
+    """Yield (name, (image path, label path)) for each image of a folder."""
     known = set(files)
     found = [name for name in files if name.startswith(images) and name.endswith((".png", ".jpg"))]
     if not found:
@@ -377,6 +376,6 @@ def _refuse_unequal(what: str, tensors: Sequence[Tensor], names: Sequence[str]) 
 
 
 def _ranges(numbers: NDArray[np.int64]) -> str:
-    """Write ascending numbers, neighbours together: 0-33, 255."""
+    """Return ascending numbers as text, with runs as ranges: 0-33, 255."""
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)

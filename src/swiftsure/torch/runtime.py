@@ -1,4 +1,4 @@
-"""EarlyExit: runs a staged model under a policy, and really skips what is saved."""
+"""`EarlyExit`: runs a staged model under a policy and skips the stages after each exit."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -34,45 +34,46 @@ __all__ = ["EarlyExit"]
 
 
 class EarlyExit(nn.Module):
-    """A staged model under a policy.
+    """Runs a staged model under a policy.
 
-    At each exit that may fire, the samples that are confident enough leave, the rest is compacted,
-    and later stages run on what remains. Heads that no decision needs are not run.
+    At each exit that may fire, samples that are confident enough exit, and later stages run only
+    on the remaining ones. Heads that no decision needs are not run.
 
     Parameters
     ----------
     model : StagedModel
         In evaluation mode.
     policy : Policy
-        Made for this model. A policy that was made from arrays is bound to no model and accepted.
+        Made for this model. A policy made from arrays is not bound to a model and is accepted.
     score : str, optional
-        If given, must be the policy's: a reminder in code of what was certified.
+        If given, must equal the policy's score; documents in code what was certified.
     dtype : str, optional
-        Inference dtype ("bfloat16", "float16") to run under autocast; the policy's by default.
+        Autocast dtype ("bfloat16", "float16"); the policy's by default.
     compile : bool
-        Compile each stage with torch.compile, for any batch size: a few graphs a stage.
+        Compile each stage with torch.compile, for any batch size: a few graphs per stage.
     audit : float or Auditor, optional
-        Share of requests, chosen at random, that the full model answers too; results then carry
-        both as `audit`. A `Stream` of one's own is not audited: use `run`.
+        Share of requests, chosen at random, that the full model also answers; results then carry
+        both answers as `audit`. A `Stream` that you create is not audited: use `run`.
     monitor : Monitor, optional
-        Of a consistency risk that the policy promises, which audits are folded into.
+        Receives the audit losses. Must watch a consistency risk that the policy promises.
 
     Raises
     ------
     ValueError
         If the policy was made for another score, number of exits, model, temperatures or dtype, or
-        if the model, or a part of it, is in training mode. If the monitor is of something else than
-        the policy promises, or the policy was calibrated by groups: fold a mean a group yourself.
+        if the model, or a part of it, is in training mode. If the monitor watches something the
+        policy does not promise, or if the policy was calibrated by groups: then fold one mean per
+        group yourself.
 
     Warns
     -----
     UserWarning
-        Once, if it runs under an outer autocast of another dtype, which is ignored.
+        Once, if an outer autocast asks for another dtype. The outer autocast is ignored.
 
     Notes
     -----
-    On a GPU one host-device synchronisation remains at each exit that may fire: the number of
-    samples that go on decides the shapes of what follows. Several threads may share it.
+    On a GPU, each exit that may fire costs one host-device synchronisation, because the number of
+    remaining samples sets the shapes of the next stage. Several threads may share one instance.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class EarlyExit(nn.Module):
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
-        self._levels = binding.exit_thresholds(model.n_exits)
+        self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
         self.score = checks.known("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._warned = False
-        # Kept, since a walk through a deep model takes as long as some of its layers.
-        self._parts = list(model.modules()) if isinstance(model, nn.Module) else []
+        # Cached: walking the modules of a deep model takes as long as some of its layers.
+        self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
         self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
@@ -114,23 +115,23 @@ class EarlyExit(nn.Module):
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
     def forward(self, batch: Any) -> ExitOutput:
-        """Run a batch; results come in its order."""
+        """Run a batch and return its results in the same order."""
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
             return self.auditor.run(self, batch, self._run)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
-        """Run many batches and give their results in order, the faster way for the device.
+        """Run many batches and yield their results in order, in the way that suits the device.
 
-        On a GPU late stages run full batches, gathered from several (see `Stream`). On a CPU, where
-        small batches are nearly as efficient, each batch is compacted by itself.
+        On a GPU, late stages run full batches gathered from several (see `Stream`). On a CPU, where
+        small batches are nearly as efficient, each batch runs by itself.
 
         Parameters
         ----------
         batches : iterable
         batch_size : int, optional
-            How many samples a stage gathers on a GPU; the first batch's by default.
+            How many samples a stage gathers on a GPU; the size of the first batch by default.
         """
         from swiftsure.torch.stream import Stream
 
@@ -148,12 +149,12 @@ class EarlyExit(nn.Module):
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
-        """Run without gradients, in the dtype that the policy was made for, if all is ready."""
-        if any(part.training for part in self._parts):
+        """Disable gradients and set the policy's dtype, after checking mode and device."""
+        if any(part.training for part in self._submodules):
             refuse_training(self.model)
         device = device_of(batch)
         expected = None if self._anchor is None else self._anchor.device
-        if expected not in (None, device) and not _spans(self.model, device):
+        if expected not in (None, device) and not _has_parameter_on(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
             )
@@ -162,7 +163,7 @@ class EarlyExit(nn.Module):
             yield
 
     def _warn_of_autocast(self, device: torch.device) -> None:
-        """Warn once if an outer autocast asks for another dtype than the policy was made for."""
+        """Warn once if an outer autocast asks for a dtype other than the policy's."""
         if self._warned or not torch.is_autocast_enabled(device.type):
             return
         outer = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
@@ -177,12 +178,12 @@ class EarlyExit(nn.Module):
             )
 
     def stage(self, exit_index: int, state: Any) -> Any:
-        """Advance to an exit, compiled if so wished."""
+        """Return the state at an exit, from the one before; runs the compiled stage if any."""
         return self._stages[exit_index](state)
 
     def may_fire(self, exit_index: int) -> bool:
-        """Return whether some confidence can make a sample leave at this exit."""
-        level = self._levels[exit_index]
+        """Return whether any confidence can make a sample exit here."""
+        level = self._thresholds[exit_index]
         reachable = level < 1.0 if self.policy.strict else level <= 1.0
         return exit_index >= self.policy.min_exit and reachable
 
@@ -195,22 +196,22 @@ class EarlyExit(nn.Module):
     def part(
         self, exit_index: int, output: Any, ids: Tensor
     ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
-        """Return those who leave (None if nobody), rows that stay (None if none), all confidences.
+        """Return (samples that exit or None, rows that stay or None, all confidences).
 
-        This is the exit rule on tensors. A NaN counts as leaving: it must not run on unseen, and
-        whoever reads the results finds it among those who left.
+        This is the exit rule on tensors. A NaN confidence exits, so that it shows up in the results
+        instead of going on unnoticed.
         """
         scores = confidence(self.score, output)
-        level = self._levels[exit_index]
+        level = self._thresholds[exit_index]
         staying = scores <= level if self.policy.strict else scores < level
-        # The one synchronisation of an exit: how many leave decides what shapes follow.
+        # The only synchronisation of an exit: later shapes depend on how many samples stay.
         n_stay = int(staying.sum())
         if n_stay == len(scores):
             return None, None, scores
         values = plain_output(output)
         if n_stay == 0:
             return StreamResult(ids, owned(values), exit_index, scores), None, scores
-        order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
+        order = staying.logical_not().byte().argsort(stable=True)  # staying samples first
         stay, gone = order[:n_stay], order[n_stay:]
         left = StreamResult(ids[gone], rows_of(values, gone), exit_index, scores[gone])
         return left, stay, scores
@@ -245,23 +246,22 @@ class EarlyExit(nn.Module):
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
-            _ = found.outputs  # looks for NaN, which costs nothing to know at once here
+            _ = found.outputs  # checks for NaN now: nothing to wait for on a CPU
         return found
 
 
 def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:
-    """Compile one stage for any batch size: at most a graph for none, one and several samples."""
+    """Compile one stage for any batch size: at most one graph each for 0, 1 and more samples."""
 
     def stage(state: Any) -> Any:
         return advance(exit_index, state)
 
-    # PyTorch allows a code object a few graphs and then no longer compiles it: stages that shared
-    # one would use up each other's.
+    # PyTorch limits the number of graphs per code object, so each stage gets its own.
     stage.__code__ = stage.__code__.replace(co_name=f"stage_{exit_index + 1}")
     compiled = torch.compile(stage, dynamic=False)
 
     def run(state: Any) -> Any:
-        # The number of samples alone varies: free image sizes make slower graphs, or none at all.
+        # Only the batch axis is dynamic: dynamic image sizes give slower graphs, or none at all.
         for leaf in pytree.tree_leaves(state):
             if isinstance(leaf, Tensor) and leaf.ndim > 0:
                 torch._dynamo.maybe_mark_dynamic(leaf, 0)
@@ -270,8 +270,8 @@ def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Call
     return run
 
 
-def _spans(model: Any, device: torch.device) -> bool:
-    """Whether a model that lies on several devices has a part on this one."""
+def _has_parameter_on(model: Any, device: torch.device) -> bool:
+    """Return whether a model spread over several devices has a parameter on this one."""
     return any(parameter.device == device for parameter in model.parameters())
 
 

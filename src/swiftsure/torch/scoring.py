@@ -1,18 +1,18 @@
-"""Scores on tensors: the twins of `swiftsure.scores`, computed where the outputs are.
+"""Confidence scores on tensors: `swiftsure.scores`, computed on the device of the outputs.
 
-Classifiers, whose outputs are (n, n_classes), have "top1", "top_diff" and "entropy". Segmentation,
-whose outputs are maps of logits, (n, n_classes, height, width), has an aggregate of one of them
-over the pixels of an image: "mean_top1", "quantile_entropy", "patch_top_diff", and so on.
+Classifiers, with outputs (n, n_classes), have "top1", "top_diff" and "entropy". Segmentation, with
+logit maps (n, n_classes, height, width), has one of these aggregated over the pixels of an image:
+"mean_top1", "quantile_entropy", "patch_top_diff", and so on.
 
-A record must hold the confidences that the runtime will compute, so the scores of classifiers have
-one definition: temperature, softmax and score in float64, rounded to multiples of 2**-24, returned
-as float32. `ExitRecord.from_logits`, `collect` and `EarlyExit` then agree to the last bit, whatever
-the dtype of the logits. Scores of maps are computed in float32: records of maps come from `collect`
-only, which calls these same functions, and float64 would take 2 to 4 times as long on a CPU.
+A record must hold the confidences that the runtime will compute, so classifier scores have one
+definition: temperature, softmax and score in float64, rounded to multiples of 2**-24, returned as
+float32. `ExitRecord.from_logits`, `collect` and `EarlyExit` then agree to the last bit, whatever
+the dtype of the logits. Scores of logit maps are computed in float32: their records only come from
+`collect`, which calls these same functions, and float64 would take 2 to 4 times as long on a CPU.
 
-Images are scored at the resolution of the logits that the heads give, which is often a quarter of
-the image's: nothing is enlarged for a decision, here or in `collect`. A patch of 50 pixels is then
-200 wide in the image, where the paper means 50. For patches of another size let the head give
+Images are scored at the resolution of the heads' logits, often a quarter of the image's; neither
+the runtime nor `collect` enlarges logits for a decision. A patch of 50 pixels then spans 200 pixels
+of the image, where the paper means 50. For another patch size, let the head return
 `Scored(logits, patch(top1(logits), size))`, with these functions, and use the score "model".
 """
 
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 MODEL_SCORE = "model"
-"""Name of the confidence that a model gives itself."""
+"""Name of the score for confidences that the model computes itself."""
 
 Score = Callable[[Tensor, float], Tensor]
-"""From logits, (n, n_classes, ...), and a temperature to confidences."""
+"""Maps logits, (n, n_classes, ...), and a temperature to confidences."""
 
 Aggregate = Callable[[Tensor], Tensor]
-"""From the scores of pixels, (n, height, width), to those of images."""
+"""Maps scores of pixels, (n, height, width), to scores of images."""
 
 
 def top1(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -64,21 +64,21 @@ def top_diff(logits: Tensor, temperature: float = 1.0) -> Tensor:
     if logits.ndim == 2:
         two = p.topk(2, dim=1).values
         return _as_score(two[:, 0] - two[:, 1], logits)
-    # Selecting along any axis but the last is slow: rule out the first, and look once more.
+    # topk is slow on any axis but the last: mask the maximum and take the maximum again.
     first = p.max(dim=1, keepdim=True)
     second = p.scatter_(1, first.indices, -1.0).amax(dim=1)
     return first.values[:, 0] - second
 
 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return 1 minus the entropy over log(n_classes)."""
+    """Return 1 minus the entropy divided by log(n_classes)."""
     p = _probabilities(logits, temperature)
     spread = special.entr(p).sum(dim=1)  # 0 log 0 = 0, and NaN stays NaN
     return _as_score((1.0 - spread / math.log(logits.shape[1])).clamp(0.0, 1.0), logits)
 
 
 def _probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Return class probabilities: a classifier's in float64, those of maps in float32."""
+    """Return class probabilities, in float64 for classifiers and float32 for logit maps."""
     if logits.ndim == 2:
         # MPS has no float64.
         values = (logits.cpu() if logits.device.type == "mps" else logits).double()
@@ -88,7 +88,7 @@ def _probabilities(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _as_score(values: Tensor, logits: Tensor) -> Tensor:
-    """Return values as float32 where the logits are; a classifier's rounded as `STEPS` says."""
+    """Return values as float32 on the logits' device, rounded by `STEPS` for classifiers."""
     if logits.ndim != 2:
         return values
     return ((values * STEPS + SHIFT).floor() / STEPS).float().to(logits.device)
@@ -104,25 +104,25 @@ def quantile(pixels: Tensor, q: float = 0.25) -> Tensor:
     flat = pixels.flatten(1)
     place = q * (flat.shape[1] - 1)
     below = math.floor(place)
-    low, high = _ordered(flat, [below, math.ceil(place)])
+    low, high = _order_statistics(flat, [below, math.ceil(place)])
     found = low + (place - below) * (high - low)
-    # In order NaN comes last, where no quantile would see it.
+    # Sorting puts NaN last, where the quantile would miss it.
     return torch.where(flat.sum(dim=1).isnan(), torch.nan, found)
 
 
-def _ordered(values: Tensor, places: list[int]) -> list[Tensor]:
-    """Return what stands at some places of each row once it is in order.
+def _order_statistics(values: Tensor, places: list[int]) -> list[Tensor]:
+    """Return the order statistics of each row at some 0-based ranks.
 
-    `torch.quantile` would do, but for large images, which it refuses.
+    Replaces `torch.quantile`, which refuses large images.
     """
-    if values.device.type == "cpu":  # where selecting is ten times as fast as sorting
+    if values.device.type == "cpu":  # kthvalue is ten times as fast as sorting on a CPU
         return [values.kthvalue(place + 1, dim=1).values for place in places]
     ordered = values.sort(dim=1).values
     return [ordered[:, place] for place in places]
 
 
 def patch(pixels: Tensor, size: int = 50) -> Tensor:
-    """Return the smallest mean over all patches of an image, which are cut to it if larger."""
+    """Return the smallest mean over all patches of an image; patches are at most its size."""
     checks.count("size", size)
     height, width = (min(size, side) for side in pixels.shape[1:])
     sums = _window_sums(_window_sums(pixels, height, 1), width, 2)
@@ -130,10 +130,10 @@ def patch(pixels: Tensor, size: int = 50) -> Tensor:
 
 
 def _window_sums(values: Tensor, size: int, dim: int) -> Tensor:
-    """Return the sums of all windows along an axis, put together from windows of 1, 2, 4 and so on.
+    """Return the sums of all windows along an axis, built from windows of 1, 2, 4 and so on.
 
-    At most 2 log2(size) additions a place, which stay exact in float32; a table of running sums
-    would subtract large numbers from each other.
+    Takes at most 2 log2(size) additions per place, which stay exact in float32. Differences of
+    running sums would subtract large numbers from each other.
     """
     n_windows = values.shape[dim] - size + 1
     block, width, covered = values, 1, 0
@@ -155,26 +155,26 @@ def _image_score(aggregate: Aggregate, score: Score) -> Score:
 
 
 CLASS_SCORES: dict[str, Score] = {"top1": top1, "top_diff": top_diff, "entropy": entropy}
-"""Scores of classifiers, by name."""
+"""Classifier scores by name."""
 
 AGGREGATES: dict[str, Aggregate] = {"mean": mean, "quantile": quantile, "patch": patch}
-"""From the pixels' scores to the image's, by name."""
+"""Aggregates of pixel scores by name."""
 
 IMAGE_SCORES: dict[str, Score] = {
     f"{aggregate}_{score}": _image_score(AGGREGATES[aggregate], CLASS_SCORES[score])
     for aggregate, score in product(AGGREGATES, CLASS_SCORES)
 }
-"""Scores of maps of logits, by name."""
+"""Scores of logit maps by name."""
 
 SCORES: dict[str, Score] = {**CLASS_SCORES, **IMAGE_SCORES}
-"""All scores that policies name, but for the model's own."""
+"""All scores that a policy can name, except the model's own."""
 
 
 def confidence(name: str, output: Any) -> Tensor:
-    """Return the confidence of each sample, (n,) in float32, by the score's name.
+    """Return the confidence of each sample, (n,) in float32, under a named score.
 
-    The temperature of a `Tempered` output is applied here, to the logits as the head gave them: the
-    divided ones are rounded to their dtype.
+    The temperature of a `Tempered` output is applied here, to the original logits: its divided
+    logits are already rounded to their dtype.
     """
     temperature = 1.0
     if isinstance(output, Tempered):
@@ -190,7 +190,7 @@ def confidence(name: str, output: Any) -> Tensor:
     if not isinstance(values, Tensor) or values.ndim != ndim:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"`score` {name!r} needs outputs of shape {form}, but got {shape}; {_way_out(values)}."
+            f"`score` {name!r} needs outputs of shape {form}, but got {shape}; {_advice(values)}."
         )
     return measure(values, temperature)
 
@@ -209,8 +209,8 @@ def _own_confidence(output: Any) -> Tensor:
     return output.confidence.float()
 
 
-def _way_out(values: Any) -> str:
-    """Say which scores suit outputs of this form."""
+def _advice(values: Any) -> str:
+    """Return which scores suit outputs of this shape, for an error message."""
     ndim = values.ndim if isinstance(values, Tensor) else 0
     if ndim == 4:
         return f"maps of logits have {', '.join(IMAGE_SCORES)}"

@@ -1,15 +1,13 @@
-"""Losses of segmentation on tensors: maps of logits, compared at the size of the labels.
+"""Segmentation losses on tensors: logit maps, compared at the size of the labels.
 
-Heads may give logits at a lower resolution than the labels'. They are enlarged (bilinearly, as
-published segmentation networks are tested) a strip of the image at a time, so that no exit's logits
-are ever held in full size. All losses of a batch come from one walk over the strips.
+Heads may return logits at a lower resolution than the labels. They are enlarged (bilinearly, as
+published segmentation networks are tested) one strip of the image at a time, so that no exit's
+logits are ever held at full size. All losses of a batch come from one pass over the strips.
 
-What is compared, and where:
-
-| risk | compared with | size | void pixels |
+| risk | compared with | at the size of | void pixels |
 |---|---|---|---|
-| gap | labels | the labels' | left out, of label and prediction |
-| consistency | the last exit | the labels'; without labels the input images' | counted, as all |
+| gap | labels | the labels | left out of both label and prediction |
+| consistency | the last exit | the labels; without labels, the input images | counted |
 """
 
 import math
@@ -34,7 +32,7 @@ __all__ = [
 ]
 
 N_STRIPS = 8
-"""Of an image: four tensors of a strip's size, or less, are alive at once."""
+"""Strips per image; at most four tensors of a strip's size are alive at once."""
 
 NAMES = ("miou", "miscoverage", "pixel_brier")
 
@@ -45,16 +43,16 @@ def image_losses(
     size: tuple[int, int] | None = None,
     names: Sequence[str] = NAMES,
 ) -> dict[str, Tensor]:
-    """Return losses of images at all exits, (n, n_exits) each, in one walk over their pixels.
+    """Return losses of images at all exits, (n, n_exits) each, from one pass over their pixels.
 
     Parameters
     ----------
-    outputs : maps of logits of all exits, (n, n_classes, height, width) each
+    outputs : logit maps of all exits, (n, n_classes, height, width) each
     labels : (n, height, width), optional
         Class numbers of the pixels; negative ones and `swiftsure.losses.VOID` are void.
     size : (height, width), optional
-        Where to compare if there are no labels; the logits' own by default.
-    names : of losses
+        Size to compare at if there are no labels; that of the logits by default.
+    names : names of losses
 
     Returns
     -------
@@ -81,7 +79,7 @@ def image_losses(
             _compare_exits(tallies["inconsistencies"], k, strip, full)
             if truth is not None:
                 _compare_labels(tallies["losses"], k, strip, truth[:, rows])
-            del strip  # before the next is computed
+            del strip  # free it before computing the next
         del full
     return {
         f"{kind}/{name}": getattr(tally, name)()
@@ -91,14 +89,14 @@ def image_losses(
 
 
 def image_size(inputs: Any) -> tuple[int, int] | None:
-    """Return height and width of the images that go in, if that is what goes in."""
+    """Return (height, width) of the input images; None if the inputs are not images."""
     if isinstance(inputs, Tensor) and inputs.ndim == 4:
         return inputs.shape[2], inputs.shape[3]
     return None
 
 
 def logit_maps(outputs: Sequence[Any]) -> list[Tensor]:
-    """Return outputs of all exits if they are maps of logits, all of one shape."""
+    """Return the outputs of all exits; raises unless they are logit maps of one shape."""
     forms = [
         tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         for output in outputs
@@ -114,7 +112,7 @@ def logit_maps(outputs: Sequence[Any]) -> list[Tensor]:
 def pixel_classes(
     labels: Tensor, n: int, n_classes: int, ids: Sequence[Any] | None = None
 ) -> Tensor:
-    """Return the classes of the pixels of n images, -1 for void; `ids` are for errors."""
+    """Return the classes of the pixels of n images, -1 for void; `ids` name samples in errors."""
     if labels.ndim != 3 or len(labels) != n or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be whole numbers of shape ({n}, height, width), but got {labels.dtype}"
@@ -135,14 +133,14 @@ def pixel_classes(
 
 
 def labelled_rows(outputs: Sequence[Any], labels: Tensor, ids: Sequence[Any]) -> Tensor | None:
-    """Return which images have a labelled pixel; None if all have."""
+    """Return the indices of images with a labelled pixel; None if all have one."""
     n, n_classes = logit_maps(outputs)[0].shape[:2]
     labelled = (pixel_classes(labels, n, n_classes, ids) >= 0).flatten(1).any(dim=1)
     return None if labelled.all() else labelled.nonzero()[:, 0]
 
 
 class Enlarged:
-    """Maps of logits at another size, of which no more is computed than is asked for.
+    """Logit maps resized on demand, some rows at a time.
 
     Parameters
     ----------
@@ -161,9 +159,9 @@ class Enlarged:
         self._share = (place - self._above)[:, None]
 
     def rows(self, index: int, rows: slice) -> Tensor:
-        """Return some rows of one of the maps, in float32.
+        """Return some rows of one resized map, in float32.
 
-        They are those of `interpolate(logits, size, mode="bilinear", align_corners=False)`.
+        They equal those of `interpolate(logits, size, mode="bilinear", align_corners=False)`.
         """
         logits = self.maps[index]
         height, width = self.size
@@ -195,26 +193,26 @@ def _refuse_unlabelled(truth: Tensor) -> None:
 
 
 class _Strip:
-    """What losses need of a strip of all images at one exit; the logits are not kept."""
+    """Predictions and probabilities of one strip at one exit, as losses need; drops the logits."""
 
     def __init__(self, logits: Tensor, names: Sequence[str]) -> None:
         kinds = {LOSSES[name].of for name in names}
         self.predictions = self.probabilities = None
         if "prediction" in kinds:
-            self.predictions = logits.max(dim=1).indices  # in half the time of `argmax`, on a CPU
+            self.predictions = logits.max(dim=1).indices  # twice as fast as argmax on a CPU
         if "distribution" in kinds:
             self.probabilities = logits.softmax(dim=1)
 
 
 class _Tally:
-    """What all losses of images follow from, added up over strips."""
+    """Confusion counts and distances, summed over strips, from which all losses follow."""
 
     def __init__(self, maps: list[Tensor], n_pixels: int | Tensor) -> None:
         n, n_classes = maps[0].shape[:2]
         device = maps[0].device
         self.wide = torch.float32 if device.type == "mps" else torch.float64
         counts = torch.as_tensor(n_pixels, device=device)
-        self.n_pixels = counts.expand(n)[:, None].to(self.wide)  # that count, of each image
+        self.n_pixels = counts.expand(n)[:, None].to(self.wide)  # per image, without void
         self.distances = torch.zeros((n, len(maps)), dtype=self.wide, device=device)
         shape = (n, len(maps), n_classes, n_classes)
         self.confusions = torch.zeros(shape, dtype=torch.long, device=device)
@@ -223,7 +221,7 @@ class _Tally:
         self.distances[:, exit_index] += distances.sum(dim=(1, 2), dtype=self.wide)
 
     def add_predictions(self, exit_index: int, found: Tensor, truth: Tensor) -> None:
-        """Count pixels by image, true class and predicted class; void is a row of its own."""
+        """Count pixels by image, true class and predicted class; void pixels are dropped."""
         n, n_classes = len(found), self.confusions.shape[2]
         image = torch.arange(n, device=found.device)[:, None, None] * (n_classes + 1)
         pairs = (truth + (image + 1)).mul_(n_classes).add_(found)

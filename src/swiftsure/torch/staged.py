@@ -1,10 +1,10 @@
-"""The staged protocol: a model that can stop, and what it takes to satisfy it.
+"""The staged protocol: the four methods of a model that can stop at an exit.
 
-| call | gives |
+| call | returns |
 |---|---|
 | `begin(batch)` | the state before the first exit |
 | `advance(k, state)` | the state at exit k, from the one before it |
-| `head(k, state)` | the output of exit k; asked for only where a decision needs it |
+| `head(k, state)` | the output of exit k; called only where a decision needs it |
 | `select(state, index)` | the state of some of the samples |
 
 A state is any nesting of tuples, lists and dicts of tensors; every tensor has the batch first.
@@ -43,7 +43,7 @@ FROM_ARRAYS = " (torch.from_numpy makes one of an array)"
 
 @runtime_checkable
 class StagedModel(Protocol):
-    """What the runtime needs of a model."""
+    """The methods that the runtime needs from a model."""
 
     n_exits: int
 
@@ -61,26 +61,26 @@ class StagedModel(Protocol):
 
 
 class Scored(NamedTuple):
-    """An exit's output with the model's own confidence, (n,), in [0, 1]; its score is "model"."""
+    """An exit's output with the model's own confidence, (n,) in [0, 1], used by score "model"."""
 
     output: Any
     confidence: Tensor
 
 
 class Tempered(NamedTuple):
-    """An exit's output at a temperature other than 1, and what confidences are computed from."""
+    """An exit's output at a temperature other than 1, with the original for confidences."""
 
     given: Any
-    """What the head gave: logits, or `Scored`."""
+    """What the head returned: logits, or `Scored`."""
     output: Tensor
-    """Its logits, divided by the temperature."""
+    """The logits divided by the temperature."""
     temperature: float
 
 
 class Staged(nn.Module):
-    """Base of staged models: `select` for any nesting of tensors, and `forward` through all exits.
+    """Base class of staged models, with `select` for nested tensors and a `forward` over all exits.
 
-    A subclass sets `n_exits` and writes `begin`, `advance` and `head`.
+    A subclass sets `n_exits` and defines `begin`, `advance` and `head`.
     """
 
     n_exits: int
@@ -88,7 +88,7 @@ class Staged(nn.Module):
     head: Callable[[int, Any], Any]
 
     def begin(self, batch: Any) -> Any:
-        """Return the state before the first exit: by default the batch itself."""
+        """Return the state before the first exit; by default the batch itself."""
         return batch
 
     def select(self, state: Any, index: Tensor) -> Any:
@@ -117,7 +117,7 @@ class Staged(nn.Module):
 
 
 class SequentialStaged(Staged):
-    """Stages in a row, with a head after each."""
+    """A sequence of stages with a head after each."""
 
     def __init__(self, stages: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -154,14 +154,14 @@ def exit_outputs(
     for k in range(model.n_exits):
         state = model.advance(k, state)
         output = exit_output(model, k, state, n, 1.0 if temperatures is None else temperatures[k])
-        # A head may hand out its state, and the next stage write over it.
+        # A head may return its state, which the next stage may overwrite.
         yield output if k == last else pytree.tree_map_only(Tensor, torch.clone, output)
 
 
 def exit_output(
     model: StagedModel, exit_index: int, state: Any, n: int, temperature: float = 1.0
 ) -> Any:
-    """Return what an exit gives for n samples, `Tempered` if the temperature is not 1."""
+    """Return an exit's output for n samples, `Tempered` if the temperature is not 1."""
     output = model.head(exit_index, state)
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
@@ -177,16 +177,16 @@ def exit_output(
             "`temperatures` need exits that give one tensor of logits, but exit"
             f" {exit_index + 1} gives {type(logits).__name__}."
         )
-    return Tempered(output, _divided(logits, temperature), temperature)
+    return Tempered(output, _divide(logits, temperature), temperature)
 
 
-def _divided(logits: Tensor, temperature: float) -> Tensor:
-    """Return logits divided by a temperature, in float32 or wider, with the same largest class."""
+def _divide(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits divided by a temperature, in float32 or wider, with the same argmax."""
     divided = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     if logits.ndim != 2:
         return divided
-    # Rounding can make the largest logits equal, and argmax would then take the first of them:
-    # another prediction than without a temperature, and than a record of the logits has.
+    # Rounding can tie the largest logits. Argmax would then take the first, which may differ from
+    # the prediction without a temperature and from the one in a record of the logits.
     top = logits.argmax(dim=1, keepdim=True)
     largest = divided.gather(1, top)
     raised = largest.nextafter(torch.full_like(largest, torch.inf))
@@ -195,22 +195,22 @@ def _divided(logits: Tensor, temperature: float) -> Tensor:
 
 
 def plain_output(output: Any) -> Any:
-    """Return an output alone: without the model's own confidence, after its temperature."""
+    """Return the output inside `Scored` or `Tempered`; anything else as it is."""
     return output.output if isinstance(output, Scored | Tempered) else output
 
 
 def rows_of(tree: Any, index: Tensor) -> Any:
-    """Return some rows of every tensor in a nesting of them."""
+    """Return some rows of every tensor in a nested structure."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, index), tree)
 
 
 def shapes_of(tree: Any) -> Any:
-    """Return a nesting with the shape of a sample in place of every tensor."""
+    """Return a nested structure with every tensor replaced by its shape per sample."""
     return pytree.tree_map_only(Tensor, lambda leaf: tuple(leaf.shape[1:]), tree)
 
 
 def batch_size(tree: Any) -> int:
-    """Return the length of the first axis of the first tensor in a nesting."""
+    """Return the length of the first axis of the first tensor in a nested structure."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.ndim > 0:
             return leaf.shape[0]
@@ -221,7 +221,7 @@ def batch_size(tree: Any) -> int:
 
 
 def device_of(tree: Any) -> torch.device:
-    """Return the device of the first tensor in a nesting."""
+    """Return the device of the first tensor in a nested structure."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor):
             return leaf.device
@@ -232,7 +232,7 @@ def device_of(tree: Any) -> torch.device:
 
 
 def refuse_unstaged(model: Any, *, selects: bool = True, fewest: int = 2) -> None:
-    """Raise if a model is not staged; one that always runs in full need not select."""
+    """Raise if a model is not staged; `select` is only needed for early exits."""
     for name in ("begin", "advance", "head", *(["select"] if selects else [])):
         if not callable(getattr(model, name, None)):
             raise TypeError(
@@ -243,10 +243,10 @@ def refuse_unstaged(model: Any, *, selects: bool = True, fewest: int = 2) -> Non
 
 
 def check(model: StagedModel, batch: Any) -> None:
-    """Run a batch through a staged model and say what is wrong with it, if anything is.
+    """Run a batch through a staged model and raise if the model breaks the protocol.
 
-    Looks for a missing method, states without the batch axis, samples that depend on others of
-    their batch, `select` that changes results, and outputs whose shapes differ between exits.
+    Checks for missing methods, states without the batch axis, samples that depend on others in
+    their batch, a `select` that changes results, and outputs whose shapes differ between exits.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def check(model: StagedModel, batch: Any) -> None:
     Raises
     ------
     TypeError, ValueError
-        With what to mend.
+        The message says what to fix.
     """
     refuse_unstaged(model)
     refuse_training(model)
@@ -326,7 +326,7 @@ def _check_same(got: Any, expected: Any, what: str, why: str) -> None:
             continue
         if one.shape != two.shape:
             raise ValueError(f"{what} ({tuple(one.shape)}, not {tuple(two.shape)}): {why}.")
-        # Matrix products round differently in batches of another size, half precision the more.
+        # Matrix products round differently at other batch sizes, more so in half precision.
         loose = 10 * torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
         a, b = one.double(), two.double()
         near = torch.isclose(a, b, rtol=max(1e-3, loose), atol=max(1e-4, loose), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Stream: gathers the survivors of successive batches, so that late stages run full batches."""
+"""`Stream`: gathers the remaining samples of several batches so that late stages run full ones."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,11 +19,11 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """A scheduler for offline throughput and for serving.
+    """Runs late stages on full batches, for offline throughput and for serving.
 
-    Samples that go on after an exit wait before the next stage until `batch_size` of them are
-    there. At most `2 · batch_size` samples wait before any stage, so memory is bounded; and none
-    waits while more than `max_wait` further batches are pushed, so waiting is bounded too.
+    Samples that do not exit wait before the next stage until there are `batch_size` of them. At
+    most `2 · batch_size` samples wait before any stage, so memory is bounded. No sample waits for
+    more than `max_wait` further pushes, so waiting is bounded too.
 
     Parameters
     ----------
@@ -31,12 +31,11 @@ class Stream:
     batch_size : int
         How many samples a stage runs at once.
     max_wait : int
-        After how many further pushes a stage runs what it has.
+        After how many further pushes a stage runs a batch that is not full.
 
     Notes
     -----
-    A stream is for one thread at a time; threads may share the `EarlyExit`, each with a stream of
-    its own.
+    A stream is not thread-safe. Threads may share the `EarlyExit`, each with its own stream.
 
     Examples
     --------
@@ -50,40 +49,40 @@ class Stream:
         self.batch_size = checks.count("batch_size", batch_size)
         self.max_wait = checks.count("max_wait", max_wait)
         self.pushed = 0
-        self._ticks = 0
-        self._waiting: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
+        self._n_pushes = 0
+        self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
 
     def push(self, batch: Any) -> list[StreamResult]:
-        """Take a batch and return whoever left meanwhile, of this batch or of earlier ones."""
+        """Add a batch and return the samples that exited, from this batch or earlier ones."""
         n = batch_size(batch)
         results: list[StreamResult] = []
         with self.fast.context(batch):
-            self._ticks += 1
+            self._n_pushes += 1
             if n > 0:
                 ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
                 self.pushed += n
-                self._waiting[0].append(_Group(ids, self.fast.model.begin(batch), self._ticks))
-            for k in range(len(self._waiting)):
+                self._queues[0].append(_Group(ids, self.fast.model.begin(batch), self._n_pushes))
+            for k in range(len(self._queues)):
                 self._drain(k, results)
         return results
 
     def flush(self) -> list[StreamResult]:
-        """Run whatever still waits, and return it."""
+        """Run all waiting samples and return their results."""
         results: list[StreamResult] = []
-        first = next((group for line in self._waiting for group in line), None)
+        first = next((group for queue in self._queues for group in queue), None)
         if first is not None:
             with self.fast.context(first.state):
-                for k in range(len(self._waiting)):
+                for k in range(len(self._queues)):
                     self._drain(k, results, everything=True)
         return results
 
     @property
     def in_flight(self) -> int:
-        """Number of samples that have not left yet."""
-        return sum(len(group.ids) for line in self._waiting for group in line)
+        """Number of samples that have not exited yet."""
+        return sum(len(group.ids) for queue in self._queues for group in queue)
 
     def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
-        """Run batches: `StreamResult`s as they come, or an `ExitOutput` a batch in its order."""
+        """Yield `StreamResult`s as they come or, if `ordered`, one `ExitOutput` per batch."""
         if not ordered:
             for batch in batches:
                 yield from self.push(batch)
@@ -97,7 +96,7 @@ class Stream:
         order = _BatchOrder()
         for batch in batches:
             open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
-            if open_.n == 0:  # nobody will leave, and the form of its outputs is still wanted
+            if open_.n == 0:  # run it anyway, for the shapes of its outputs
                 out = self.fast(batch)
                 open_.put(StreamResult(out.exits, out.raw, 0))
             order.open.append(open_)
@@ -105,19 +104,19 @@ class Stream:
         yield from order.complete(self.flush())
 
     def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
-        """Run stage k while it has a full batch, or samples that have waited long enough."""
-        line = self._waiting[k]
-        while line:
-            count = sum(len(group.ids) for group in line)
-            overdue = self._ticks - line[0].since >= self.max_wait
+        """Run stage k while it has a full batch or samples that waited too long."""
+        queue = self._queues[k]
+        while queue:
+            count = sum(len(group.ids) for group in queue)
+            overdue = self._n_pushes - queue[0].since >= self.max_wait
             if not (k == 0 or everything or overdue or count >= self.batch_size):
                 break
-            self._step(k, _taken(line, self.batch_size), results)
-            if k + 1 < len(self._waiting):
-                self._drain(k + 1, results)  # at once, so that no line grows long
+            self._step(k, _take(queue, self.batch_size), results)
+            if k + 1 < len(self._queues):
+                self._drain(k + 1, results)  # at once, so that no queue grows long
 
     def _step(self, k: int, group: "_Group", results: list[StreamResult]) -> None:
-        """Run one stage, let go who leaves, and queue the rest for the next."""
+        """Run one stage, collect the samples that exit, and queue the rest for the next stage."""
         fast, last = self.fast, self.fast.model.n_exits - 1
         ids, state = group.ids, fast.stage(k, group.state)
         if k == last:
@@ -132,7 +131,7 @@ class Stream:
                 if stay is None:
                     return
                 ids, state = ids[stay], fast.model.select(state, stay)
-        self._waiting[k + 1].append(_Group(ids, state, group.since))
+        self._queues[k + 1].append(_Group(ids, state, group.since))
 
 
 @dataclass(frozen=True)
@@ -142,16 +141,16 @@ class _Group:
     since: int
 
 
-def _taken(line: deque[_Group], size: int) -> _Group:
-    """Take up to `size` samples from the head of a line, as one group."""
+def _take(queue: deque[_Group], size: int) -> _Group:
+    """Remove up to `size` samples from the head of a queue and return them as one group."""
     parts, count = [], 0
-    while line and count < size:
-        group = line.popleft()
+    while queue and count < size:
+        group = queue.popleft()
         room = size - count
         if len(group.ids) > room:
             index = torch.arange(len(group.ids), device=device_of(group.state))
             rest = _Group(group.ids[room:], rows_of(group.state, index[room:]), group.since)
-            line.appendleft(rest)
+            queue.appendleft(rest)
             group = _Group(group.ids[:room], rows_of(group.state, index[:room]), group.since)
         parts.append(group)
         count += len(group.ids)
@@ -167,14 +166,14 @@ def _taken(line: deque[_Group], size: int) -> _Group:
 
 
 class _BatchOrder:
-    """Puts results back into batches, in the order in which these came."""
+    """Reassembles results into the original batches, in order."""
 
     def __init__(self) -> None:
         self.open: deque[Gathered] = deque()
 
     def complete(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
         for result in results:
-            ids = result.ids.cpu().numpy()  # ascending, since lines keep the order of samples
+            ids = result.ids.cpu().numpy()  # ascending: queues keep the order of samples
             for batch in self.open:
                 first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
                 if first < stop:

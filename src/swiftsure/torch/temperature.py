@@ -1,4 +1,4 @@
-"""Per-exit temperature scaling: early exits are overconfident; a number each mends most of it."""
+"""Temperature scaling per exit: corrects most of the overconfidence of early exits."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,10 +20,10 @@ __all__ = ["fit_temperatures"]
 def fit_temperatures(
     model: StagedModel, loader: Iterable[Any], *, limits: tuple[float, float] = (0.05, 20.0)
 ) -> tuple[float, ...]:
-    """Return the temperature of each exit that makes its probabilities most likely.
+    """Return the temperature of each exit that maximises the likelihood of the labels.
 
-    The data must be disjoint from the calibration's, or the guarantee is void; a part of the
-    validation data will do. Pass the result to `collect(temperatures=...)`: the policy carries it,
+    The data must be disjoint from the calibration data, or the guarantee is void; part of the
+    validation data will do. Pass the result to `collect(temperatures=...)`: the policy stores it,
     and `EarlyExit` applies it.
 
     Parameters
@@ -31,15 +31,15 @@ def fit_temperatures(
     model : StagedModel
         A classifier in evaluation mode.
     loader : iterable
-        Of batches with labels, as `collect` takes them; negative labels are missing ones. A few
+        Yields batches with labels, as for `collect`; negative labels are missing. Use a few
         thousand samples: their logits are held in memory.
     limits : (low, high)
-        Where to look.
+        Range of the search.
 
     Returns
     -------
     temperatures : (n_exits,)
-        To divide logits by.
+        Divisors of the logits.
     """
     refuse_unstaged(model, selects=False)
     refuse_training(model)
@@ -72,7 +72,7 @@ def fit_temperatures(
 
 
 def _fit(logits: Tensor, labels: Tensor, low: float, high: float) -> float:
-    """Minimise the negative log-likelihood over the logarithm of the temperature."""
+    """Return the temperature with the smallest negative log-likelihood, searched on a log scale."""
 
     def nll(log_temperature: float) -> float:
         scaled = logits / float(np.exp(log_temperature))

@@ -1,4 +1,4 @@
-"""Published early-exit networks as staged models; each loads the weights its authors released."""
+"""Published early-exit networks as staged models, which load their authors' weights."""
 
 from swiftsure.torch.models.adp_c import ADPC
 from swiftsure.torch.models.dvit import DViT

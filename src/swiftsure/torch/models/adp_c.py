@@ -1,11 +1,11 @@
-"""ADP-C: semantic segmentation that leaves alone the pixels an earlier exit was sure about.
+"""ADP-C: semantic segmentation that keeps the pixels that an earlier exit was confident about.
 
 Liu et al., *Anytime Dense Prediction with Confidence Adaptivity* (ICLR 2022), as published in
-PyTorch by liuzhuang13/anytime. Submodules carry the published names, so that published weights load
-as they are.
+PyTorch by liuzhuang13/anytime. Submodules keep the published names, so that published weights load
+unchanged.
 
-The state is the maps of the branches, finest first. With masking it is the logits, too: later
-stages compute the pixels that the exit before was unsure about, and keep its answer for the others.
+The state holds the maps of the branches, finest first. With masking it also holds the logits: later
+stages update the pixels that the previous exit was unsure about, and keep its answer elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +40,10 @@ N_STAGES = 4
 STEM_WIDTH = 64
 HEADS = ("exit1", "exit2", "exit3", "last_layer")
 SIDE_STEP = 32
-"""Redesigned heads halve maps, themselves a quarter of the image, up to three times."""
+"""Image sides must be multiples: redesigned heads halve quarter-size maps up to three times."""
 
 HEAD_KINDS = {"flex": "redesigned", "original": "original"}
-"""Published names of kinds of heads, and ours."""
+"""Maps published names of head kinds to ours."""
 
 PUBLISHED = (
     "stages",
@@ -55,16 +55,16 @@ PUBLISHED = (
 )
 
 FIXED = {"mask_criterion": "conf_thre", "stem_channels": STEM_WIDTH, "n_exits": N_STAGES}
-"""Published hyperparameters that may be left out, and the only value that they have here."""
+"""Published hyperparameters that may be left out, with the only supported value."""
 
 DERIVED = ("n_params", "n_keys", "head_input_channels", "checkpoint_link")
-"""What published configurations tell beside; it follows from the rest."""
+"""Entries of published configurations that follow from the others and are ignored."""
 
 
 class ADPC(Staged):
     """An HRNet for segmentation with an exit after each of its four stages.
 
-    Exits give logits, (n, n_classes, height, width), at a quarter of the images' resolution. The
+    Exits return logits, (n, n_classes, height, width), at a quarter of the images' resolution. The
     defaults are the network published as W18; W48 has `widths` (48, 96, 192, 384), `n_modules` (1,
     4, 3), `n_blocks` (4, 4, 4, 4) and `head_width` 128.
 
@@ -72,37 +72,37 @@ class ADPC(Staged):
     ----------
     n_classes : int
     first_width : int
-        Of the bottlenecks of the first stage, which gives four times as many channels.
+        Width of the bottlenecks of the first stage, which outputs four times as many channels.
     widths : sequence of int
         Channels of the four branches, finest first; stages 2, 3 and 4 have the first two, three and
         four of them.
     n_modules : sequence of int
-        Modules of stages 2, 3 and 4; branches exchange features at the end of each.
+        Modules in stages 2, 3 and 4; branches exchange features at the end of each.
     n_blocks : sequence
-        Blocks of each of the four stages; those of the last three are on every branch of every
-        module. In place of a number, a sequence with one for each branch.
+        Blocks in each of the four stages; in the last three, on every branch of every module.
+        Instead of a number, an entry may be a sequence with one number per branch.
     heads : {"redesigned", "original"}
-        Of the first three exits: pooling before 1 x 1 convolutions and enlarging after, for which
-        sides of images must be multiples of 32; or two 1 x 1 convolutions, for images of any size,
-        which the last exit always has.
+        Heads of the first three exits. "redesigned": pooling, 1 x 1 convolutions and upsampling;
+        image sides must be multiples of 32. "original": two 1 x 1 convolutions, for images of any
+        size. The last exit always has the original head.
     head_width : int, optional
         Channels of redesigned heads.
     masked : bool
-        Whether the network is made for masking: convolutions after the first exit then have two
-        more entries each in the state dict.
+        Whether the network supports masking: each convolution after the first exit then has two
+        more entries in the state dict.
     threshold : float
-        Masking: pixels whose largest class probability at an exit exceeds it keep their logits at
-        all later exits. 1 or more: no masking, and exits do not depend on each other. It may be set
-        at any time, and is part of the network's fingerprint, since answers depend on it.
+        Pixels whose largest class probability at an exit exceeds this keep their logits at all
+        later exits. 1 or more: no masking, and exits do not depend on each other. It may be set at
+        any time, and is part of the network's fingerprint, since outputs depend on it.
     confidence : callable, optional
-        From logits to the confidence of each image, (n,) in [0, 1]. If given, exits give `Scored`,
-        to be run with the score "model".
+        Maps logits to the confidence of each image, (n,) in [0, 1]. If given, exits return
+        `Scored`, for the score "model".
 
     Notes
     -----
-    With masking, later stages need the logits of exits before: `advance` computes them, and `head`
-    hands them out. Without, a head runs only when asked for. Either way all pixels are computed and
-    masks only choose among them, as in the published code: masking changes answers, not time.
+    With masking, later stages need the logits of earlier exits, so `advance` computes them and
+    `head` returns them. Without, a head runs only when called. Either way all pixels are computed
+    and masks only select among them, as in the published code: masking changes outputs, not time.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class ADPC(Staged):
         inner = checks.count("head_width", head_width or 0) if self.redesigned else 0
         self.masked = masked
         self.confidence = confidence
-        # Only for the fingerprint: a comparison with a tensor would make devices wait.
+        # Only for the fingerprint: comparing with a tensor would synchronise the device.
         self.register_buffer("masking", torch.tensor(2.0), persistent=False)
         self.threshold = threshold
 
@@ -157,7 +157,7 @@ class ADPC(Staged):
                 self.add_module(f"transition{k}", Transition(before, after, masked))
                 self.add_module(f"stage{k + 1}", nn.ModuleList(modules))
                 before = after
-            # Nothing tells the first head which pixels to leave alone.
+            # The first head has no earlier exit to take a mask from.
             options = (sum(before), n_classes, masked and k > 0)
             n_halvings = N_STAGES - 1 - k
             if self.redesigned and n_halvings > 0:
@@ -167,13 +167,13 @@ class ADPC(Staged):
 
     @property
     def threshold(self) -> float:
-        """Confidence above which pixels keep their logits; from 1 on none do."""
+        """Confidence above which pixels keep their logits; 1 or more disables masking."""
         return self._threshold
 
     @threshold.setter
     def threshold(self, value: float) -> None:
         self._threshold = checks.between("threshold", value, 0, float("inf"))
-        # All that mask nothing are the same network.
+        # All thresholds without masking share one fingerprint.
         self.get_buffer("masking").fill_(self._threshold if self._masks else 2.0)
 
     @property
@@ -181,7 +181,7 @@ class ADPC(Staged):
         return self.masked and self._threshold < 1
 
     def begin(self, images: Tensor) -> Tensor:
-        """Return the images, (n, 3, height, width), if they are of a size that the heads take."""
+        """Return the images, (n, 3, height, width); raises if their size does not fit the heads."""
         step = SIDE_STEP if self.redesigned else 1
         if (
             images.ndim != 4
@@ -196,7 +196,7 @@ class ADPC(Staged):
         return images
 
     def advance(self, exit_index: int, state: Any) -> dict[str, Any]:
-        """Run one stage, the first of which begins with the stem."""
+        """Run one stage; the first includes the stem."""
         before = None if exit_index == 0 else state.get("logits")
         pixels = None if before is None else Pixels(before, self.threshold)
         if exit_index == 0:
@@ -240,17 +240,16 @@ class ADPC(Staged):
         hyperparameters
             By their published names: stages (four, each with modules, block, blocks and channels),
             exit_type ("flex", "original"), exit_inter_channel, mask_use, mask_conf_threshold,
-            num_classes; if wanted mask_criterion ("conf_thre") and stem_channels (64). What else a
-            published configuration tells is passed over.
+            num_classes; optionally mask_criterion ("conf_thre") and stem_channels (64). Derived
+            entries of a published configuration are ignored.
         state_dict
-            Tensors by their published names, or a checkpoint around them. The authors save the
-            network inside its loss: a leading `model.`, and tensors of the loss, are dropped.
+            Tensors by their published names, or a checkpoint that contains them. The authors save
+            the network inside its loss: a leading `model.`, and tensors of the loss, are dropped.
 
         Raises
         ------
         ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
-            which.
+            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
         """
         model = cls.from_hyperparameters(hyperparameters)
         load_published(model, _without_loss(plain_state_dict(state_dict)))
@@ -258,7 +257,7 @@ class ADPC(Staged):
 
     @classmethod
     def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network, from published names of hyperparameters."""
+        """Return an untrained network from hyperparameters under their published names."""
         given = {name: value for name, value in hyperparameters.items() if name not in DERIVED}
         for name, only in FIXED.items():
             if given.pop(name, only) != only:
@@ -308,7 +307,7 @@ def _counts(name: str, values: object, length: int) -> list[int]:
 
 
 def _blocks(values: object) -> list[list[int]]:
-    """Return the number of blocks of every branch of every stage."""
+    """Return the number of blocks on every branch of every stage."""
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != N_STAGES:
         raise ValueError(f"`n_blocks` must have one entry a stage, {N_STAGES}, but got {values!r}.")
     return [
@@ -318,7 +317,7 @@ def _blocks(values: object) -> list[list[int]]:
 
 
 def _published_stages(stages: object) -> dict[str, Any]:
-    """Return our hyperparameters of the stages."""
+    """Return published stages as our hyperparameters."""
     if isinstance(stages, str) or not isinstance(stages, Sequence) or len(stages) != N_STAGES:
         raise ValueError(f"`stages` must be {N_STAGES} descriptions, but got {stages!r}.")
     for stage in stages:
@@ -331,7 +330,7 @@ def _published_stages(stages: object) -> dict[str, Any]:
             f" but got {dict(first)!r}."
         )
     for k, stage in enumerate(later, start=2):
-        # The published code would feed a branch that changes its width from another branch.
+        # If a branch changed its width, the published code would feed it from another branch.
         if stage["block"] != "BASIC" or list(stage["channels"]) != widths[:k]:
             raise ValueError(
                 f"`stages` must have block 'BASIC' and channels {widths[:k]} in stage {k}, as in"
@@ -346,7 +345,7 @@ def _published_stages(stages: object) -> dict[str, Any]:
 
 
 def _without_loss(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the state dict of a network that was saved as `model` beside `loss`."""
+    """Return the state dict without `loss.` entries and without the prefix `model.`."""
     if not any(key.startswith("model.") for key in state_dict):
         return state_dict
     return {

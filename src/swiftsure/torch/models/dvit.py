@@ -1,12 +1,12 @@
-"""DViT: vision transformers over finer and finer tokens, each reusing what the last one found.
+"""DViT: vision transformers on finer and finer tokens, each reusing features of the one before.
 
 Wang et al., *Not All Images are Worth 16x16 Words: Dynamic Transformers for Efficient Image
 Recognition* (NeurIPS 2021), as published by blackfeather-wang/Dynamic-Vision-Transformer.
-Submodules carry the published names, so that published weights load as they are.
+Submodules keep the published names, so that published weights load unchanged.
 
 Every exit is a whole transformer, with its own tokens of the same image. From the second on, each
-block also sees the last features of the transformer before it, and starts its attention from the
-relations (attention logits) that were found there, both stretched to the finer grid.
+block also takes the last features of the previous transformer, and adds relations (attention
+logits) derived from that transformer's to its own, both resized to the finer grid.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ PUBLISHED = {
     "feature_reuse_dim": "feature_width",
     "feature_reuse_hidden": "feature_hidden",
 }
-"""Published names of hyperparameters, and ours."""
+"""Maps published names of hyperparameters to ours."""
 
 OPTIONAL = {
     "token_dim": "token_width",
@@ -72,11 +72,11 @@ DESCRIPTIVE = {
     "n_params",
     "checkpoint_links",
 }
-"""What descriptions of the published networks say besides, and what follows from the rest."""
+"""Entries of published descriptions that are informative or follow from the others; ignored."""
 
 
 class DViT(Staged):
-    """A cascade of vision transformers, one an exit, over growing grids of tokens.
+    """A cascade of vision transformers, one per exit, on growing grids of tokens.
 
     The defaults are the published DVT (T2T-ViT-12).
 
@@ -84,38 +84,39 @@ class DViT(Staged):
     ----------
     n_classes : int
     kind : {"t2t", "deit"}
-        How tokens are made: by splitting and gathering overlapping windows three times, with fixed
-        embeddings of positions (T2T-ViT); or from patches, with learned ones (DeiT).
+        How tokens are made: by merging overlapping windows three times, with fixed position
+        embeddings (T2T-ViT); or from patches, with learned ones (DeiT).
     image_size : int
         Height and width of images.
     grids : sequence of int
-        Tokens along a side, one grid an exit. A grid of kind "t2t" is at most a quarter of the
-        image's side. The windows that give a grid follow from it.
+        Tokens along a side, one grid per exit. With kind "t2t", a grid is at most a quarter of the
+        image's side. The windows follow from the grids.
     width, depth, n_heads : int
-        Of every transformer: width of tokens, number of blocks, heads of attention.
+        Width of tokens, number of blocks and attention heads of every transformer.
     mlp_ratio : float
-        Hidden width of a block's MLP, in widths of tokens.
+        Hidden width of a block's MLP, as a multiple of `width`.
     token_width : int
-        Of kind "t2t": width of tokens between the splits.
+        For kind "t2t": width of tokens between the splits.
     position_scale : float
-        Of kind "t2t": amplitude of the embeddings of positions. Published: 1. Short
-        trainings on small images learn faster with less, fine grids above all: try 0.03.
+        For kind "t2t": amplitude of the position embeddings. Published: 1. Short training runs on
+        small images learn faster with less, especially on fine grids: try 0.03.
     qkv_bias : bool
         Whether queries, keys and values have a bias. Published: only in DeiT.
     norm_eps : float
-        Of layer normalisation. Published: 1e-5 in T2T-ViT, 1e-6 in DeiT.
+        Epsilon of layer normalisation. Published: 1e-5 in T2T-ViT, 1e-6 in DeiT.
     feature_reuse, relation_reuse : bool
-        Whether a transformer sees features, and relations, of the one before it.
+        Whether a transformer takes features, and relations, of the one before it.
     feature_width, feature_hidden : int
-        Channels that reused features add to a block's MLP, and the hidden width of what makes them.
+        Channels that reused features add to a block's MLP, and hidden width of the MLP that makes
+        them.
     dropout, attention_dropout, drop_path : float
-        Rates while training, in [0, 1): of activations, of attention, and of whole branches in the
-        last block (in those before it linearly less). Published: a `drop_path` of 0.1.
+        Rates in training, in [0, 1): of activations, of attention, and of whole branches in the
+        last block (linearly less in earlier blocks). Published: a `drop_path` of 0.1.
 
     Attributes
     ----------
     sides : range
-        Heights and widths of images whose grids are the network's.
+        Image heights and widths that give the network's grids.
 
     Examples
     --------
@@ -191,7 +192,7 @@ class DViT(Staged):
             self.add_module(name, Transformer(layout, tokeniser, grids[k], coarse, last=last))
 
     def begin(self, images: Tensor) -> dict[str, Any]:
-        """Return the images, (n, 3, height, width), if they are of a size with the right grids."""
+        """Return the state of images, (n, 3, height, width); raises if their size does not fit."""
         fits = all(side in self.sides for side in images.shape[2:])
         if images.ndim != 4 or images.shape[1] != 3 or not fits:
             low, high = self.sides[0], self.sides[-1]
@@ -203,7 +204,7 @@ class DViT(Staged):
         return {"images": images}
 
     def advance(self, exit_index: int, state: dict[str, Any]) -> dict[str, Any]:
-        """Run one transformer, and keep what its head and the next one need."""
+        """Run one transformer and return what its head and the next transformer need."""
         transformer = self._transformer(exit_index)
         tokens, relations = transformer(
             state["images"], state.get("features"), state.get("relations")
@@ -238,16 +239,15 @@ class DViT(Staged):
         hyperparameters
             By their published names: kind ("t2t", "deit"), num_classes, img_size, embed_dim, depth,
             num_heads, mlp_ratio, token_dim (of kind "t2t"), qkv_bias, layernorm_eps, feature_reuse,
-            feature_reuse_dim, feature_reuse_hidden, relation_reuse and, if wanted, drop_rate,
+            feature_reuse_dim, feature_reuse_hidden, relation_reuse and, optionally, drop_rate,
             attn_drop_rate and drop_path_rate. Without a kind it is "t2t" if there is a token_dim.
         state_dict
-            Tensors by their published names, or a checkpoint around them.
+            Tensors by their published names, or a checkpoint that contains them.
 
         Raises
         ------
         ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
-            which.
+            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
         """
         model = cls.from_hyperparameters(hyperparameters)
         load_published(model, state_dict)
@@ -255,7 +255,7 @@ class DViT(Staged):
 
     @classmethod
     def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network, from published names of hyperparameters."""
+        """Return an untrained network from hyperparameters under their published names."""
         given = {name: hyperparameters[name] for name in hyperparameters if name not in DESCRIPTIVE}
         kind = given.setdefault("kind", "t2t" if "token_dim" in given else "deit")
         needed = [*PUBLISHED, *(["token_dim"] if kind == "t2t" else [])]
@@ -274,7 +274,7 @@ class DViT(Staged):
 
 @dataclass(frozen=True)
 class Layout:
-    """What all transformers of a cascade share; a `feature_width` of 0 for no reuse of features."""
+    """Hyperparameters shared by all transformers; a `feature_width` of 0 disables feature reuse."""
 
     n_classes: int
     width: int
@@ -297,16 +297,16 @@ class Layout:
 
 
 class Transformer(nn.Module):
-    """A vision transformer that may reuse what a coarser one found.
+    """A vision transformer that can reuse features and relations of a coarser one.
 
     Parameters
     ----------
     grid : int
         Tokens along a side.
     coarse : int, optional
-        Tokens along a side of the transformer before this one, if there is one.
+        Tokens along a side of the previous transformer, if there is one.
     last : bool
-        Whether no other follows.
+        Whether this is the last transformer.
     """
 
     stretch: Tensor
@@ -357,9 +357,9 @@ class Transformer(nn.Module):
     def forward(
         self, images: Tensor, features: Tensor | None, relations: list[Tensor] | None
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return all tokens, that of the class first, and the relations in every block.
+        """Return all tokens, class token first, and the relations of every block.
 
-        `features`, (n, tokens, width), and `relations`, one (n, heads, 1 + tokens, 1 + tokens) a
+        `features`, (n, tokens, width), and `relations`, one (n, heads, 1 + tokens, 1 + tokens) per
         block, are those of the coarser transformer.
         """
         tokens = getattr(self, self.tokeniser)(images)
@@ -370,25 +370,25 @@ class Transformer(nn.Module):
         for block, added in zip(blocks, self._reused(relations), strict=True):
             reused = None
             if features is not None:
-                # The token of the class gets none.
+                # The class token gets no features.
                 reused = self.stretch @ pad(block.feature_resuse_mlp(features), (0, 0, 1, 0))
             tokens, relation = block(tokens, added, reused)
             found.append(relation)
         return tokens, found
 
     def _reused(self, relations: list[Tensor] | None) -> Iterator[Tensor | None]:
-        """Yield what each block gets of the relations in all blocks of the coarser transformer."""
+        """Yield the relations to add in each block, from those of the coarser transformer."""
         if relations is None or self.relation_reuse_conv is None:
             yield from repeat(None, self.layout.depth)
             return
         translated: Tensor = self.relation_reuse_conv(torch.cat(relations, dim=1))
-        # Stretched one by one: those of all blocks at once would take much memory.
+        # Resized one by one: those of all blocks at once would take too much memory.
         for part in translated.chunk(self.layout.depth, dim=1):
             yield self.stretch @ part @ self.stretch.T
 
 
 class Block(nn.Module):
-    """Attention, and an MLP that sees reused features besides the tokens."""
+    """Attention, and an MLP on the tokens together with reused features."""
 
     def __init__(
         self, layout: Layout, feature_width: int, hands_on: bool, drop_path: float
@@ -407,7 +407,7 @@ class Block(nn.Module):
         self.norm2 = layout.norm(seen)
         self.mlp = Mlp(seen, layout.hidden, width, layout.dropout)
         if feature_width:
-            self.feature_resuse_mlp = nn.Sequential(  # published under this name
+            self.feature_resuse_mlp = nn.Sequential(  # the published spelling
                 layout.norm(width),
                 Mlp(width, layout.feature_hidden, feature_width, layout.dropout),
             )
@@ -416,7 +416,7 @@ class Block(nn.Module):
     def forward(
         self, tokens: Tensor, added: Tensor | None, reused: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return tokens, and the relations between them if anything later needs them."""
+        """Return tokens, and their relations if the next transformer needs them."""
         mixed, relations = self.attn(self.norm1(tokens), added)
         tokens = tokens + self.drop_path(mixed)
         seen = tokens if reused is None else torch.cat([tokens, reused], dim=-1)

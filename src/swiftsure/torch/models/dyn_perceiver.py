@@ -1,21 +1,21 @@
-"""Dynamic Perceiver: latents that read a convolutional network's features, and answer before it.
+"""Dynamic Perceiver: latents that attend to a CNN's features and classify before it finishes.
 
 Han et al., *Dynamic Perceiver for Efficient Visual Recognition* (ICCV 2023), as published by
-LeapLabTHU/Dynamic_Perceiver. Submodules carry the published names, so that published weights load
-as they are.
+LeapLabTHU/Dynamic_Perceiver. Submodules keep the published names, so that published weights load
+unchanged.
 
-Two branches run side by side in four stages: image features, through a convolutional network, and a
-few learned tokens, the latents, which read the features and are thought about by self-attention.
+Two branches run in parallel through four stages: a convolutional network on image features, and a
+few learned tokens, the latents, which attend to the features and then to each other.
 
-| exit | answers from |
+| exit | classifies from |
 |---|---|
 | 1 | the latents of stage 3 |
 | 2 | the latents of stage 4, and the logits of exit 1 |
 | 3 | the features after stage 4 |
-| 4 | the features, which have read the latents; the latents; the logits of exit 2 |
+| 4 | the features after attending to the latents, the latents, and the logits of exit 2 |
 
 The state holds `features` (n, channels, height, width), `latents` (n, tokens, channels) and, from
-exit 2 on, `feedback` from the logits of exit 1; at the last exit only what its head reads.
+exit 2 on, `feedback` from the logits of exit 1; at the last exit, only the input of its head.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ PUBLISHED = {
     "SA_widening_factor": "widening",
     "spatial_reduction": "halve_latents",
 }
-"""Published names of hyperparameters, and ours."""
+"""Maps published names of hyperparameters to ours."""
 
 PUBLISHED_PARTS = {
     "with_dwc": "depthwise",
@@ -58,7 +58,7 @@ PUBLISHED_PARTS = {
     "with_last_CA": "write_last_features",
     "with_isc": "feedback",
 }
-"""Published names of parts that may be left out, and ours; all are there unless said."""
+"""Maps published names of optional parts to ours; all are on by default."""
 
 PUBLISHED_REGNET = {
     "stem_width": "stem_width",
@@ -69,17 +69,17 @@ PUBLISHED_REGNET = {
     "strides": "strides",
     "se_ratio": "squeeze",
 }
-"""Published names of hyperparameters of a RegNet branch, and ours."""
+"""Maps published names of hyperparameters of a RegNet branch to ours."""
 
 PUBLISHED_DEPTHS = (3, 3, 9, 3)
-"""Self-attention layers of the stages, of which published networks have multiples."""
+"""Self-attention layers per stage; published networks have multiples of these."""
 
 NARROWING = 8
-"""How many times narrower than the features attention is where features read latents."""
+"""Width of features divided by the width of their attention to latents."""
 
 
 class DynPerceiver(Staged):
-    """A convolutional network and latents that read from it, with four exits.
+    """A convolutional network and latents that attend to its features, with four exits.
 
     The defaults are the network published as reg800m_perceiver_t128.
 
@@ -90,32 +90,32 @@ class DynPerceiver(Staged):
         The convolutional network: "regnet_y_400mf", "regnet_y_800mf", "resnet50_0375",
         "mobilenet_v3_large_0x75", or a `kind` with its hyperparameters, as the functions `regnet`,
         `resnet` and `mobilenet_v3` of `swiftsure.torch.models.feature_branches` take them. Latents
-        of a stage have as many channels as the features that come into it.
+        of a stage have as many channels as the stage's input features.
     n_latents : int
-        Tokens of the first stage: a multiple of 8, if they are halved. Mixing normalises over
-        tokens, a quarter of these at last, so that very few make small differences large.
+        Tokens of the first stage; a multiple of 8 if they are halved. Mixing normalises over
+        tokens, at the end over a quarter of these, so very few tokens amplify small differences.
     depths : sequence of int
-        Self-attention layers, one number a stage.
+        Self-attention layers per stage.
     n_heads : sequence of int
-        Heads of self-attention, one number a stage; each must divide the latents' channels.
+        Self-attention heads per stage; each must divide the latents' channels.
     widening : int
-        Width of the hidden layer after self-attention, times the channels.
+        Hidden width of the MLP after self-attention, as a multiple of the channels.
     pooled_side : int
-        Latents read features averaged to this many positions a side, whatever the image: 7 as
-        published, less where maps are small.
+        Latents attend to features averaged to this many positions a side, whatever the image size.
+        Published: 7; use less for small maps.
     halve_latents : bool
-        Whether latents are mixed into half as many before each stage but the first.
+        Whether latents are mixed into half as many before each stage except the first.
     depthwise : bool
-        Whether a 7 x 7 depthwise convolution is added to the features before latents read them.
+        Whether latents attend to the features plus a 7 x 7 depthwise convolution of them.
     write_features : bool
-        Whether features read the latents in turn, before stages 2 to 4.
+        Whether features also attend to the latents, before stages 2 to 4.
     write_last_features : bool
         Whether they also do so after stage 4, for the last exit.
     feedback : bool
-        Whether exits 2 and 4 see the logits of exits 1 and 2.
+        Whether exits 2 and 4 take the logits of exits 1 and 2.
     dropout : float
-        In the classifiers of exits 3 and 4 where they have a hidden layer (MobileNetV3): 0.2 as
-        published.
+        In the classifiers of exits 3 and 4 if they have a hidden layer (MobileNetV3). Published:
+        0.2.
 
     Examples
     --------
@@ -171,7 +171,7 @@ class DynPerceiver(Staged):
             local = nn.Conv2d(width, width, 7, padding=3, groups=width) if depthwise else None
             read = CrossLayer(width, width, width, n_positions=self.pooled_side**2)
             think = [SelfLayer(width, heads, widening) for _ in range(depths[stage - 1])]
-            # The latents of the first stage know nothing yet that features could read.
+            # The latents of the first stage hold no information about the image yet.
             write = _writing(width, width) if write_features and stage > 1 else None
             self.add_module(f"dwc{stage}_x2z", local)
             self.add_module(f"cross_att{stage}_x2z", read)
@@ -193,7 +193,7 @@ class DynPerceiver(Staged):
         self.classifier_merge = nn.Sequential(nn.BatchNorm1d(merged), *layers)
 
     def begin(self, images: Tensor) -> Tensor:
-        """Return the images, (n, 3, height, width), if they are images."""
+        """Return the images, (n, 3, height, width); raises if the shape is wrong."""
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
             raise ValueError(
                 "`images` must have shape (n, 3, height, width) with at least one pixel a side,"
@@ -202,14 +202,14 @@ class DynPerceiver(Staged):
         return images
 
     def advance(self, exit_index: int, state: Any) -> dict[str, Tensor]:
-        """Run both branches up to the latents of stage 3, or of stage 4; the features; the merge.
+        """Run up to the latents of stage 3, those of stage 4, the features, or the merge.
 
-        What an exit reads from another's logits is computed here, from the state and not from the
+        Feedback from another exit's logits is computed here, from the state and not from the
         head's output, so that heads run only where they are needed.
         """
         if exit_index == 0:
             features = self.get_submodule("cnn_stem")(state)
-            # Not expanded: a view of a parameter wants gradients even in inference mode.
+            # Not expand(): a view of a parameter requires gradients even in inference mode.
             latents = self._read(1, self.latent.repeat(len(state), 1, 1), features)
             for stage in (2, 3):
                 features, latents = self._exchange(stage, features, latents)
@@ -246,7 +246,7 @@ class DynPerceiver(Staged):
         return logits
 
     def _exchange(self, stage: int, features: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Finish the stage before, and let both branches read each other at the next."""
+        """Finish the previous stage, then let both branches attend to each other."""
         features = self._convolve(stage - 1, features)
         if self.token_mixer is not None:
             latents = self.token_mixer[stage - 2](latents.transpose(1, 2)).transpose(1, 2)
@@ -259,7 +259,7 @@ class DynPerceiver(Staged):
         return result
 
     def _read(self, stage: int, latents: Tensor, features: Tensor) -> Tensor:
-        """Return the latents after reading the features, and thinking."""
+        """Return the latents after attending to the features and to each other."""
         local = getattr(self, f"dwc{stage}_x2z")
         if local is not None:
             features = features + local(features)
@@ -278,18 +278,17 @@ class DynPerceiver(Staged):
         ----------
         hyperparameters
             By their published names: num_classes, num_latents, num_SA_heads, SA_widening_factor,
-            spatial_reduction, depth_factor; if wanted with_x2z, with_dwc, with_z2x, with_last_CA,
+            spatial_reduction, depth_factor; optionally with_x2z, with_dwc, with_z2x, with_last_CA,
             with_isc, and input_size, on which no weight depends. The convolutional network is named
-            by `backbone`, or described by `cnn`; without either it is the published one that the
-            state dict fits best.
+            by `backbone`, or described by `cnn`; without either, it is the published one that fits
+            the state dict best.
         state_dict
-            Tensors by their published names, or a checkpoint around them.
+            Tensors by their published names, or a checkpoint that contains them.
 
         Raises
         ------
         ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
-            which.
+            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
         """
         given = dict(hyperparameters)
         if given.get("backbone") is None and given.get("cnn") is None:
@@ -300,7 +299,7 @@ class DynPerceiver(Staged):
 
     @classmethod
     def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network, from published names of hyperparameters."""
+        """Return an untrained network from hyperparameters under their published names."""
         given = dict(hyperparameters)
         given.pop("input_size", None)
         cnn = given.pop("cnn", None)
@@ -326,7 +325,7 @@ def _writing(width: int, latent_width: int) -> CrossLayer:
 
 
 def _written(layer: nn.Module | None, features: Tensor, latents: Tensor) -> Tensor:
-    """Return the features after every position has read the latents."""
+    """Return the features after every position has attended to the latents."""
     if layer is None:
         return features
     tokens: Tensor = layer(_positions(features), latents)
@@ -377,7 +376,7 @@ def _tokens(n_latents: int, halve: bool) -> list[int]:
 
 
 def _published_branch(cnn: Mapping[str, Any], n_classes: object) -> dict[str, Any]:
-    """Return a branch from published names of its hyperparameters."""
+    """Return a branch from hyperparameters under their published names."""
     given = dict(cnn)
     if given.pop("num_classes", n_classes) != n_classes:
         raise ValueError(
@@ -403,7 +402,7 @@ def _published_branch(cnn: Mapping[str, Any], n_classes: object) -> dict[str, An
 
 
 def _fitting_branch(state_dict: Mapping[str, Any]) -> str:
-    """Return the published branch most of whose tensors are in a state dict."""
+    """Return the name of the published branch with the most tensors in a state dict."""
     found = {key: value.shape for key, value in plain_state_dict(state_dict).items()}
 
     def fitting(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Trained networks: a small one that comes with the library, and the MSDNet of its assets."""
+"""Trained networks that come with the library: a small CNN, and the MSDNet of its assets."""
 
 from typing import TypeVar
 
@@ -28,8 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def embedded_msdnet() -> MSDNet:
     """Return an MSDNet with five exits, trained on CIFAR-10, in evaluation mode.
 
-    It takes what `prepared` makes of images, and is what `swiftsure.assets.record()` was measured
-    with.
+    Its inputs come from `prepared`. `swiftsure.assets.record()` was measured with it.
 
     Examples
     --------
@@ -43,7 +42,7 @@ def embedded_msdnet() -> MSDNet:
 
 
 def small_network() -> nn.Module:
-    """Return an untrained network of three convolutions for CIFAR-10."""
+    """Return an untrained network with three convolutions for CIFAR-10."""
     layers: list[nn.Module] = []
     for n_in, n_out in ((3, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1, bias=False)]
@@ -52,7 +51,7 @@ def small_network() -> nn.Module:
 
 
 def small_exits(network: nn.Module) -> CutModel:
-    """Return that network with untrained exits after its first and its second convolution."""
+    """Return the small network with untrained exits after its first and second convolutions."""
     return attach_heads(network, ["2", "5"], torch.zeros(1, 3, 32, 32))
 
 
@@ -85,7 +84,7 @@ def embedded_small_exits() -> CutModel:
 
 
 def _loaded(model: Model, stored: dict[str, Tensor]) -> Model:
-    # Stored in half precision to be small, run in single.
+    # Stored in half precision to save space, run in single precision.
     model.load_state_dict(
         {name: t.to(model.state_dict()[name].dtype) for name, t in stored.items()}
     )
@@ -93,13 +92,13 @@ def _loaded(model: Model, stored: dict[str, Tensor]) -> Model:
 
 
 def prepared(images: ArrayLike) -> Tensor:
-    """Return images (n, 3, height, width) of uint8 as the embedded networks take them."""
+    """Return uint8 images (n, 3, height, width) as normalised inputs of the embedded networks."""
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] != 3:
         raise ValueError(
             "`images` must be uint8 of shape (n, 3, height, width), but got"
             f" {array.dtype} of shape {checks.shape_text(array.shape)}."
         )
-    described = assets.network(small=True)  # the MSDNet's are the same
+    described = assets.network(small=True)  # same mean and std as the MSDNet
     mean, std = (torch.tensor(described[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     return (torch.from_numpy(array) / 255 - mean) / std

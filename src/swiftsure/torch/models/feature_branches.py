@@ -1,9 +1,9 @@
-"""Convolutional feature branches, in a stem and four stages: RegNet-Y, ResNet and MobileNetV3.
+"""Convolutional feature branches with a stem and four stages: RegNet-Y, ResNet and MobileNetV3.
 
-Dynamic Perceiver runs one beside its latents. Submodules carry the names under which they were
-published, so that published weights load as they are.
+Dynamic Perceiver runs one in parallel with its latents. Submodules keep the published names, so
+that published weights load unchanged.
 
-| kind | who | layout as in |
+| kind | paper | layout as in |
 |---|---|---|
 | "regnet" | Radosavovic et al., *Designing Network Design Spaces* (CVPR 2020) | torchvision |
 | "resnet" | He et al., *Deep Residual Learning for Image Recognition* (CVPR 2016) | timm |
@@ -58,22 +58,22 @@ BRANCHES: dict[str, dict[str, Any]] = {
     },
     "mobilenet_v3_large_0x75": {"kind": "mobilenet_v3", "width_multiplier": 0.75},
 }
-"""Branches that were published with Dynamic Perceiver: kind and hyperparameters."""
+"""Branches published with Dynamic Perceiver: kind and hyperparameters."""
 
 
 class FeatureBranch(NamedTuple):
-    """A branch in parts, for a network to make its own.
+    """The modules of a branch, for a network to register as its own.
 
     Parameters
     ----------
     modules : dict of str to Module
-        All parts by their published names; "cnn_stem" is the stem.
+        All modules by their published names; "cnn_stem" is the stem.
     stages : list of str
-        Where the four stages are among the parts: "cnn_body.block1", for one.
+        Paths of the four stages among the modules, such as "cnn_body.block1".
     widths : list of int
         Channels after the stem and after each stage.
     hidden : int, optional
-        Width of the hidden layer that classifiers of this kind have, if they have one.
+        Width of the classifiers' hidden layer, if this kind has one.
     """
 
     modules: dict[str, nn.Module]
@@ -83,7 +83,7 @@ class FeatureBranch(NamedTuple):
 
 
 def feature_branch(branch: str | Mapping[str, Any]) -> FeatureBranch:
-    """Return a published branch by its name, or any by its `kind` and hyperparameters.
+    """Return a published branch by name, or any branch by `kind` and hyperparameters.
 
     Examples
     --------
@@ -124,13 +124,13 @@ def regnet(
     Parameters
     ----------
     stem_width, stem_stride : int
-        Of the 3 x 3 convolution that images come in by.
+        Of the first 3 x 3 convolution.
     depths, widths, group_widths, strides : sequence of int
-        One a stage: blocks, channels, channels of a group, and the stride of the first block.
+        One per stage: blocks, channels, channels per group, and the stride of the first block.
     squeeze : float
-        Channels that channel attention squeezes to, as a share of what comes into the block.
+        Hidden channels of channel attention, as a share of the block's input channels.
     bottleneck : float
-        Channels inside a block, as a share of those that leave it.
+        Channels inside a block, as a share of its output channels.
     """
     checks.count("branch.stem_width", stem_width)
     checks.count("branch.stem_stride", stem_stride)
@@ -161,7 +161,7 @@ def regnet(
 
 
 class RegNetBlock(nn.Module):
-    """1 x 1, grouped 3 x 3, channel attention and 1 x 1, beside a shortcut."""
+    """1 x 1 convolution, grouped 3 x 3, channel attention and 1 x 1, with a shortcut."""
 
     def __init__(
         self, n_in: int, inner: int, n_out: int, group_width: int, squeezed: int, stride: int
@@ -201,12 +201,12 @@ def resnet(
     Parameters
     ----------
     stem_width, stem_kernel : int
-        Of the convolution that images come in by.
+        Of the first convolution.
     depths, widths, strides : sequence of int
-        One a stage: blocks, channels inside a block (four times as many leave it), and the stride
-        of the first block.
+        One per stage: blocks, channels inside a block (its output has four times as many), and the
+        stride of the first block.
     stem_stride : {1, 2, 4}
-        2 from the convolution, and 2 from pooling after it.
+        The convolution has a stride of up to 2, and pooling after it another 2.
     """
     checks.count("branch.stem_width", stem_width)
     if checks.count("branch.stem_kernel", stem_kernel) % 2 == 0:
@@ -227,7 +227,7 @@ def resnet(
 
 
 class ResNetBlock(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, beside a shortcut."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, with a shortcut."""
 
     EXPANSION = 4
 
@@ -273,7 +273,7 @@ _MOBILENET_V3_LARGE = [
     + _rows(nn.Hardswish, (3, 480, 112, True), (3, 672, 112, True), (5, 672, 160, True)),
     _rows(nn.Hardswish, (5, 960, 160, True), (5, 960, 160, True)),
 ]
-"""Stem and stages, cut so that the last block of each is the one that is strided."""
+"""Stem and stages, split so that the strided block is the last of each."""
 
 
 def mobilenet_v3(
@@ -287,11 +287,11 @@ def mobilenet_v3(
     Parameters
     ----------
     width_multiplier : float
-        Times the published channels, rounded to multiples of 8.
+        Multiplies the published channels; the results are rounded to multiples of 8.
     stem_stride : {1, 2, 4}
-        2 from the first convolution, and 2 from the last block of the stem.
+        The first convolution has a stride of up to 2, and the last block of the stem another 2.
     strides : sequence of int
-        One a stage, of its last block.
+        Stride of the last block of each stage.
     """
     checks.between("branch.width_multiplier", width_multiplier, 0, inf)
     first, second = _stem_strides(stem_stride)
@@ -321,7 +321,7 @@ def mobilenet_v3(
 
 
 class MobileNetBlock(nn.Module):
-    """A depthwise convolution between 1 x 1 ones that widen and narrow, beside a shortcut."""
+    """A depthwise convolution between 1 x 1 ones that widen and narrow, with a shortcut."""
 
     def __init__(self, n_in: int, inner: int, n_out: int, row: _Row, stride: int) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ class MobileNetBlock(nn.Module):
 
 
 class ChannelAttention(nn.Module):
-    """Squeeze and excitation: scales each channel by what the average of all of them says."""
+    """Squeeze and excitation: scales each channel by a function of all channels' averages."""
 
     def __init__(self, width: int, squeezed: int, gate: type[nn.Module]) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ class ChannelAttention(nn.Module):
         self.gate = gate()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the features, scaled."""
+        """Return the scaled features."""
         average = features.mean((2, 3), keepdim=True)
         scales: Tensor = self.gate(self.fc2(relu(self.fc1(average))))
         return features * scales
@@ -386,7 +386,7 @@ _mobile_conv = partial(_conv_norm, eps=1e-3, momentum=0.01)
 
 
 def _multiple_of_8(channels: float) -> int:
-    """Round to a multiple of 8, but never down by more than a tenth."""
+    """Return a multiple of 8 near `channels`, at most a tenth below it."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -399,7 +399,7 @@ def _stem_strides(stride: int) -> tuple[int, int]:
 
 
 def one_a_stage(name: str, values: object) -> list[int]:
-    """Return `values` if they are four whole numbers from 1."""
+    """Return four whole numbers, one per stage; raises unless they are at least 1."""
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != STAGES:
         raise ValueError(
             f"`{name}` must be {STAGES} whole numbers, one a stage, but got {values!r}."
@@ -412,4 +412,4 @@ KINDS: dict[str, Callable[..., FeatureBranch]] = {
     "resnet": resnet,
     "mobilenet_v3": mobilenet_v3,
 }
-"""How a branch of each kind is built."""
+"""Functions that build a branch, by kind."""

@@ -1,8 +1,8 @@
-"""Parts of HRNet, whose branches at several resolutions run side by side and exchange features.
+"""Parts of HRNet, whose branches at several resolutions run in parallel and exchange features.
 
 Wang et al., *Deep High-Resolution Representation Learning for Visual Recognition* (TPAMI 2020).
-Submodules carry the published names. Every part takes, beside its input, the pixels to compute; it
-hands them on to its convolutions, which fill in the rest from their surroundings (`Conv`).
+Submodules keep the published names. Every part takes its input and the pixels to compute, and
+passes these to its convolutions, which interpolate the other pixels (`Conv`).
 """
 
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ __all__ = [
 ]
 
 EXPANSION = 4
-"""Times the channels of a bottleneck that come out of it."""
+"""Output channels of a bottleneck, as a multiple of its width."""
 
 REACH = 3
-"""How far, in pixels, a convolution looks for what it fills in."""
+"""Radius, in pixels, from which a masked convolution interpolates."""
 
 MOMENTUM = 0.01
-"""Of normalisation, in training."""
+"""Momentum of batch normalisation, in training."""
 
 
 class Pixels:
-    """The pixels worth computing: those that an exit is not confident about, at any resolution.
+    """The pixels to compute, at any resolution: those that an exit is not confident about.
 
     Parameters
     ----------
     logits : (n, n_classes, height, width)
     threshold : float
-        Pixels of a larger class probability than this are left out.
+        Pixels with a class probability above this are left out.
     """
 
     def __init__(self, logits: Tensor, threshold: float) -> None:
@@ -54,28 +54,28 @@ class Pixels:
     def at(self, size: Sequence[int]) -> Tensor:
         """Return whether to compute each pixel of a map, (n, 1, height, width)."""
         key = tuple(size)
-        if key not in self.known:  # many convolutions share a size
+        if key not in self.known:  # cached: many convolutions share a size
             confidence = interpolate(self.confidence, key, mode="nearest")
             self.known[key] = confidence <= self.threshold
         return self.known[key]
 
 
 class Guided:
-    """Marks modules that are called with their input and the pixels to compute (None: all)."""
+    """Marks modules that take their input and the pixels to compute (None: all)."""
 
 
 def run(layer: nn.Module, features: Tensor, pixels: Pixels | None) -> Tensor:
-    """Call a layer, with the pixels to compute if it takes them."""
+    """Return a layer's output; passes the pixels to compute if it takes them."""
     result: Tensor = layer(features, pixels) if isinstance(layer, Guided) else layer(features)
     return result
 
 
 class Conv(nn.Conv2d, Guided):
-    """A convolution; if `masked`, of some pixels, the others being means of those around them.
+    """A convolution; if `masked`, only of some pixels, with the others interpolated from these.
 
-    Weights of the mean fall with the squared distance by a rate that is learnt. They sum to one
-    over the whole neighbourhood, computed or not, as published: far from anything computed little
-    is filled in.
+    Interpolation weights fall with the squared distance at a learned rate. As published, they sum
+    to one over the whole neighbourhood, computed or not, so pixels far from any computed one get
+    values near zero.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Conv(nn.Conv2d, Guided):
         self.masked = masked
         if masked:
             self.Lambda = nn.Parameter(torch.tensor(3.0))
-            # Not a buffer: published networks count the table among their parameters.
+            # Not a buffer: in published networks the table is a parameter.
             self.square_dis = nn.Parameter(_squared_distances(), requires_grad=False)
 
     def forward(self, features: Tensor, pixels: Pixels | None = None) -> Tensor:
@@ -103,14 +103,14 @@ class Conv(nn.Conv2d, Guided):
         computed = pixels.at(found.shape[2:])
         weights = torch.exp(-self.Lambda.square() * self.square_dis)
         weights = weights / (weights.sum() + 1e-5)
-        # All channels have the same weights: to the convolution they are samples of one channel.
+        # All channels share the weights, so convolve them as samples with one channel.
         kept = (found * computed).flatten(0, 1).unsqueeze(1)
         filled = conv2d(kept, weights[None, None].to(kept.dtype), padding=REACH)
         return torch.where(computed, found, filled.view_as(found))
 
 
 class Chain(nn.Sequential, Guided):
-    """Layers in a row."""
+    """A sequence of layers."""
 
     def forward(self, features: Tensor, pixels: Pixels | None = None) -> Tensor:
         """Return the features after all layers."""
@@ -120,7 +120,7 @@ class Chain(nn.Sequential, Guided):
 
 
 class BasicBlock(nn.Module, Guided):
-    """Two 3 x 3 convolutions around which the input is added."""
+    """Two 3 x 3 convolutions with a shortcut."""
 
     def __init__(self, width: int, masked: bool) -> None:
         super().__init__()
@@ -130,14 +130,14 @@ class BasicBlock(nn.Module, Guided):
         self.bn2 = norm(width)
 
     def forward(self, features: Tensor, pixels: Pixels | None) -> Tensor:
-        """Return the features, of the same shape."""
+        """Return features of the same shape."""
         inner = self.bn1(self.conv1(features, pixels)).relu()
         result: Tensor = (self.bn2(self.conv2(inner, pixels)) + features).relu()
         return result
 
 
 class Bottleneck(nn.Module):
-    """A 3 x 3 convolution between two of 1 x 1, around which the input is added."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, with a shortcut."""
 
     def __init__(self, n_in: int, width: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(Conv(n_in, n_out, 1), norm(n_out))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the features, of four times the width."""
+        """Return features with `EXPANSION` times the width."""
         inner = self.bn1(self.conv1(features)).relu()
         inner = self.bn2(self.conv2(inner)).relu()
         around = features if self.downsample is None else self.downsample(features)
@@ -162,7 +162,7 @@ class Bottleneck(nn.Module):
 
 
 class Transition(nn.ModuleList):
-    """Adds a branch of half the resolution, and adapts the widths of those that are there."""
+    """Adds a branch at half the resolution, and adapts the widths of the existing ones."""
 
     def __init__(self, before: Sequence[int], after: Sequence[int], masked: bool) -> None:
         super().__init__()
@@ -173,13 +173,13 @@ class Transition(nn.ModuleList):
         self.append(Chain(Chain(*new)))
 
     def forward(self, maps: list[Tensor], pixels: Pixels | None) -> list[Tensor]:
-        """Return the maps, finest first; the new one is made from the coarsest."""
+        """Return the maps, finest first; the new one comes from the coarsest."""
         sources = [*maps, maps[-1]]
         return [run(layer, source, pixels) for layer, source in zip(self, sources, strict=True)]
 
 
 class Exchange(nn.Module):
-    """Blocks on every branch, after which every branch gets the sum of all, resized to it."""
+    """Blocks on every branch; then every branch gets the sum of all, resized to its resolution."""
 
     def __init__(self, widths: Sequence[int], n_blocks: Sequence[int], masked: bool) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Exchange(nn.Module):
         )
 
     def forward(self, maps: list[Tensor], pixels: Pixels | None) -> list[Tensor]:
-        """Return the maps, of the same shapes."""
+        """Return maps of the same shapes."""
         maps = [branch(map_, pixels) for branch, map_ in zip(self.branches, maps, strict=True)]
         return [self._fused(target, maps, pixels) for target in range(len(maps))]
 
@@ -216,12 +216,12 @@ def resized(features: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def joined(maps: list[Tensor]) -> Tensor:
-    """Return the channels of all maps at the resolution of the first."""
+    """Return all maps concatenated along channels, at the resolution of the first."""
     return torch.cat([resized(map_, maps[0].shape[2:]) for map_ in maps], dim=1)
 
 
 def norm(width: int) -> nn.BatchNorm2d:
-    """Return normalisation as published."""
+    """Return batch normalisation with the published momentum."""
     return nn.BatchNorm2d(width, momentum=MOMENTUM)
 
 
@@ -233,7 +233,7 @@ def _conv_norm(
 
 
 def _between(widths: Sequence[int], source: int, target: int, masked: bool) -> nn.Module:
-    """Return the layer from one branch to another, without the resizing to a finer one."""
+    """Return the layer from one branch to another, without upsampling to a finer one."""
     n_in, n_out = widths[source], widths[target]
     if source == target:
         return nn.Identity()
@@ -246,7 +246,7 @@ def _between(widths: Sequence[int], source: int, target: int, masked: bool) -> n
 
 
 def _squared_distances() -> Tensor:
-    """Return the table of squared distances to the middle, which itself is out of reach."""
+    """Return squared distances to the centre, with a huge one at the centre to exclude it."""
     squares = torch.arange(-REACH, REACH + 1, dtype=torch.float32).square()
     table = squares[:, None] + squares
     table[REACH, REACH] = 1e5

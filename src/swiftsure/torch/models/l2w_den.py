@@ -1,9 +1,9 @@
-"""L2W-DEN: an MSDNet trained with weights that say which samples matter to which exit.
+"""L2W-DEN: an MSDNet trained with a learned weight per sample and exit.
 
 Han et al., *Learning to Weight Samples for Dynamic Early-Exiting Networks* (ECCV 2022), as
-published by LeapLabTHU/L2W-DEN. The network is MSDNet. What is new is how it learns: a small
-network predicts the weight of every sample at every exit from how hard the sample is, and is itself
-trained to make each exit good at the samples that leave there. After training it is not needed.
+published by LeapLabTHU/L2W-DEN. The network is MSDNet; only the training is new. A small network
+predicts the weight of every sample at every exit from how hard the sample is, and is trained to
+make each exit good at the samples that exit there. It is not needed after training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["L2WDEN", "L2WTrainer", "WeightNetwork", "assign_exits", "exit_shares
 
 INPUTS = ("loss", "confidence", "both")
 CENTRES: dict[str, tuple[int, ...]] = {"samples": (0,), "exits": (1,), "all": (0, 1)}
-"""Over which axes of (samples, exits) weights have mean one; published as row, col and mat."""
+"""Axes of (samples, exits) over which weights have mean one; published as row, col and mat."""
 
 
 class L2WDEN(MSDNet):
@@ -40,10 +40,10 @@ class L2WDEN(MSDNet):
         Parameters
         ----------
         hyperparameters
-            As `MSDNet.from_published` takes them.
+            As for `MSDNet.from_published`.
         state_dict
-            Tensors by their published names, or a checkpoint around them. Where the network
-            (`net.`) and the weight network (`meta.`) come together, the latter is left out.
+            Tensors by their published names, or a checkpoint that contains them. If it holds both
+            the network (`net.`) and the weight network (`meta.`), the latter is ignored.
         """
         tensors = plain_state_dict(state_dict)
         if any(key.startswith("net.") for key in tensors):
@@ -62,9 +62,9 @@ class WeightNetwork(nn.Module):
     ----------
     n_exits : int
     width, n_hidden : int
-        Units of a hidden layer, and how many such layers there are.
+        Units per hidden layer, and number of hidden layers.
     inputs : {"loss", "confidence", "both"}
-        What it sees of a sample: the cross-entropies or the confidences (top-1) of all exits.
+        Inputs for a sample: the cross-entropies or the confidences (top-1) of all exits, or both.
     centre : {"exits", "samples", "all"}
         Weights have mean one over the exits of each sample, over the samples of a batch at each
         exit, or over the whole batch. Published: "exits" for CIFAR, "all" for ImageNet.
@@ -106,7 +106,7 @@ class WeightNetwork(nn.Module):
     def forward(self, losses: Tensor, confidences: Tensor) -> Tensor:
         """Return weights, (n, n_exits), from losses and confidences of that shape.
 
-        Gradients reach the parameters, and never what it sees.
+        Gradients flow to the parameters, not to the inputs.
         """
         seen = {
             "loss": [losses],
@@ -130,20 +130,20 @@ class _Hidden(nn.Module):
 
 
 class Lookahead(NamedTuple):
-    """What a trial update with the present weights leads to.
+    """Results of a trial update with the current weights.
 
     Attributes
     ----------
     weights : (n, n_exits)
-        Of the samples trained on.
+        Weights of the samples trained on.
     weighted_loss : scalar
-        What the trial update descends: over exits, the sum of the mean weighted cross-entropy.
+        The loss of the trial update: the mean weighted cross-entropy, summed over exits.
     outputs : list of (n, n_classes)
-        Of the other samples at every exit, after the trial update.
+        Outputs for the other samples at every exit, after the trial update.
     exits : (n,)
-        Where the other samples would leave.
+        Exits of the other samples.
     loss : scalar
-        Sum over exits of the mean cross-entropy of the samples that leave there; differentiable
+        Sum over exits of the mean cross-entropy of the samples that exit there; differentiable
         through the update, back to the weight network.
     """
 
@@ -155,31 +155,32 @@ class Lookahead(NamedTuple):
 
 
 class L2WTrainer:
-    """Trains a network with several exits, and the weight network along with it.
+    """Trains a network with several exits together with its weight network.
 
-    Each half of a batch is trained on, with the other half to learn the weights from:
+    Trains on each half of a batch in turn, and learns the weights from the other half:
 
-    1. pseudo update: one step of SGD on the weighted loss, tried on a copy of the parameters;
-    2. meta update: the weight network learns what makes the copy better on the other half, where
-       each exit counts only the samples that would leave there;
+    1. pseudo update: one step of SGD on the weighted loss, on a copy of the parameters;
+    2. meta update: the weight network learns to improve the copy on the other half, where each
+       exit counts only the samples that would exit there;
     3. real update: one step of the optimiser with the new weights.
 
-    Learning rates are the caller's: step schedulers after `step`.
+    The caller schedules learning rates: step schedulers after `step`.
 
     Parameters
     ----------
     model : nn.Module
-        From inputs to a list of logits, one an exit.
+        Maps inputs to a list of logits, one per exit.
     weight_network : WeightNetwork
     optimizer : torch.optim.SGD
-        Of the model; neither Nesterov's nor dampened. Published: learning rate 0.8 (for batches of
-        1024 on CIFAR, of 4096 on ImageNet), cosine; momentum 0.9; weight decay 1e-4.
+        Optimiser of the model, without Nesterov or dampening. Published: learning rate 0.8 (for
+        batches of 1024 on CIFAR, of 4096 on ImageNet), cosine; momentum 0.9; weight decay 1e-4.
     weight_optimizer : Optimizer
-        Of the weight network. Published: Adam, learning rate and weight decay 1e-4, cosine.
+        Optimiser of the weight network. Published: Adam, learning rate and weight decay 1e-4,
+        cosine.
     shares : (n_exits,), optional
-        Share of samples that is to leave at each exit; `exit_shares` by default.
+        Share of samples to exit at each exit; `exit_shares` by default.
     interval : int
-        The weight network learns from one batch in so many. Published: 1 for CIFAR, 100 for
+        The weight network learns from every `interval`-th batch. Published: 1 for CIFAR, 100 for
         ImageNet.
 
     Examples
@@ -193,7 +194,7 @@ class L2WTrainer:
     ...     torch.optim.Adam(weigh.parameters(), lr=1e-4, weight_decay=1e-4),
     ... )
     >>> losses = trainer.step(torch.randn(8, 3, 32, 32), torch.arange(8))
-    >>> losses.shape  # one an exit
+    >>> losses.shape  # one per exit
     torch.Size([2])
     """
 
@@ -217,7 +218,7 @@ class L2WTrainer:
         self.n_steps = 0
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Learn from one batch, and return its mean loss at each exit, (n_exits,), unweighted."""
+        """Train on one batch and return its unweighted mean loss at each exit, (n_exits,)."""
         n = len(labels)
         if n < 2:
             raise ValueError(f"`inputs` must hold at least 2 samples, one a half, but got {n}.")
@@ -232,10 +233,10 @@ class L2WTrainer:
         return torch.stack(means).mean(dim=0)
 
     def meta_update(self, used: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Lookahead:
-        """Teach the weight network what its weights for `used` do to the loss on `other`."""
+        """Update the weight network: its weights for `used` should lower the loss on `other`."""
         ahead = self.look_ahead(used, other)
         parameters = list(self.weight_network.parameters())
-        # Not backward(): that would also leave gradients on the model.
+        # Not backward(), which would also leave gradients on the model.
         gradients = torch.autograd.grad(ahead.loss, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -243,7 +244,7 @@ class L2WTrainer:
         return ahead
 
     def look_ahead(self, used: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Lookahead:
-        """Try an update with weights for `used`, and see what it does to `other`."""
+        """Return what an update with the current weights for `used` does to `other`."""
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         outputs = self._outputs(parameters, used[0])
         losses = _losses(outputs, used[1])
@@ -255,14 +256,14 @@ class L2WTrainer:
         return Lookahead(weights, weighted_loss, ahead, exits, loss)
 
     def pseudo_update(self, parameters: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
-        """Return the parameters after one step of the optimiser, differentiable; it takes none."""
+        """Return the parameters after one differentiable optimiser step; the model is unchanged."""
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
             loss, list(parameters.values()), create_graph=True, allow_unused=True
         )
         settings = {p: group for group in self.optimizer.param_groups for p in group["params"]}
         updated = dict(parameters)
         for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
-            if gradient is None or value not in settings:  # the optimiser passes it by as well
+            if gradient is None or value not in settings:  # the optimiser skips it too
                 continue
             group = settings[value]
             direction = gradient + group["weight_decay"] * value
@@ -273,7 +274,7 @@ class L2WTrainer:
         return updated
 
     def real_update(self, used: tuple[Tensor, Tensor]) -> Tensor:
-        """Take one step of the optimiser, and return the unweighted mean loss at each exit."""
+        """Take one optimiser step and return the unweighted mean loss at each exit."""
         outputs = self.model(used[0])
         losses = _losses(outputs, used[1])
         with torch.no_grad():
@@ -284,14 +285,14 @@ class L2WTrainer:
         return losses.detach().mean(dim=0)
 
     def _outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
-        """Run the model with other parameters; its running statistics stay as they are."""
+        """Return the model's outputs with other parameters; its buffers are not changed."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         outputs: list[Tensor] = functional_call(self.model, {**parameters, **buffers}, (inputs,))
         return outputs
 
 
 def exit_shares(n_exits: int, ratio: float = 0.75) -> Tensor:
-    """Return shares of samples, each exit's `ratio` times the one before.
+    """Return the share of samples per exit, each `ratio` times the one before.
 
     Published: 0.75.
 
@@ -306,10 +307,10 @@ def exit_shares(n_exits: int, ratio: float = 0.75) -> Tensor:
 
 
 def assign_exits(confidences: Tensor, shares: Tensor) -> Tensor:
-    """Return the exit, (n,), at which each sample would leave, if given shares were to.
+    """Return the exit of each sample, (n,), for given shares per exit.
 
-    Exit by exit, the most confident of the samples that are left are taken: the share of all
-    samples, rounded down. The last exit takes who remains.
+    Each exit takes the most confident of the remaining samples: its share of all samples, rounded
+    down. The last exit takes the rest.
 
     Examples
     --------
@@ -346,7 +347,7 @@ def _total(losses: Tensor) -> Tensor:
 
 
 def _loss_where_they_leave(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
-    """Return the sum over exits of the mean loss of the samples that leave there, however few."""
+    """Return the sum over exits of the mean loss of the samples that exit there, however few."""
     groups = [exits == k for k in range(len(outputs))]
     means = [
         cross_entropy(output[group], labels[group])

@@ -1,12 +1,12 @@
-"""MSDNet: feature maps at several scales side by side, so that early exits see coarse features.
+"""MSDNet: feature maps at several scales in parallel, so that early exits see coarse features.
 
 Huang et al., *Multi-Scale Dense Networks for Resource Efficient Image Classification* (ICLR 2018),
-as published in PyTorch by kalviny/MSDNet-PyTorch. Submodules carry the published names, so that
-published weights load as they are.
+as published in PyTorch by kalviny/MSDNet-PyTorch. Submodules keep the published names, so that
+published weights load unchanged.
 
 The state is the list of feature maps, finest first. Layers count from 1 through the whole network.
-Dense layers drop the finest scale now and then, and all lists are aligned at the coarsest: index -1
-is the map that the heads read, -2 the next finer one, and so on.
+Some dense layers drop the finest scale, so lists are indexed from the coarsest: -1 is the map that
+the heads read, -2 the next finer one, and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = ["MSDNet"]
 
 STEM_STRIDES = {"cifar": 1, "imagenet": 4}
 DATA = {"cifar10": ("cifar", 10), "cifar100": ("cifar", 100), "ImageNet": ("imagenet", 1000)}
-"""Stem and number of classes of the data sets that were published for."""
+"""Stem and number of classes for each data set with published networks."""
 
 PUBLISHED = {
     "nBlocks": "n_blocks",
@@ -39,7 +39,7 @@ PUBLISHED = {
     "prune": "prune",
     "reduction": "reduction",
 }
-"""Published names of hyperparameters, and ours."""
+"""Maps published names of hyperparameters to ours."""
 
 
 class MSDNet(Staged):
@@ -51,31 +51,32 @@ class MSDNet(Staged):
     ----------
     n_classes : int
     stem : {"cifar", "imagenet"}
-        How images come in, and how wide heads are: a 3 x 3 convolution and 128 channels, for images
-        about 32 pixels wide at three scales; or a strided 7 x 7 convolution with pooling and as
-        many channels as the coarsest map, for images about 224 pixels wide at four scales.
+        First layers and width of the heads. "cifar": a 3 x 3 convolution and 128 channels, for
+        images about 32 pixels wide at three scales. "imagenet": a strided 7 x 7 convolution with
+        pooling and as many channels as the coarsest map, for images about 224 pixels wide at four
+        scales.
     n_blocks : int
-        As many exits.
+        Number of blocks, and of exits.
     base : int
-        Dense layers of the first block.
+        Dense layers in the first block.
     step : int
-        Dense layers of every later block; where `step_mode` is "lin_grow", step * i + 1 of block i,
+        Dense layers in every later block; with `step_mode` "lin_grow", step * i + 1 in block i,
         counted from 0.
     step_mode : {"even", "lin_grow"}
     n_channels : int
-        Channels that the stem gives, times the factor of the scale.
+        Output channels of the stem, times the factor of the scale.
     growth : int
         Channels that a dense layer adds, times the factor of the scale. From the second scale on
-        the product must be even: half is made from the scale itself, half from the finer one.
+        the product must be even: half comes from the scale itself, half from the finer one.
     scale_factors : sequence of int
-        One a scale, finest first; each scale is half as wide and high as the one before.
+        One per scale, finest first; each scale is half as wide and high as the one before.
     bottleneck_factors : sequence of int, optional
-        One a scale: a 1 x 1 convolution ahead of each 3 x 3 one gives at most this many times the
+        One per scale: a 1 x 1 convolution before each 3 x 3 one has at most this many times the
         channels of its output. None: no such convolutions.
     prune : {"max", "min"}
-        When the finest scale is dropped: "max" one by one at equal intervals, each time followed by
-        a transition; "min" only as late as no exit can tell, with transitions after a third and two
-        thirds of the layers.
+        When the finest scales are dropped: "max" drops one at a time at equal intervals, each
+        followed by a transition; "min" drops a scale only when no exit depends on it any more, with
+        transitions after one third and two thirds of the layers.
     reduction : float
         Share of channels that transitions keep, in [0, 1]; 0 for no transitions.
 
@@ -125,8 +126,8 @@ class MSDNet(Staged):
             for layer in islice(numbers, size):
                 before = _scales_after(layer - 1, n_layers, n_scales, prune)
                 after = _scales_after(layer, n_layers, n_scales, prune)
-                # A map travels one scale a layer on its way to the heads, which read the coarsest:
-                # towards the end the finer ones come too late, and are not computed.
+                # Heads read the coarsest map, and features move down one scale per layer: near
+                # the end, the finer maps can no longer reach a head and are not computed.
                 n_live = min(after, n_layers - layer + 1)
                 dropping = before > after
                 stage.append(
@@ -144,7 +145,7 @@ class MSDNet(Staged):
             stage = []
 
     def begin(self, images: Tensor) -> Tensor:
-        """Return the images, (n, 3, height, width), if they are of a size that the heads take."""
+        """Return the images, (n, 3, height, width); raises if their size does not fit the heads."""
         # Two strided convolutions and a pooling over 2 x 2 must leave one pixel.
         sides = [ceil(side / (4 * self.stride)) for side in images.shape[2:]]
         if images.ndim != 4 or images.shape[1] != 3 or not set(sides) <= {2, 3}:
@@ -156,7 +157,7 @@ class MSDNet(Staged):
         return images
 
     def advance(self, exit_index: int, state: Any) -> list[Tensor]:
-        """Run one block, the first of which begins with the stem."""
+        """Run one block; the first includes the stem."""
         maps: list[Tensor] = self.blocks[exit_index](state)
         return maps
 
@@ -176,15 +177,14 @@ class MSDNet(Staged):
         hyperparameters
             By their published names: data ("cifar10", "cifar100", "ImageNet"), nBlocks, base, step,
             stepmode, nChannels, growthRate, grFactor, bnFactor, bottleneck, prune, reduction and,
-            if wanted, nScales.
+            optionally, nScales.
         state_dict
-            Tensors by their published names, or a checkpoint around them.
+            Tensors by their published names, or a checkpoint that contains them.
 
         Raises
         ------
         ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
-            which.
+            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
         """
         model = cls.from_hyperparameters(hyperparameters)
         load_published(model, state_dict)
@@ -192,7 +192,7 @@ class MSDNet(Staged):
 
     @classmethod
     def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network, from published names of hyperparameters."""
+        """Return an untrained network from hyperparameters under their published names."""
         given = dict(hyperparameters)
         n_scales = given.pop("nScales", None)
         given = check_hyperparameters(given, ["data", "bottleneck", *PUBLISHED])
@@ -210,7 +210,7 @@ class MSDNet(Staged):
 
 
 class ConvUnit(nn.Module):
-    """A convolution, normalisation and ReLU; before it, if wished, the same of 1 x 1 to `inner`."""
+    """Convolution, normalisation and ReLU, optionally after the same at 1 x 1 to `inner`."""
 
     def __init__(
         self, n_in: int, n_out: int, *, kernel: int = 3, stride: int = 1, inner: int | None = None
@@ -227,7 +227,7 @@ class ConvUnit(nn.Module):
 
 
 class Stem(nn.Module):
-    """From images to a map at every scale, of which the `n_live` coarsest are kept."""
+    """Makes maps at every scale from images, and returns the `n_live` coarsest."""
 
     def __init__(self, kind: str, width: int, factors: Sequence[int], n_live: int) -> None:
         super().__init__()
@@ -255,18 +255,18 @@ class Stem(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Adds channels to the map of every scale that is kept, from it and from the finer one.
+    """Adds channels to the map of every kept scale, from that map and the next finer one.
 
     Parameters
     ----------
     width, growth : int
-        Channels that come in and that are added, both before the factor of a scale.
+        Input channels and added channels, both before the factor of a scale.
     n_kept : int
-        Scales, of the coarsest, that the layer has weights for.
+        Number of coarsest scales that the layer has weights for.
     n_live : int
-        Scales, of the coarsest, that anything later needs.
+        Number of coarsest scales that later layers need.
     dropping : bool
-        Whether one finer scale still comes in.
+        Whether the input has one more, finer scale.
     """
 
     def __init__(
@@ -292,12 +292,12 @@ class DenseLayer(nn.Module):
             self.layers.append(ScaleGrowth(added, own, finer))
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return the maps, grown, of the scales that are needed later."""
+        """Return the maps with the new channels, for the scales needed later."""
         return [self.layers[scale](maps, scale) for scale in range(-self.n_live, 0)]
 
 
 class ScaleGrowth(nn.Module):
-    """What a dense layer does at one scale; `own` and `finer` are (channels, bottleneck factor)."""
+    """One scale of a dense layer; `own` and `finer` are (channels, bottleneck factor)."""
 
     def __init__(
         self, added: int, own: tuple[int, int | None], finer: tuple[int, int | None] | None
@@ -326,12 +326,12 @@ class Transition(nn.Module):
         self.m = nn.ModuleList(ConvUnit(width * f, kept * f, kernel=1) for f in factors)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return the maps, narrowed."""
+        """Return the maps with fewer channels."""
         return [self.m[scale](maps[scale]) for scale in range(-len(maps), 0)]
 
 
 class Head(nn.Module):
-    """From the coarsest map to logits."""
+    """Classifier on the coarsest map."""
 
     def __init__(self, n_in: int, n_classes: int, stem: str) -> None:
         super().__init__()

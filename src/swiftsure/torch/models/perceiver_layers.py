@@ -1,6 +1,6 @@
-"""Attention as Dynamic Perceiver has it: tokens that read others, and tokens that read each other.
+"""Cross-attention and self-attention layers of Dynamic Perceiver.
 
-Submodules carry the published names, so that published weights load as they are.
+Submodules keep the published names, so that published weights load unchanged.
 """
 
 import torch
@@ -11,7 +11,7 @@ __all__ = ["CrossLayer", "SelfLayer"]
 
 
 class CrossLayer(nn.Module):
-    """Tokens read others, and each is then transformed by itself."""
+    """Cross-attention from tokens to others, then an MLP on each token."""
 
     def __init__(
         self, width: int, other_width: int, inner: int, n_positions: int | None = None
@@ -21,14 +21,14 @@ class CrossLayer(nn.Module):
         self.mlp = Transform(width, widening=1)
 
     def forward(self, tokens: Tensor, others: Tensor) -> Tensor:
-        """Return the tokens, (n, tokens, width), after reading (n, others, other_width)."""
+        """Return the tokens, (n, tokens, width), after attending to (n, others, other_width)."""
         tokens = tokens + self.cross_attn(tokens, others)
         result: Tensor = tokens + self.mlp(tokens)
         return result
 
 
 class SelfLayer(nn.Module):
-    """Tokens read each other, and each is then transformed by itself."""
+    """Self-attention between tokens, then an MLP on each token."""
 
     def __init__(self, width: int, n_heads: int, widening: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SelfLayer(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of tokens to others, both normalised."""
+    """Attention from tokens to others, both layer-normalised."""
 
     def __init__(self, width: int, other_width: int, inner: int, n_positions: int | None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of normalised tokens to each other."""
+    """Attention between layer-normalised tokens."""
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SelfAttention(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention; what is read may have a learned key for each position."""
+    """Scaled dot-product attention, optionally with a learned key bias per position."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(inner, width)
 
     def forward(self, tokens: Tensor, others: Tensor) -> Tensor:
-        """Return what the tokens read in the others."""
+        """Return the attention output for the tokens."""
         keys = self.k_proj(others)
         if self.relative_position_bias is not None:
             keys = keys + self.relative_position_bias
@@ -107,7 +107,7 @@ class Attention(nn.Module):
 
 
 class Transform(nn.Module):
-    """Normalises each token and passes it through one hidden layer."""
+    """Layer normalisation and an MLP with one hidden layer, on each token."""
 
     def __init__(self, width: int, widening: int) -> None:
         super().__init__()

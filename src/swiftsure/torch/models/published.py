@@ -1,4 +1,4 @@
-"""Reading what others published: hyperparameters and state dicts, under whatever wrapping."""
+"""Load published hyperparameters and state dicts, from checkpoints and wrapped models."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 __all__ = ["check_hyperparameters", "load_published", "plain_state_dict"]
 
 ENTRIES = ("state_dict", "model_state_dict", "model")
-"""Where a checkpoint keeps the state dict, among epochs, optimisers and the like."""
+"""Keys under which a checkpoint may keep the state dict."""
 
 TRAINING_ONLY = (
     "attn_drop",
@@ -27,16 +27,16 @@ TRAINING_ONLY = (
 """Published hyperparameters that change nothing in evaluation mode."""
 
 SHOWN = 8
-"""How many keys of a kind an error names."""
+"""How many keys of each kind an error lists."""
 
 
 def load_published(model: nn.Module, published: Mapping[str, Any]) -> None:
-    """Load a published checkpoint or state dict into a model, which must have exactly its keys.
+    """Load a published checkpoint or state dict into a model with exactly the same keys.
 
     Raises
     ------
     ValueError
-        With the keys that are missing, the keys that are surplus, and the shapes that differ.
+        Lists the missing keys, the surplus keys, and the shapes that differ.
 
     Examples
     --------
@@ -67,9 +67,9 @@ def load_published(model: nn.Module, published: Mapping[str, Any]) -> None:
 
 
 def plain_state_dict(published: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict of a checkpoint, without what wrapping a model adds to its keys.
+    """Return the state dict of a checkpoint, without the key prefixes that wrappers add.
 
-    Wrapping adds a leading `module.` (data parallel), and `_orig_mod.` (torch.compile) anywhere.
+    These are a leading `module.` (DataParallel), and `_orig_mod.` (torch.compile) anywhere.
     """
     for entry in ENTRIES:
         if isinstance(published.get(entry), Mapping):
@@ -78,7 +78,7 @@ def plain_state_dict(published: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def check_hyperparameters(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return the published hyperparameters of these names, without those of training alone.
+    """Return the published hyperparameters with these names; drops those that only affect training.
 
     Raises
     ------

@@ -1,7 +1,6 @@
-"""Parts of vision transformers: from images to tokens, attention, what stands between.
+"""Parts of vision transformers: tokenisers, attention, MLPs and position embeddings.
 
-Submodules carry the names under which DeiT and T2T-ViT were published, so that published weights
-load as they are.
+Submodules keep the published names of DeiT and T2T-ViT, so that published weights load unchanged.
 """
 
 from bisect import bisect
@@ -31,38 +30,38 @@ __all__ = [
 
 
 class Window(NamedTuple):
-    """A square that slides over an image: each place where it stops becomes a token."""
+    """A square window that slides over an image; each position becomes a token."""
 
     kernel: int
     stride: int
     padding: int
 
     def places(self, pixels: int) -> int:
-        """Return how often it stops along a side."""
+        """Return the number of positions along a side of so many pixels."""
         return (pixels + 2 * self.padding - self.kernel) // self.stride + 1
 
     def pixels(self, places: int) -> range:
-        """Return the sides along which it stops so often."""
+        """Return the side lengths that give this many positions."""
         fewest = (places - 1) * self.stride + self.kernel - 2 * self.padding
         return range(fewest, fewest + self.stride)
 
     @classmethod
     def patches(cls, pixels: int, grid: int) -> Self | None:
-        """Return the window that cuts images into grid x grid patches, if there is one."""
+        """Return the window that cuts images into grid x grid patches, or None."""
         kernel = ceil(pixels / grid)
         padding = ceil((kernel * grid - pixels) / 2)
         return cls(kernel, kernel, padding) if padding < kernel else None
 
     @classmethod
     def soft(cls, pixels: int, grid: int) -> Self | None:
-        """Return the window after which two halvings leave grid x grid tokens, if there is one.
+        """Return the window after which two halvings leave grid x grid tokens, or None.
 
-        Windows overlap by three quarters of the stride, as those of T2T-ViT do. They stop an even
-        number of times, so that the first halving is exact.
+        Windows overlap by three quarters of the stride, as in T2T-ViT. The number of positions is
+        even, so that the first halving is exact.
         """
         stride = ceil(pixels / (4 * grid))
         kernel = max(3, ceil(1.75 * stride))
-        # No more padding than that: every window must see some of the image.
+        # Less padding than the kernel: every window must see some of the image.
         for padding in range(ceil((kernel - stride) / 2), kernel):
             window = cls(kernel, stride, padding)
             if window.places(pixels) in (4 * grid - 2, 4 * grid):
@@ -71,11 +70,11 @@ class Window(NamedTuple):
 
 
 WINDOWS = {"t2t": Window.soft, "deit": Window.patches}
-"""How each kind of transformer cuts images into tokens."""
+"""Functions that return the tokenising window, by kind of transformer."""
 
 
 class PatchTokens(nn.Module):
-    """Tokens of DeiT: one a patch, by a convolution."""
+    """DeiT's tokeniser: one token per patch, by a convolution."""
 
     def __init__(self, window: Window, width: int) -> None:
         super().__init__()
@@ -88,16 +87,16 @@ class PatchTokens(nn.Module):
 
 
 class SoftSplitTokens(nn.Module):
-    """Tokens of T2T-ViT: overlapping windows, gathered into fewer and fewer tokens.
+    """T2T-ViT's tokeniser: merges overlapping windows into fewer and fewer tokens.
 
     Parameters
     ----------
     window : Window
-        Of the first split; the two that follow are 3 x 3 and halve the side.
+        Window of the first split; the next two are 3 x 3 and halve the side.
     side : int
-        How often the first window stops along a side.
+        Number of positions of the first window along a side.
     width, inner_width : int
-        Of the tokens that come out, and of those between the splits.
+        Width of the output tokens, and of those between the splits.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class SoftSplitTokens(nn.Module):
 
 
 class Performer(nn.Module):
-    """Attention in linear time, by random features of the softmax kernel, and an MLP.
+    """Linear-time attention, by random features of the softmax kernel, and an MLP.
 
-    The shortcut starts at the values, since tokens change their width here.
+    The shortcut starts from the values, because the width of tokens changes here.
     """
 
     def __init__(self, n_in: int, width: int, dropout: float) -> None:
@@ -141,7 +140,7 @@ class Performer(nn.Module):
         """Return tokens, (n, tokens, width)."""
         keys, queries, values = self.kqv(self.norm1(tokens)).chunk(3, dim=-1)
         keys, queries = self._features(keys), self._features(queries)
-        # Not a matrix product, which autocast would round, small sums and the 1e-8 to zero.
+        # Not a matrix product: autocast would round small sums and the 1e-8 to zero.
         totals = (queries * keys.sum(dim=1, keepdim=True)).sum(dim=-1, keepdim=True)
         mixed = queries @ (keys.transpose(1, 2) @ values.to(keys.dtype)) / (totals + 1e-8)
         tokens = values + self.drop(self.proj(mixed))
@@ -155,12 +154,12 @@ class Performer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention between tokens, whose logits, the relations, may come from elsewhere in part.
+    """Self-attention whose logits, the relations, can be added to and returned.
 
     Parameters
     ----------
     hands_on : bool
-        Whether anything later asks for the relations; if not, they are never held in memory.
+        Whether to return the relations; if not, they are never held in memory.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class Attention(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return tokens, and relations, (n, heads, tokens, tokens), with what was added to them."""
+        """Return tokens, and relations, (n, heads, tokens, tokens), including `added`."""
         packed = self.qkv(tokens).unflatten(-1, (3, self.n_heads, -1))
         queries, keys, values = packed.transpose(1, 3).unbind(dim=2)
         rate = self.attention_dropout if self.training else 0.0
@@ -214,14 +213,14 @@ class Mlp(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Leaves a residual branch out for a share of the samples while training."""
+    """Stochastic depth: drops a residual branch for a share of the samples in training."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, branch: Tensor) -> Tensor:
-        """Return the branch: zero for some samples, larger for the others."""
+        """Return the branch: zero for some samples, scaled up for the others."""
         if self.rate == 0 or not self.training:
             return branch
         kept = branch.new_empty(len(branch), 1, 1).bernoulli_(1 - self.rate)
@@ -229,10 +228,10 @@ class DropPath(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Start the linear layers of a transformer the way its authors do: small, and unbiased.
+    """Initialise the linear layers of a transformer as its authors do: small, with zero bias.
 
-    But for those that make tokens of soft splits: as small, tokens would start far smaller than the
-    embeddings of their positions.
+    Layers of `SoftSplitTokens` start larger: otherwise tokens would start far smaller than their
+    position embeddings.
     """
     for layer in _linear_layers(module):
         nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -245,7 +244,7 @@ def initialise(module: nn.Module) -> None:
 
 
 def sinusoids(n_tokens: int, width: int) -> Tensor:
-    """Return the fixed embedding of positions, (n_tokens, width): sines and cosines in turn."""
+    """Return the fixed position embedding, (n_tokens, width): alternating sines and cosines."""
     frequencies = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
     angles = torch.arange(n_tokens, dtype=torch.float64)[:, None] * frequencies
     even = torch.arange(width) % 2 == 0
@@ -253,10 +252,10 @@ def sinusoids(n_tokens: int, width: int) -> Tensor:
 
 
 def stretching(coarse: int, fine: int) -> Tensor:
-    """Return the matrix, (1 + fine**2, 1 + coarse**2), that stretches tokens to another grid.
+    """Return the matrix, (1 + fine**2, 1 + coarse**2), that resizes tokens to another grid.
 
-    Along each side tokens are repeated until there are enough, and then averaged; the token of the
-    class, which comes first, stays itself. As a matrix this is faster than resizing maps.
+    Along each side, tokens are repeated until there are enough, then averaged; the class token,
+    which comes first, is kept. A matrix product is faster than resizing maps.
 
     Examples
     --------
@@ -274,7 +273,7 @@ def stretching(coarse: int, fine: int) -> Tensor:
 
 
 def windows_for(kind: str, image_size: int, grids: object) -> list[Window]:
-    """Return the window that gives each grid; the error for one that none gives says which do."""
+    """Return the window for each grid; if a grid has none, the error lists the nearest that do."""
     make = WINDOWS[checks.known("kind", kind, WINDOWS)]
     checks.count("image_size", image_size)
     if isinstance(grids, str) or not isinstance(grids, Sequence) or len(grids) < 2:
@@ -300,7 +299,7 @@ def _linear_layers(module: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _halved(tokens: Tensor, side: int) -> Tensor:
-    """Return 3 x 3 windows, every second one a side, of tokens that lie in a square."""
+    """Return 3 x 3 windows with stride 2 of tokens arranged in a square."""
     square = tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
     return _gathered(square, Window(3, 2, 1))
 
@@ -308,7 +307,7 @@ def _halved(tokens: Tensor, side: int) -> Tensor:
 def _gathered(maps: Tensor, window: Window) -> Tensor:
     """Return the windows of maps, (n, windows, channels * kernel**2).
 
-    What `torch.nn.functional.unfold` gives, which on a GPU takes one sample after the other.
+    Same as `torch.nn.functional.unfold`, which on a GPU processes one sample at a time.
     """
     kernel, stride, padding = window
     views = pad(maps, (padding,) * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)

@@ -2,14 +2,14 @@
 
 Bao et al., *All are Worth Words: A ViT Backbone for Diffusion Models* (CVPR 2023), as published by
 baofff/U-ViT; exits after Tang et al., *DeeDiff: Dynamic Uncertainty-Aware Early Exiting for
-Accelerating Diffusion Model Generation* (2023), as published by metodj/RC-EENN. Submodules carry
-the published names, so that published weights load as they are.
+Accelerating Diffusion Model Generation* (2023), as published by metodj/RC-EENN. Submodules keep the
+published names, so that published weights load unchanged.
 
-One run of the network is one step of denoising: from noisy images and their times to the noise in
-them. Blocks form a U of n, 1 and n: those of the second half also see what those of the first half
-gave, the last of them first. An exit estimates the noise, and how wrong the estimate is at every
-pixel; all exits share the module that does the latter. After the exit of the last block comes the
-network's own output, from normalised tokens: it is the last exit, and always sure of itself.
+One run of the network is one denoising step: it estimates the noise in noisy images at given times.
+Blocks form a U of n, 1 and n: those of the second half also take the outputs of the first half, in
+reverse order. An exit estimates the noise, and its uncertainty at every pixel; all exits share the
+uncertainty module. After the exit of the last block comes the network's own output, from normalised
+tokens: it is the last exit, and its confidence is always 1.
 """
 
 from collections import OrderedDict
@@ -29,7 +29,7 @@ from swiftsure.torch.staged import Scored, Staged
 __all__ = ["UViT"]
 
 TIME_SHARE = 4
-"""Width of tokens, in widths of the time that the uncertainty module sees beside them."""
+"""Width of tokens divided by the width of the time embedding in the uncertainty module."""
 
 PUBLISHED = {
     "img_size": "image_size",
@@ -39,7 +39,7 @@ PUBLISHED = {
     "num_heads": "n_heads",
     "mlp_ratio": "mlp_ratio",
 }
-"""Published names of hyperparameters, and ours."""
+"""Maps published names of hyperparameters to ours."""
 
 OPTIONAL = {
     "in_chans": "n_channels",
@@ -55,41 +55,41 @@ State = dict[str, Any]
 class UViT(Staged):
     """A U-ViT with DeeDiff's exits: one after every block, and the full output.
 
-    A batch is (images, timesteps), or (images, timesteps, labels) where there are classes. Times
-    are on the scale that the network was trained on: t / T, in [0, 1), for DeeDiff.
+    A batch is (images, timesteps), or (images, timesteps, labels) if there are classes. Times are
+    on the scale of training: t / T, in [0, 1), for DeeDiff.
 
-    An exit's confidence is one less its mean uncertainty over the image; that of the last exit,
-    which has none, is 1. For training, `uncertainty` gives the uncertainty of every pixel.
+    An exit's confidence is 1 minus its mean uncertainty over the image; the last exit has no
+    uncertainty, and confidence 1. For training, `uncertainty` returns the uncertainty per pixel.
 
-    The defaults are the network that DeeDiff was published with for CIFAR-10.
+    The defaults are DeeDiff's published network for CIFAR-10.
 
     Parameters
     ----------
     image_size, patch_size : int
         Height and width of images, and of the patches that become tokens.
     n_channels : int
-        Of images.
+        Channels of images.
     width : int
-        Of tokens; a multiple of 8 and of `n_heads`.
+        Width of tokens; a multiple of 8 and of `n_heads`.
     depth : int
-        For 2 * (depth // 2) + 1 blocks, and as many exits before the last.
+        Gives 2 * (depth // 2) + 1 blocks, and as many exits before the last.
     n_heads : int
-        Heads of attention.
+        Attention heads.
     mlp_ratio : float
-        Hidden width of a block's MLP, in widths of tokens.
+        Hidden width of a block's MLP, as a multiple of `width`.
     n_classes : int, optional
-        Classes that images are conditioned on. None: no labels.
+        Number of classes to condition on. None: no labels.
     qkv_bias : bool
         Whether queries, keys and values have a bias.
     skips : bool
-        Whether blocks of the second half see what those of the first half gave.
+        Whether blocks of the second half take the outputs of the first half.
     convolution : bool
         Whether a 3 x 3 convolution smooths the patches of every estimate.
     uncertainty_ratio : float
-        Hidden width of the module that estimates uncertainty, in widths of tokens. It runs at every
-        exit that is looked at: the published 4 costs nearly a third of a block each time.
+        Hidden width of the uncertainty module, as a multiple of `width`. It runs at every exit that
+        is evaluated: the published 4 costs nearly a third of a block each time.
     early_exits : bool
-        Without, the network is a plain U-ViT, and the full output its only exit.
+        If False, the network is a plain U-ViT, and the full output is its only exit.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class UViT(Staged):
         checks.count("n_channels", n_channels)
         if n_classes is not None:
             checks.count("n_classes", n_classes)
-        # The times that tokens and uncertainty see have as many cosines as sines.
+        # Time embeddings, of tokens and of the uncertainty module, are half cosines, half sines.
         for factor in (2 * TIME_SHARE, checks.count("n_heads", n_heads)):
             if checks.count("width", width) % factor:
                 raise ValueError(f"`width` must be a multiple of {factor}, but got {width}.")
@@ -180,7 +180,7 @@ class UViT(Staged):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def begin(self, batch: Sequence[Tensor]) -> State:
-        """Return the tokens of images and what goes with them, (images, timesteps[, labels])."""
+        """Return the initial state of a batch, (images, timesteps[, labels])."""
         images, timesteps, *labels = self.checked(batch)
         tokens = self.patch_embed(images).flatten(2).transpose(1, 2)
         extras = [waves(timesteps, self.width).to(tokens.dtype)]
@@ -189,14 +189,14 @@ class UViT(Staged):
         tokens = torch.cat([torch.stack(extras, dim=1), tokens], dim=1) + self.pos_embed
         state = {"tokens": tokens, "skips": []}
         if self.n_exits > 1:
-            # What doubts owe to the time, once for all exits.
+            # The time's part of the uncertainty module, computed once for all exits.
             times = waves(timesteps, self.width // TIME_SHARE).to(tokens.dtype)
             into = cast(nn.Linear, self.UEM[0])
             state["time_doubts"] = linear(times, into.weight[:, self.width :], into.bias)
         return state
 
     def advance(self, exit_index: int, state: State) -> State:
-        """Run one block; for the last exit normalise, after all blocks if there were no exits."""
+        """Run one block; for the last exit, normalise (after all blocks if it is the only exit)."""
         if exit_index < self.n_exits - 1:
             return self._after_block(exit_index, state)
         if self.n_exits == 1:
@@ -205,20 +205,20 @@ class UViT(Staged):
         return {"tokens": self.norm(self._patches(state))}
 
     def head(self, exit_index: int, state: State) -> Scored:
-        """Return the noise that an exit estimates, and its confidence."""
+        """Return an exit's noise estimate and its confidence."""
         return Scored(self.estimate(exit_index, state), self.confidence_at(exit_index, state))
 
     def confidence_at(self, exit_index: int, state: State) -> Tensor:
-        """Return how sure an exit is of the noise, (n,), without estimating it."""
+        """Return an exit's confidence, (n,), without estimating the noise."""
         if exit_index == self.n_exits - 1:
             tokens = state["tokens"]
             return torch.ones(len(tokens), dtype=torch.float32, device=tokens.device)
-        # In half precision a mean would be too coarse for thresholds.
+        # A mean in half precision would be too coarse for thresholds.
         doubts = self.doubts(self._patches(state), state["time_doubts"])
         return 1 - doubts.float().mean(dim=(1, 2))
 
     def estimate(self, exit_index: int, state: State, rows: Tensor | None = None) -> Tensor:
-        """Return the noise that an exit estimates in all images, or those of some rows."""
+        """Return an exit's noise estimate for all images, or for some rows."""
         tokens = self._patches(state)
         noise = self._image(self.decoder_pred(tokens if rows is None else tokens[rows]))
         if exit_index == self.n_exits - 1:
@@ -230,7 +230,7 @@ class UViT(Staged):
         return smooth
 
     def uncertainty(self, state: State) -> Tensor:
-        """Return the uncertainty, in (0, 1), at every pixel of the image, at any exit but the last.
+        """Return the uncertainty, in (0, 1), of every pixel, at any exit except the last.
 
         DeeDiff trains it towards tanh |estimate - noise|.
         """
@@ -250,18 +250,17 @@ class UViT(Staged):
         ----------
         hyperparameters
             By their published names: img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio
-            and, if wanted, in_chans, qkv_bias, num_classes (-1 for none), conv, skip and
-            mlp_time_embed (False alone).
+            and, optionally, in_chans, qkv_bias, num_classes (-1 for none), conv, skip and
+            mlp_time_embed (only False).
         state_dict
-            Tensors by their published names, or a checkpoint around them.
+            Tensors by their published names, or a checkpoint that contains them.
         early_exits
             False for the weights of a plain U-ViT.
 
         Raises
         ------
         ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; the error says
-            which.
+            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
         """
         model = cls.from_hyperparameters(hyperparameters, early_exits=early_exits)
         load_published(model, state_dict)
@@ -271,7 +270,7 @@ class UViT(Staged):
     def from_hyperparameters(
         cls, hyperparameters: Mapping[str, Any], *, early_exits: bool = True
     ) -> Self:
-        """Return an untrained network, from published names of hyperparameters."""
+        """Return an untrained network from hyperparameters under their published names."""
         given = dict(hyperparameters)
         if given.pop("mlp_time_embed", False):
             raise ValueError("`mlp_time_embed` must be False, as in every published network.")
@@ -285,7 +284,7 @@ class UViT(Staged):
         return cls(**named, early_exits=early_exits)
 
     def checked(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return a batch if it is one: (images, timesteps), and labels where there are classes."""
+        """Return a batch unchanged; raises unless it is (images, timesteps[, labels])."""
         parts = ["images", "timesteps"] + ["labels"] * (self.label_emb is not None)
         if not isinstance(batch, tuple | list) or len(batch) != len(parts):
             kind = type(batch).__name__
@@ -317,7 +316,7 @@ class UViT(Staged):
         half = self.n_blocks // 2
         skip = None
         if self.skips and 1 <= k <= half:
-            # What a block gave becomes a skip only now: before, it is in the state as tokens.
+            # A block's output becomes a skip only now: until then it is in the state as tokens.
             skips = [*skips, tokens]
         elif self.skips and k > half:
             *skips, skip = skips
@@ -325,9 +324,9 @@ class UViT(Staged):
         return {**state, "tokens": blocks[k](tokens, skip), "skips": skips}
 
     def doubts(self, patches: Tensor, of_time: Tensor) -> Tensor:
-        """Return what the uncertainty module makes of patches and time, (n, patches, pixels).
+        """Return the uncertainty module's output for patches and time, (n, patches, pixels).
 
-        Published on both side by side; apart, nothing has to be copied for every exit.
+        The published code concatenates both; adding their parts saves a copy at every exit.
         """
         into, silu, out, sigmoid = self.UEM
         seen = linear(patches, cast(nn.Linear, into).weight[:, : self.width])
@@ -335,12 +334,12 @@ class UViT(Staged):
         return doubts
 
     def _patches(self, state: State) -> Tensor:
-        """Return the tokens of patches alone, which come after those of label and time."""
+        """Return the tokens of patches, without those of label and time before them."""
         patches: Tensor = state["tokens"][:, -self.n_patches :]
         return patches
 
     def _image(self, tokens: Tensor) -> Tensor:
-        """Return images from tokens with the pixels of a patch, row by row, channels fastest."""
+        """Return images from tokens that hold a patch's pixels row by row, channels fastest."""
         channels, height, width = self.image_shape
         side, n = self.patch_size, len(tokens)
         pixels = tokens.reshape(n, height // side, width // side, side, side, channels)
@@ -348,7 +347,7 @@ class UViT(Staged):
 
 
 class Block(nn.Module):
-    """Attention and an MLP; before them, where it joins, a skip is merged into the tokens."""
+    """Attention and an MLP; if `joins`, a skip is merged into the tokens first."""
 
     def __init__(self, width: int, n_heads: int, hidden: int, bias: bool, joins: bool) -> None:
         super().__init__()
@@ -369,7 +368,7 @@ class Block(nn.Module):
 
 
 def waves(timesteps: Tensor, width: int) -> Tensor:
-    """Return the embedding of times, (n, width): cosines, then sines, of falling frequencies.
+    """Return the embedding of times, (n, width): cosines, then sines, of decreasing frequency.
 
     Examples
     --------
