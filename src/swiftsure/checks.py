@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "between",
+    "choice",
     "count",
     "finite",
-    "known",
     "numbers",
     "of_shape",
     "shape_text",
@@ -43,7 +43,7 @@ def count(name: str, value: int, least: int = 1) -> int:
     return int(value)
 
 
-def known(name: str, value: str, names: Iterable[str]) -> str:
+def choice(name: str, value: str, names: Iterable[str]) -> str:
     """Return `value` if it is one of `names`; the error lists them and the nearest."""
     names = list(names)
     if value in names:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["npz", "replaced", "writable", "write_text"]
+__all__ = ["atomic_write", "npz", "writable", "write_text"]
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -25,7 +25,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path to write to; it takes the place of `path` only if all went well."""
     target = writable(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
@@ -61,5 +61,5 @@ def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole."""
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -128,7 +128,7 @@ class Path:
         if path is None:
             return cls.logit_grid()
         if isinstance(path, str):
-            checks.known("path", path, ["logit", "breakpoints"])
+            checks.choice("path", path, ["logit", "breakpoints"])
             return cls.logit_grid() if path == "logit" else cls.breakpoints(confidences)
         values = threshold_array(path, "path")
         return cls.family(values) if values.ndim == 2 else cls.grid(values)

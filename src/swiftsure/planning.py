@@ -564,7 +564,7 @@ def _cost_name(curve: RiskCurve, cost: str | None) -> str:
     """Return the cost to plan with: the one named, the only one, or the exit number."""
     names: dict[str, Any] = dict(curve.costs)
     if cost is not None:
-        return checks.known("cost", cost, names)
+        return checks.choice("cost", cost, names)
     others = [name for name in names if name != "exit"]
     if len(others) == 1:
         return others[0]

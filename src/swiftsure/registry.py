@@ -43,4 +43,4 @@ class Registry(dict[str, T]):
 
     def choose(self, name: str) -> T:
         """Return the item of a name; an unknown name is refused with the nearest known one."""
-        return self[checks.known(self.argument, name, self)]
+        return self[checks.choice(self.argument, name, self)]

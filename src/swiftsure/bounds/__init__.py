@@ -61,7 +61,7 @@ def resolve(
     """Return a bound by name, refused if it is not valid for the declared losses."""
     if bound == "auto":
         return auto(loss_range, n, pool)
-    chosen = BOUNDS[checks.known("bound", bound, ["auto", *BOUNDS])]
+    chosen = BOUNDS[checks.choice("bound", bound, ["auto", *BOUNDS])]
     chosen.refuse(loss_range)
     return chosen
 

@@ -122,4 +122,4 @@ def resolve_loss(loss: str | AnyLoss, registry: Mapping[str, AnyLoss]) -> AnyLos
     """Return a loss by its name in a registry; a loss as it is."""
     if isinstance(loss, type(next(iter(registry.values())))):
         return loss
-    return registry[checks.known("losses", str(loss), registry)]
+    return registry[checks.choice("losses", str(loss), registry)]

@@ -118,7 +118,7 @@ class Drift:
     ) -> None:
         certificate = policy.certificate
         if cost is not None:
-            checks.known("cost", cost, certificate.costs)
+            checks.choice("cost", cost, certificate.costs)
         self.cost = cost
         self._full, self._then = certificate.costs.get(cost or "exit", (0.0, 0.0))
         self._cost = _Recent([0.0])

@@ -103,7 +103,7 @@ class RequestOrder:
     ) -> None:
         self.monitor = monitor
         self.patience = None if patience is None else checks.count("patience", patience)
-        self.missing = checks.known("missing", missing, MISSING)
+        self.missing = checks.choice("missing", missing, MISSING)
         self.given_up = 0
         self.too_late = 0
         self._last: int | None = None

@@ -305,9 +305,9 @@ def _number(loss: float | bool) -> float:
 def _the_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
     """Return the one promise that has these names."""
     if risk is not None:
-        checks.known("risk", risk, dict.fromkeys(promise.risk for promise in promises))
+        checks.choice("risk", risk, dict.fromkeys(promise.risk for promise in promises))
     if loss is not None:
-        checks.known("loss", loss, dict.fromkeys(promise.loss for promise in promises))
+        checks.choice("loss", loss, dict.fromkeys(promise.loss for promise in promises))
     found = [p for p in promises if risk in (None, p.risk) and loss in (None, p.loss)]
     if len(found) != 1:
         choices = ", ".join(f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in promises)

@@ -155,7 +155,7 @@ def full_cost_mapping(given: Any, costs: Mapping[str, Array]) -> dict[str, float
     """Return costs of the full model alone; each must be that of a cost with this name."""
     mapping_of_arrays("full_costs", given)
     for name, value in given.items():
-        checks.known("full_costs", name, costs)
+        checks.choice("full_costs", name, costs)
         checks.between(f"full_costs['{name}']", value, 0.0, np.inf)
     return {name: float(value) for name, value in given.items()}
 
@@ -252,7 +252,7 @@ def chosen_loss(record: Any, risk: str, loss: str | None) -> str:
 def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:
     """Return `value` if known; if None the only option, or the preferred one."""
     if value is not None:
-        return checks.known(name, value, options)
+        return checks.choice(name, value, options)
     if len(options) == 1:
         return next(iter(options))
     if preferred in options:

@@ -313,7 +313,7 @@ class ExitRecord(Record):
         loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
-        checks.known("missing", missing, ["raise", "worst"])
+        checks.choice("missing", missing, ["raise", "worst"])
         values, declared = RISKS[risk].of_record(self, loss, full=-1)
         route = Path.of(path, confidences)
         rule: dict[str, Any] = {
@@ -376,7 +376,7 @@ class ExitRecord(Record):
         strict, min_exit
             As in `curve`.
         """
-        checks.known(
+        checks.choice(
             "loss", loss, [k for k in self.inconsistencies if gap_is_known_by_agreement(k)]
         )
         missing: Array = np.ones(self.n, bool)

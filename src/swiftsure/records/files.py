@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.files import npz, replaced
+from swiftsure.files import atomic_write, npz
 from swiftsure.losses import LossRange
 from swiftsure.sample_order import SampleOrder
 
@@ -68,7 +68,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
     table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -104,7 +104,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             if group == "costs" and name:
                 arguments["costs"][name] = arrays[key]
             else:
-                checks.known("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
+                checks.choice("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
                 arguments[key] = arrays[key]
         return arguments
 
@@ -209,7 +209,7 @@ def _refuse_unknown(
     known = [c.partition("/")[2] for c in present if c.startswith(("loss/", "inconsistency/"))]
     for name in losses or ():
         if name not in [*wanted["losses"], *wanted["inconsistencies"]]:
-            checks.known("losses", name, dict.fromkeys(known))
+            checks.choice("losses", name, dict.fromkeys(known))
 
 
 def _selection(
@@ -218,7 +218,7 @@ def _selection(
     if only is None:
         return names
     if attribute == "confidences" and strict:
-        return [checks.known("scores", name, names) for name in only]
+        return [checks.choice("scores", name, names) for name in only]
     return [name for name in only if name in names]
 
 

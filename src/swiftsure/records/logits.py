@@ -36,7 +36,7 @@ def reduced_logits(
         np.full(n_exits, temperatures) if np.ndim(temperatures) == 0 else temperatures, n_exits
     )
     columns = np.asarray(scale)[:, None]
-    checks.known("label", label, ["expected", "sample", "argmax"])
+    checks.choice("label", label, ["expected", "sample", "argmax"])
     score_names, chosen = _score_names(score), _chosen_losses(losses)
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
     first = values[:CHUNK]
@@ -107,7 +107,7 @@ def _score_names(score: str | Iterable[str]) -> list[str]:
 
 def _chosen_losses(losses: str | Iterable[str]) -> list[Loss]:
     names = [losses] if isinstance(losses, str) else list(losses)
-    return [LOSSES[checks.known("losses", name, LOSSES)] for name in names]
+    return [LOSSES[checks.choice("losses", name, LOSSES)] for name in names]
 
 
 def _class_numbers(labels: ArrayLike, classes: Sequence[Any], n_classes: int) -> Array:
@@ -139,7 +139,7 @@ def _reduced(
     for start in range(0, n, CHUNK):
         p = probabilities_of(slice(start, start + CHUNK))
         for name in score_names:
-            measure = SCORES[checks.known("score", name, SCORES)]
+            measure = SCORES[checks.choice("score", name, SCORES)]
             parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
         for loss in chosen:
             parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
