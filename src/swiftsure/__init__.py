@@ -1,10 +1,10 @@
 """Swiftsure: fast inference with a guarantee.
 
-Read the library along the way of the data: `records` (what happened at every exit), `curves`
-(losses and costs along a path of settings), `control` (the fastest setting that is safe), `policy`
-(the setting and its certificate).
+To read the code, follow the data: `records` (losses at every exit), `curves` (losses and costs
+along a path of settings), `control` (the fastest setting that is safe), `policy` (the setting and
+its certificate).
 
-Nothing is imported until it is used, so `import swiftsure` is quick.
+Modules are imported on first use, so `import swiftsure` is fast.
 """
 
 from importlib import import_module

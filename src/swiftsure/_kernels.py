@@ -1,4 +1,4 @@
-"""Compiled loops: the exit rule, losses along a path, their totals."""
+"""Compiled loops for the exit rule, losses along a path, and their totals."""
 
 from typing import NamedTuple
 
@@ -21,9 +21,9 @@ __all__ = [
 class Losses(NamedTuple):
     """Loss of every sample at every setting of a path, in one of two forms.
 
-    Exit form: `values` is (n, n_exits), and a sample's loss at setting k stands in the column of
-    the exit it takes under `thresholds[k]`. Table form: `values` is (n, K) and column k is the
-    loss at setting k; `confidences` and `thresholds` then have no columns.
+    Exit form: `values` is (n, n_exits), and a sample's loss at setting k is in the column of the
+    exit it takes under `thresholds[k]`. Table form: `values` is (n, K) and column k is the loss at
+    setting k; `confidences` and `thresholds` then have no columns.
     """
 
     values: np.ndarray  # (n, n_exits) or (n, K), float64
@@ -35,7 +35,7 @@ class Losses(NamedTuple):
 
 @compiled
 def first_exit(confidences, thresholds, strict, min_exit):  # type: ignore[no-untyped-def]
-    """Exit of one sample (Eq. 1 of the paper): the definition that everything else uses."""
+    """Return the exit of one sample (Eq. 1 of the paper); everything else uses this definition."""
     for exit_ in range(min_exit, confidences.shape[0]):
         if confidences[exit_] > thresholds[exit_]:
             return exit_
@@ -46,7 +46,7 @@ def first_exit(confidences, thresholds, strict, min_exit):  # type: ignore[no-un
 
 @compiled
 def exit_indices(confidences, thresholds, strict, min_exit):  # type: ignore[no-untyped-def]
-    """Exit of each sample under one setting."""
+    """Return the exit of each sample under one setting, (n,)."""
     exits = np.empty(confidences.shape[0], np.int64)
     for i in range(exits.size):
         exits[i] = first_exit(confidences[i], thresholds, strict, min_exit)
@@ -55,7 +55,7 @@ def exit_indices(confidences, thresholds, strict, min_exit):  # type: ignore[no-
 
 @compiled
 def column(losses, row, setting):  # type: ignore[no-untyped-def]
-    """Column of `losses.values` that holds a sample's loss at a setting."""
+    """Return the column of `losses.values` that holds a sample's loss at a setting."""
     if losses.thresholds.shape[1] == 0:
         return setting
     return first_exit(
@@ -65,7 +65,7 @@ def column(losses, row, setting):  # type: ignore[no-untyped-def]
 
 @compiled
 def gather(losses, rows, start, stop):  # type: ignore[no-untyped-def]
-    """Dense (rows, stop - start) block of the losses."""
+    """Return the losses of some rows at settings [start, stop), (n_rows, stop - start)."""
     out = np.empty((rows.size, stop - start), np.float64)
     for i in range(rows.size):
         for k in range(start, stop):
@@ -75,9 +75,9 @@ def gather(losses, rows, start, stop):  # type: ignore[no-untyped-def]
 
 @compiled
 def group_sums(losses, codes, divisors):  # type: ignore[no-untyped-def]
-    """Sum of the losses of each group at each setting, over its divisor: (n_groups, K).
+    """Return each group's total loss at each setting divided by its divisor, (n_groups, K).
 
-    Divisors are the sizes for group means, or the same for all groups.
+    For group means the divisors are the group sizes; otherwise one number for all groups.
     """
     out = np.zeros((divisors.size, losses.thresholds.shape[0]), np.float64)
     for i in range(codes.size):
@@ -90,7 +90,7 @@ def group_sums(losses, codes, divisors):  # type: ignore[no-untyped-def]
 
 @compiled
 def totals_scan(losses, rows, monotone):  # type: ignore[no-untyped-def]
-    """Sum and sum of squares of the losses at each setting, for any path."""
+    """Return the sum and sum of squares of the losses at each setting, for any path."""
     n_settings = losses.thresholds.shape[0]
     sums = np.zeros(n_settings)
     squares = np.zeros(n_settings)
@@ -107,12 +107,12 @@ def totals_scan(losses, rows, monotone):  # type: ignore[no-untyped-def]
 
 
 SEARCHES = 256
-"""Rows that are searched side by side: one search alone mostly waits for its own comparisons."""
+"""Rows searched in one batch: a single search is bound by the latency of its comparisons."""
 
 
 @compiled
 def firing_levels(losses):  # type: ignore[no-untyped-def]
-    """Thresholds as (n_early, K), such that a confidence c ≥ λ exits, strict or not."""
+    """Return thresholds λ, (n_early, K), adjusted so that c ≥ λ exits even if `strict`."""
     n_settings, n_early = losses.thresholds.shape
     levels = np.full((n_early, n_settings), np.float32(np.inf))
     for exit_ in range(losses.min_exit, n_early):
@@ -124,9 +124,9 @@ def firing_levels(losses):  # type: ignore[no-untyped-def]
 
 @compiled
 def fill_entries(entries, losses, levels, rows):  # type: ignore[no-untyped-def]
-    """Write into `entries[l, j]` the first setting at which row j leaves at exit l or before.
+    """Write into `entries[l, j]` the first setting at which row j exits at l or earlier, else K.
 
-    Thresholds fall along the path; K stands for "at no setting".
+    Thresholds must fall along the path.
     """
     confidences = np.empty(rows.size, np.float32)
     for exit_ in range(levels.shape[0]):
@@ -136,7 +136,7 @@ def fill_entries(entries, losses, levels, rows):  # type: ignore[no-untyped-def]
             confidences[j] = losses.confidences[rows[j], exit_]
             found[j] = 0
         width = falling.size
-        while width > 1:  # a binary search in all rows at once
+        while width > 1:  # binary search, all rows in lockstep
             half = width // 2
             for j in range(rows.size):
                 found[j] += half if falling[found[j] + half - 1] > confidences[j] else 0
@@ -149,10 +149,10 @@ def fill_entries(entries, losses, levels, rows):  # type: ignore[no-untyped-def]
 
 @compiled
 def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
-    """What `totals_scan` returns, in O(n · exits · log K), for thresholds that fall along the path.
+    """Return what `totals_scan` does, in O(n · exits · log K); thresholds must fall along the path.
 
     Along such a path a sample only moves to earlier exits, so its loss is a step function with at
-    most `n_exits` steps: each step is noted once, and a cumulative sum over settings does the rest.
+    most `n_exits` steps: each step is added once, and a cumulative sum over settings does the rest.
     """
     n_settings = losses.thresholds.shape[0]
     n_early = losses.confidences.shape[1]
@@ -168,7 +168,7 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
             for exit_ in range(n_early + 1):
                 contributes |= losses.values[row, exit_] != 0.0
             chosen[n_chosen] = row
-            n_chosen += contributes  # few do, for 0-1 losses
+            n_chosen += contributes  # for 0-1 losses, few rows do
         fill_entries(entries, losses, levels, chosen[:n_chosen])
         for j in range(n_chosen):
             row = chosen[j]
@@ -179,7 +179,7 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
             squares[0] += before * before
             for exit_ in range(n_early - 1, -1, -1):
                 if exit_ > 0 and entries[exit_, j] == entries[exit_ - 1, j]:
-                    continue  # an earlier exit fires as soon as this one does
+                    continue  # never taken: an earlier exit fires whenever this one does
                 value = losses.values[row, exit_]
                 if monotone:
                     value = max(before, value)
@@ -191,7 +191,7 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
 
 @compiled
 def exit_counts(losses, rows, nested):  # type: ignore[no-untyped-def]
-    """How many samples leave at each exit, setting by setting: (K, n_exits)."""
+    """Return the number of samples that take each exit at each setting, (K, n_exits)."""
     n_settings = losses.thresholds.shape[0]
     n_early = losses.confidences.shape[1]
     counts = np.zeros((n_settings + 1, n_early + 1), np.int64)

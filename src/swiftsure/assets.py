@@ -1,8 +1,8 @@
 """Trained networks, their records and sample images.
 
 A small network comes with this library. The rest is in a second distribution, `swiftsure-assets`;
-using it without that raises an error which names the install command. The folder `experiments` of
-the repository shows how each was made.
+if it is missing, the error says how to install it. The folder `experiments` of the repository shows
+how each was made.
 """
 
 import json
@@ -62,7 +62,7 @@ _FILES = {
 
 
 def __getattr__(name: str) -> Path:
-    """Return a path into `swiftsure-assets`, which is looked for when it is first used."""
+    """Return a path into `swiftsure-assets`, which is located on first use."""
     if name not in _FILES:
         raise AttributeError(f"module 'swiftsure.assets' has no attribute {name!r}")
     return _path(name)
@@ -74,14 +74,14 @@ def installed() -> bool:
 
 
 class SampleImages(NamedTuple):
-    """Images of CIFAR-10's test part.
+    """Images from the test set of CIFAR-10.
 
     Attributes
     ----------
     images : (n, 3, 32, 32), uint8
     labels : (n,)
     ids : (n,)
-        Their numbers in the test part, which are the ids of `record()`.
+        Their indices in the test set, which are the ids of `record()`.
     """
 
     images: NDArray[np.uint8]
@@ -90,7 +90,7 @@ class SampleImages(NamedTuple):
 
 
 def record(small: bool = False) -> ExitRecord:
-    """Return the exit record of the MSDNet, or of the small network, on CIFAR-10's test part.
+    """Return the exit record of the MSDNet, or of the small network, on CIFAR-10's test set.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def record(small: bool = False) -> ExitRecord:
 
 
 def calibration_record(small: bool = False) -> ExitRecord:
-    """Return that record without the images of `sample_images()`, which are left to run.
+    """Return `record()` without the images of `sample_images()`, which are kept for running.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def calibration_record(small: bool = False) -> ExitRecord:
 
 
 def network(small: bool = False) -> dict[str, Any]:
-    """Return a description of that network: `mean`, `std`, `classes`, `test_accuracy`, `flops`.
+    """Return the network's description: `mean`, `std`, `classes`, `test_accuracy`, `flops`.
 
     `model` holds the MSDNet's hyperparameters.
     """
@@ -126,7 +126,7 @@ def network(small: bool = False) -> dict[str, Any]:
 
 
 def sample_images(small: bool = False) -> SampleImages:
-    """Return images to run that network on.
+    """Return images to run the network on.
 
     Examples
     --------

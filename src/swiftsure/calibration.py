@@ -281,7 +281,7 @@ def _promise(
 def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     known = [field for field in Control.__dataclass_fields__ if field not in ("name", "bound")]
     for option in options:
-        checks.known("options", option, known)
+        checks.choice("options", option, known)
     return Control(name, bound, **options)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a user passes: each failure is one line that names argument, expected and got."""
+"""Argument checks; each error is one line with the argument, what was expected and what came."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "between",
+    "choice",
     "count",
     "finite",
-    "known",
     "numbers",
     "of_shape",
     "shape_text",
@@ -43,8 +43,8 @@ def count(name: str, value: int, least: int = 1) -> int:
     return int(value)
 
 
-def known(name: str, value: str, names: Iterable[str]) -> str:
-    """Return `value` if it is one of `names`; the error lists them and the nearest."""
+def choice(name: str, value: str, names: Iterable[str]) -> str:
+    """Return `value` if it is one of `names`; the error lists them and suggests the nearest."""
     names = list(names)
     if value in names:
         return value
@@ -55,7 +55,7 @@ def known(name: str, value: str, names: Iterable[str]) -> str:
 
 
 def numbers(name: str, values: Any, dtype: type | None = None) -> NDArray[Any]:
-    """Return `values` as an array of real numbers; tensors may be anywhere, in any precision."""
+    """Return `values` as an array of real numbers; tensors may have any device and dtype."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) == "torch.bfloat16" else values
@@ -69,7 +69,7 @@ def numbers(name: str, values: Any, dtype: type | None = None) -> NDArray[Any]:
 
 
 def shape_text(shape: Sequence[int | str]) -> str:
-    """Write a shape the way the documentation does."""
+    """Return a shape as text, written as in the documentation."""
     return "(" + ", ".join(str(length) for length in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
@@ -93,7 +93,7 @@ def finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """Return `array` if it holds neither NaN nor infinity; the error says where the first is."""
     with np.errstate(invalid="ignore", over="ignore"):
         suspect = array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
-    if suspect:  # one pass where all is well; a second one only where it may not be
+    if suspect:  # a second pass, only if the sum is not finite
         bad = np.argwhere(~np.isfinite(array))
         if bad.size:
             where = tuple(int(i) for i in bad[0])
@@ -107,10 +107,10 @@ def finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
 def within(
     name: str, array: NDArray[Any], low: float, high: float, slack: float = 0.0, hint: str = ""
 ) -> NDArray[Any]:
-    """Return `array` clipped to [low, high]; what lies out by more than `slack` is refused.
+    """Return `array` clipped to [low, high]; values outside by more than `slack` are refused.
 
-    Rounding may carry a loss past its bound by a hair, and that is mended. Anything more means
-    that the declared bound is wrong, and with it every guarantee.
+    Rounding may carry a loss slightly past its bound, so it is clipped. Anything more means that
+    the declared bound is wrong, and with it every guarantee.
     """
     smallest, largest = float(array.min()), float(array.max())
     if smallest < low - slack or largest > high + slack:

@@ -117,12 +117,12 @@ class Control:
 
     def __post_init__(self) -> None:
         """Refuse unknown names and options that contradict each other."""
-        checks.known("control", self.name, CONTROLS)
-        checks.known("bound", self.bound, ["auto", *bounds.BOUNDS])
-        checks.known("correction", self.correction, ["fixed_sequence", "bonferroni"])
-        checks.known("method", self.method, ["crc", "ucb"])
+        checks.choice("control", self.name, CONTROLS)
+        checks.choice("bound", self.bound, ["auto", *bounds.BOUNDS])
+        checks.choice("correction", self.correction, ["fixed_sequence", "bonferroni"])
+        checks.choice("method", self.method, ["crc", "ucb"])
         if self.selection is not None:
-            checks.known("selection", self.selection, ["contiguous", "paper"])
+            checks.choice("selection", self.selection, ["contiguous", "paper"])
         if self.delta_prime is not None:
             checks.between("delta_prime", self.delta_prime, 0.0, 1.0)
         if self.method == "ucb" and (self.monotone is not None or self.selection is not None):

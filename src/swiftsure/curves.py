@@ -363,7 +363,7 @@ class RiskCurve:
 
     def mean_cost(self, name: str, rows: Rows | None = None) -> Floats:
         """Return the mean cost at each setting, (K,)."""
-        values = self.costs[checks.known("cost", name, self.costs)]
+        values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 1:
             return self.exit_shares(rows) @ values if self.has_exits else values
         per_sample = replace(self, data=self.data._replace(values=values))
@@ -379,7 +379,7 @@ class RiskCurve:
 
     def mean_cost_at(self, name: str, index: int) -> float:
         """Return the mean cost at one setting."""
-        values = self.costs[checks.known("cost", name, self.costs)]
+        values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 2:
             return replace(self, data=self.data._replace(values=values)).risk_at(index)
         return float(self.exit_shares_at(index) @ values if self.has_exits else values[index])
@@ -455,7 +455,7 @@ class RiskCurve:
         if groups is not None:
             return self.by_group(groups, average or "group", max_group_size)
         if average not in (None, "sample"):
-            checks.known("average", average, ["group", "sample"])
+            checks.choice("average", average, ["group", "sample"])
             raise ValueError("`average='group'` needs groups, but these samples have none.")
         if max_group_size is not None:
             raise ValueError("`max_group_size` needs groups, but these samples have none.")
@@ -492,7 +492,7 @@ class RiskCurve:
         at most ε: the group, filled up to M samples with losses of ε. It is at most B, so a test at
         ε of its mean is a test of the risk, with groups as independent units.
         """
-        checks.known("average", average, ["group", "sample"])
+        checks.choice("average", average, ["group", "sample"])
         if self.shuffled_with is not None:
             raise ValueError("`groups` must be given before the samples are shuffled.")
         if self.weights is not None:

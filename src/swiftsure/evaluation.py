@@ -345,7 +345,7 @@ class _Runs:
         self.delta = delta
         self.breakpoints = breakpoints
         if cost is not None:
-            checks.known("cost", cost, pool.costs)
+            checks.choice("cost", cost, pool.costs)
         # Time, which depends on the machine, only where nothing else is known.
         counted = sorted(pool.costs, key=lambda name: name == SECONDS)
         self.cost = next((c for c in (cost, "layers", "exit", *counted) if c in pool.costs), None)

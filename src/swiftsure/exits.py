@@ -1,4 +1,4 @@
-"""The exit rule: a sample leaves at the first exit whose confidence reaches its threshold."""
+"""The exit rule: a sample takes the first exit where its confidence reaches the threshold."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from swiftsure import _kernels, checks
 __all__ = ["NEVER", "calm_decay", "exit_indices", "threshold_array"]
 
 NEVER = np.float32(np.inf)
-"""The threshold that no confidence reaches. 1.0 is not one: confidences do reach 1.0."""
+"""A threshold that no confidence reaches. 1.0 would not do: confidences can reach 1.0."""
 
 
 def threshold_array(
@@ -18,8 +18,8 @@ def threshold_array(
 ) -> NDArray[np.float32]:
     """Return thresholds as float32, with `None` (never exit) as infinity.
 
-    Confidences are float32 too, so both sides of the comparison round alike: 0.7 in float32 is
-    not at least 0.7 in float64.
+    Confidences are float32 too, so both sides of the comparison are rounded the same way: 0.7 in
+    float32 is less than 0.7 in float64.
 
     Examples
     --------
@@ -58,11 +58,11 @@ def exit_indices(
     Parameters
     ----------
     confidences : (n, n_exits - 1)
-        Confidence at every exit but the last, which takes whoever is left.
+        Confidence at every exit but the last, which takes all samples that are left.
     thresholds : scalar or (n_exits - 1,)
-        One shared threshold, or one an exit; `None` means never.
+        One shared threshold, or one per exit; `None` means never.
     strict : bool
-        Exit on `>` rather than `≥`; published systems differ in it.
+        Exit on `>` rather than `≥`; published systems use either.
     min_exit : int
         Exits before this index are never taken.
 
@@ -74,7 +74,7 @@ def exit_indices(
     Raises
     ------
     ValueError
-        If the shapes do not fit or a value is NaN.
+        If the shapes do not match or a value is NaN.
 
     Examples
     --------
@@ -100,8 +100,8 @@ def calm_decay(
 ) -> NDArray[np.float32]:
     """Return CALM's threshold at a decoding step (its Eq. 5): early tokens need more confidence.
 
-    λ(t) = clip(0.9 λ + 0.1 exp(−τ t / N), 0, 1). The scalar λ is what a control sets. "Never"
-    stays never.
+    λ(t) = clip(0.9 λ + 0.1 exp(−τ t / N), 0, 1). The scalar λ is what a control sets. An infinite
+    λ (never exit) stays infinite.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def calm_decay(
     length : int
         N, the longest output.
     temperature : float
-        τ; 0 makes every step alike.
+        τ; with 0 the threshold is the same at every step.
 
     Examples
     --------

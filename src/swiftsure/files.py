@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; archives of arrays read without pickles."""
+"""Atomic file writes, and reading npz files without pickles."""
 
 import os
 import tempfile
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["npz", "replaced", "writable", "write_text"]
+__all__ = ["atomic_write", "npz", "writable", "write_text"]
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
-    """Return a path that a file can be written to, as far as can be seen beforehand."""
+    """Return `path` if its folder exists and it is not a folder itself."""
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"`path` must be in an existing folder, but {target.parent} is not one.")
@@ -25,8 +25,8 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path to write to; it takes the place of `path` only if all went well."""
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path to write to, which replaces `path` if no exception is raised."""
     target = writable(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     os.close(handle)
@@ -35,7 +35,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's files are for the owner only
+        temporary.chmod(0o666 & ~umask)  # mkstemp creates files readable by the owner only
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -45,7 +45,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Open an npz file of plain arrays; whatever is wrong with it is one ValueError."""
+    """Open an npz file of plain arrays; raise ValueError if it cannot be read."""
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
@@ -60,6 +60,6 @@ def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole."""
-    with replaced(path) as temporary:
+    """Write a text file, atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

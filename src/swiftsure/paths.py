@@ -1,4 +1,4 @@
-"""Paths: the settings a control may choose from, from safest to fastest."""
+"""Paths: the settings that a control can choose from, safest first."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from swiftsure.exits import NEVER, threshold_array
 __all__ = ["BREAKPOINTS", "Path", "PathLike"]
 
 BREAKPOINTS = "every breakpoint"
-"""The kind of a path that is made from the calibration confidences."""
+"""The kind of a path made from the calibration confidences."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Path:
     Parameters
     ----------
     thresholds : (K,) or (K, n_exits - 1)
-        One shared threshold a setting, or one an exit.
+        One shared threshold per setting, or one per exit.
     kind : str
-        How the path came to be, for certificates.
+        How the path was made, for certificates.
     """
 
     thresholds: NDArray[np.float32]
     kind: str
 
     def __post_init__(self) -> None:
-        """Keep thresholds in float32, and refuse a path that does not begin at the full model."""
+        """Convert thresholds to float32; refuse a path that does not start at the full model."""
         values = threshold_array(self.thresholds, "path")
         if values.ndim not in (1, 2) or values.size == 0:
             raise ValueError(
@@ -46,14 +46,14 @@ class Path:
         object.__setattr__(self, "thresholds", values)
 
     def __len__(self) -> int:
-        """Return the number of settings, the full model included."""
+        """Return the number of settings, including the full model."""
         return len(self.thresholds)
 
     @classmethod
     def logit_grid(cls, step: float = 0.05, high: float = 16.0, low: float = -8.0) -> "Path":
         """Return the default path: thresholds evenly spaced in the logit of the confidence.
 
-        Confidences of overconfident exits crowd near 1, where a linear grid has too few points.
+        Confidences of overconfident exits cluster near 1, where a linear grid has too few points.
 
         Examples
         --------
@@ -69,7 +69,7 @@ class Path:
 
     @classmethod
     def grid(cls, thresholds: ArrayLike) -> "Path":
-        """Return a path over given shared thresholds, safest first; "never" is put before them.
+        """Return a path over shared thresholds, sorted safest first after an added "never".
 
         Examples
         --------
@@ -83,10 +83,10 @@ class Path:
     def breakpoints(cls, confidences: ArrayLike) -> "Path":
         """Return every threshold at which some sample's exit changes.
 
-        They stand for all thresholds there are. Just above the largest confidence c, no sample
-        given here exits, but new samples may: that setting is tested first, unless c is 1, which
-        no confidence exceeds. Skipping it is invalid where losses can be negative: with few
-        samples its test fails, since all losses are 0, although that of a faster setting passes.
+        They represent all possible thresholds. Just above the largest confidence c, none of these
+        samples exits, but new samples may. That setting is tested first, unless c is 1, which no
+        confidence exceeds. Skipping it is invalid if losses can be negative: with few samples its
+        test fails, since all losses are 0, although the test of a faster setting passes.
 
         Examples
         --------
@@ -107,7 +107,7 @@ class Path:
         Parameters
         ----------
         thresholds : (K, n_exits - 1)
-            From safest to fastest; a first row of "never" is put before them if it is missing.
+            Safest first; a first row of "never" is added if it is missing.
 
         Examples
         --------
@@ -128,7 +128,7 @@ class Path:
         if path is None:
             return cls.logit_grid()
         if isinstance(path, str):
-            checks.known("path", path, ["logit", "breakpoints"])
+            checks.choice("path", path, ["logit", "breakpoints"])
             return cls.logit_grid() if path == "logit" else cls.breakpoints(confidences)
         values = threshold_array(path, "path")
         return cls.family(values) if values.ndim == 2 else cls.grid(values)

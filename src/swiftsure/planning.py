@@ -1,4 +1,4 @@
-"""Planning: how many calibration samples a promise needs; what a compute budget can promise."""
+"""Planning: the calibration samples that a promise needs; the ε that a compute budget allows."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -32,26 +32,26 @@ __all__ = [
 Record = ExitRecord | ThresholdRecord | RiskCurve
 
 MOST_SAMPLES, MOST_SIMULATED = 10_000_000, 200_000
-"""Where the search for a plan ends, by an exact formula and by simulation."""
+"""Largest numbers of samples to plan for, by an exact formula and by simulation."""
 
 PLAN_DRAWS, PLAN_BLOCK = 1600, 200
-"""Calibration sets that are drawn to find a power, and how many of them at once."""
+"""Number of calibration sets drawn to estimate a power, in total and at once."""
 
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """How many calibration samples certify a level.
+    """The number of calibration samples needed to certify ε.
 
     Attributes
     ----------
     n : int
-        Samples with which a setting of risk `risk` is certified with probability `power`.
+        Samples needed to certify a setting of risk `risk` with probability `power`.
     floor : int or None
-        Samples that the tests here need even if every loss is 0; None for losses below 0.
+        Samples needed even if every loss is 0; None if losses can be negative.
     bound : str
-        The test that was planned for: the one that calibration will run.
+        The test that was planned for, which is the one that calibration will run.
     disagreement : float or None
-        How often the setting does better or worse than the full model, for gaps.
+        For gaps, how often the setting does better or worse than the full model.
     """
 
     n: int
@@ -80,28 +80,29 @@ def samples_needed(
 
     The power is that of the test that calibration will run: exact for losses of 0 and 1 and for
     0-1 gaps, by simulation (with a margin of one standard error) for all others. Without a pilot,
-    losses are taken to be 0 and B only, or −B, 0 and B, which vary most for their mean and their
-    rate of disagreement.
+    losses are assumed to be 0 or B, or −B, 0 or B: these have the largest variance for their mean
+    and rate of disagreement.
 
     Parameters
     ----------
     epsilon, delta : float
         The promise: risk at most ε with probability 1 − δ.
     risk : float, optional
-        The true risk that a setting worth certifying is expected to have, below ε; 0 by default.
-        With a pilot, the largest risk of such a setting; half of ε by default.
+        The expected true risk of the setting to certify, below ε; 0 by default. With a pilot, the
+        largest risk of that setting; half of ε by default.
     power : float
-        How sure to be that such a setting is certified.
+        Probability of certifying that setting.
     loss_range : (low, high) or LossRange, optional
-        Losses of 0 and 1 by default.
+        By default losses are 0 or 1.
     disagreement : float, optional
         For losses that can be negative: how often the setting's loss differs from the full model's.
-        The number of samples depends on it: gaps of +1 and −1 cancel in the risk, and still vary.
+        The number of samples depends on it: gaps of +1 and −1 cancel in the risk, but not in the
+        variance.
     pilot : record or RiskCurve, optional
-        Takes the place of `loss_range` and `disagreement`: the losses are those of its fastest
-        setting with at most the given risk. Calibrate on other samples than these.
+        Replaces `loss_range` and `disagreement`: the losses are those of its fastest setting with
+        at most the given risk. Do not calibrate on the samples of the pilot.
     loss : str, optional
-        Which loss of the pilot, where it has several.
+        Which loss of the pilot, if it has several.
     bound : str
         As in `calibrate`.
 
@@ -134,7 +135,7 @@ def samples_needed(
     checks.between("power", power, 0.0, 1.0)
     expected = float(values @ weights)
     declared = bounds.declared_for(bound, declared)
-    bounds.resolve(bound, declared)  # refused early where it is not valid for the losses
+    bounds.resolve(bound, declared)  # raises early if the bound is not valid for the losses
     if declared.binary and bound in ("auto", "binomial"):
         rate = expected / declared.high
         lossless = bounds.minimum_samples(level, delta, declared)
@@ -169,7 +170,7 @@ def _pilot_losses(curve: RiskCurve, risk: float) -> NDArray[np.float64]:
 def _assumed_losses(
     declared: LossRange, epsilon: float, risk: float, disagreement: float | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the values of losses that vary most, and their probabilities."""
+    """Return the values and probabilities of the losses with the largest variance."""
     high = declared.high
     if declared.low >= 0:
         if disagreement is not None:
@@ -205,7 +206,7 @@ def _samples_by_power(
     power: float,
     bound: str,
 ) -> int | None:
-    """Return about the fewest samples with that power: a normal approximation, then bisection."""
+    """Return about the fewest samples with this power: a normal approximation, then bisection."""
 
     def enough(n: int) -> bool:
         chosen = bounds.resolve(bound, declared, n)
@@ -241,10 +242,10 @@ def _samples_by_power(
 
 
 def _fewest_samples(level: float, delta: float, rate: float, power: float) -> int | None:
-    """Return the fewest samples that certify `level` with that power; None beyond ten million.
+    """Return the fewest samples that certify `level` with this power; None beyond ten million.
 
-    The power saws up and down with n: it falls while no further loss is allowed. So it is highest
-    at the first size that allows c losses, and c = 0, 1, 2, … are searched rather than n.
+    The power is a sawtooth in n: it falls until one more loss is allowed. So it is highest at the
+    first n that allows c losses, and the search is over c = 0, 1, 2, … rather than n.
     """
 
     @cache
@@ -252,14 +253,14 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
         n = max(losses + 1, ceil(special.bdtrin(losses, delta, level)))
         if n > MOST_SAMPLES:
             return n
-        while special.bdtr(losses, n, level) > delta:  # the inverse is off by a little
+        while special.bdtr(losses, n, level) > delta:  # the inverse is slightly inexact
             n += 1
         while n > losses + 1 and special.bdtr(losses, n - 1, level) <= delta:
             n -= 1
         return n
 
     def first(start: int, stop: int) -> int | None:
-        # No number of losses in a range has more power than its last with the samples of its first.
+        # Upper bound on the power over a range: its last number of losses, its first sample size.
         if special.bdtr(stop - 1, size(start), rate) < power:
             return None
         if stop - start == 1:
@@ -277,7 +278,7 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
 
 @dataclass(frozen=True)
 class GainPlan:
-    """What calibration sets of several sizes would give, judged by a pilot record.
+    """Estimated savings for calibration sets of several sizes, from a pilot record.
 
     Attributes
     ----------
@@ -285,12 +286,12 @@ class GainPlan:
     gain : (m,)
         Mean saving in per cent.
     certified : (m,)
-        Share of calibration sets that certify anything at all.
+        Share of calibration sets that certify any setting.
     reached : (m,)
-        Share that save at least `target` per cent (of all, if there is no target: 1).
+        Share of all sets that save at least `target` per cent; 1 without a target.
     unit, average
-        What `sizes` count ("samples" or "groups"), and what counts the same in risks and savings
-        ("sample" or "group").
+        What `sizes` count ("samples" or "groups"), and what is weighted equally in risks and
+        savings ("sample" or "group").
     """
 
     sizes: NDArray[np.int64]
@@ -304,7 +305,7 @@ class GainPlan:
 
     @property
     def n(self) -> int | None:
-        """Smallest size from which on the target is reached with the wanted power, or None."""
+        """Smallest size from which on the target is reached with `power`, or None."""
         order = np.argsort(self.sizes)
         short = np.flatnonzero(self.reached[order] < self.power)
         first = int(short[-1]) + 1 if short.size else 0
@@ -330,11 +331,11 @@ def gain_by_samples(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> GainPlan:
-    """Return what more calibration samples would buy, by drawing from a pilot with replacement.
+    """Return what more calibration samples would save, by resampling a pilot with replacement.
 
-    An estimate, not a guarantee: it is as good as the pilot. The samples it is made from must not
-    be used again to calibrate at a level or size that was chosen with it. `average` and
-    `max_group_size` are those of `record.curve`, for pilots with groups; sizes then count groups.
+    An estimate, not a guarantee: it is only as good as the pilot. Do not calibrate on the pilot's
+    samples at an ε or size that was chosen with it. `average` and `max_group_size` are those of
+    `record.curve`, for pilots with groups; sizes then count groups.
 
     Examples
     --------
@@ -378,16 +379,16 @@ def gain_by_samples(
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """The lowest risk level that a compute budget can be certified for.
+    """The lowest ε that can be certified within a compute budget.
 
     Attributes
     ----------
     epsilon : float or None
-        The level; None where none below the loss's bound is certified.
+        The level; None if none below the largest loss is certified.
     threshold
         The setting that meets the budget; None for the full model.
     cost, full_cost : float
-        Mean cost at that setting on the samples that did not choose it, and of the full model.
+        Mean cost at that setting and of the full model, on the samples not used to choose it.
     policy : Policy
         Ready to run, with `epsilon` in its certificate.
     """
@@ -419,11 +420,11 @@ def lowest_epsilon(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> BudgetPlan:
-    """Return the lowest level that can be certified within a compute budget.
+    """Return the lowest ε that can be certified within a compute budget.
 
-    The setting is the safest one whose mean cost meets the budget, judged on a random part of the
-    record; the level is the upper bound of its risk on the rest. Where costs are known for each
-    setting beforehand, no part is needed for the choice.
+    The setting is the safest one whose mean cost on a random part of the record meets the budget;
+    ε is the upper bound of its risk on the rest. If the cost of each setting is known beforehand,
+    no part is needed for the choice.
 
     **Guarantee**: P(risk of the setting ≤ ε) ≥ 1 − δ over the draw of the record, for the ε that is
     returned. Choosing the setting and bounding its risk on the same samples would void it. The
@@ -434,16 +435,16 @@ def lowest_epsilon(
     budget : float
         Largest mean cost, in the unit of `cost`.
     saving : float
-        In place of `budget`: the least share of the full model's cost to save, in (0, 1).
+        Instead of `budget`: the least share of the full model's cost to save, in (0, 1).
     cost : str, optional
-        Which cost; needed where the record has several besides the exit number.
+        Which cost; needed if the record has several besides the exit number.
     choice : float
-        Share of the samples, or groups, that choose the setting.
+        Share of the samples, or groups, used to choose the setting.
     average, max_group_size
-        For records with groups, as in `record.curve`: what counts the same in risk and costs.
+        For records with groups, as in `record.curve`: what is weighted equally in risk and costs.
     seed : int, optional
         Fixes which samples choose the setting, and the order of the others for betting bounds. By
-        default it is the record's own, as in `calibrate`.
+        default the record's own seed, as in `calibrate`.
 
     Examples
     --------
@@ -564,7 +565,7 @@ def _cost_name(curve: RiskCurve, cost: str | None) -> str:
     """Return the cost to plan with: the one named, the only one, or the exit number."""
     names: dict[str, Any] = dict(curve.costs)
     if cost is not None:
-        return checks.known("cost", cost, names)
+        return checks.choice("cost", cost, names)
     others = [name for name in names if name != "exit"]
     if len(others) == 1:
         return others[0]

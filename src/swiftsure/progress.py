@@ -1,4 +1,4 @@
-"""A progress bar for long work, on standard error."""
+"""A progress bar on standard error."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ __all__ = ["steps"]
 
 @contextmanager
 def steps(title: str, total: int | None, shown: bool | None = True) -> Iterator[Callable[[], None]]:
-    """Give the function that advances a bar of `total` steps; `shown=None`: in a terminal only."""
+    """Yield a function that advances a bar of `total` steps; None shows it in terminals only."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda: None
         return

@@ -12,14 +12,14 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What users write."""
+        """The name that users pass."""
 
 
 T = TypeVar("T", bound=Named)
 
 
 class Registry(dict[str, T]):
-    """A dictionary of named things, with one way to add to it and one way to look up.
+    """A dictionary of named items that refuses duplicates and suggests the nearest name.
 
     Examples
     --------
@@ -33,7 +33,7 @@ class Registry(dict[str, T]):
         self.argument = argument
 
     def register(self, item: T) -> T:
-        """Add an item under its name and return it; a name that is taken is refused."""
+        """Add an item under its name and return it; raise if the name is taken."""
         if item.name in self and self[item.name] != item:
             raise ValueError(
                 f"`{self.argument}` must have a name of its own, but {item.name!r} is taken."
@@ -42,5 +42,5 @@ class Registry(dict[str, T]):
         return item
 
     def choose(self, name: str) -> T:
-        """Return the item of a name; an unknown name is refused with the nearest known one."""
-        return self[checks.known(self.argument, name, self)]
+        """Return the item with this name; the error for an unknown name suggests the nearest."""
+        return self[checks.choice(self.argument, name, self)]

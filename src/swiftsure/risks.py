@@ -1,9 +1,9 @@
-"""Risks: how the losses of a record become what a control keeps small.
+"""Risks: how the losses of a record are turned into the losses that a control bounds.
 
 | risk | loss of a sample at an exit or setting | needs |
 |---|---|---|
-| `gap` | its loss against the label, less the full model's (Eq. 6 of the paper) | labels |
-| `consistency` | its loss against the full model's own answer (Eq. 8) | no labels |
+| `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
+| `consistency` | its loss against the full model's output (Eq. 8) | no labels |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
@@ -31,13 +31,13 @@ class RiskKind:
     ----------
     name : str
     table : {"losses", "inconsistencies"}
-        Which losses of a record it is made of.
+        Which losses of a record it is computed from.
     needs : str
-        What a record without that table lacks, for error messages.
+        Description of that table, for error messages.
     noun : str
-        What is kept small, after the name of the loss, for sentences.
+        Name of the quantity, put after the name of the loss in sentences.
     phrase : str
-        The same, against the full model.
+        The same, with the full model.
     relative : callable
         (losses (n, columns), column of the full model) -> losses relative to the full model.
     range : callable
@@ -98,7 +98,7 @@ RISKS.register(
 
 
 def risk_noun(name: str) -> str:
-    """Return what a risk keeps small, in words; a curve may be of a risk that has no kind here.
+    """Return the noun of a risk for sentences; names that are not registered are kept.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from swiftsure import checks
 __all__ = ["SampleOrder"]
 
 SEED_BITS = 53
-"""Bits of a drawn seed: JSON readers that hold numbers in doubles keep it exactly."""
+"""Bits of a drawn seed, few enough for JSON readers that store numbers as doubles."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class SampleOrder:
     """A seed that fixes the order of the samples, and whether it was drawn at random.
 
     A drawn seed is independent of the data, so betting tests are valid however the samples were
-    ordered before, for example in a file sorted by loss. A seed that somebody wrote down protects
-    only samples that came in random order already.
+    ordered before, for example in a file sorted by loss. With a seed chosen by a person, the
+    samples must already be in random order.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class SampleOrder:
 
     @classmethod
     def of(cls, value: "SampleOrder | int | None", name: str = "seed") -> "SampleOrder":
-        """Return an order as it is; None draws a seed, and a number is a given seed.
+        """Return a SampleOrder: `value` itself, a drawn seed for None, or a given seed.
 
         Examples
         --------
@@ -52,16 +52,15 @@ class SampleOrder:
         return cls(checks.count(name, value, 0), drawn=False)
 
     def replaced_by(self, seed: int | None) -> "SampleOrder":
-        """Return this order, or that of another seed, if one is given."""
+        """Return this order, or one with another seed if it is given."""
         if seed is None or checks.count("seed", seed, 0) == self.seed:
             return self
         return SampleOrder(int(seed), drawn=False)
 
     def condition(self, unit: str = "samples", tested: bool = True) -> str:
-        """Return what a certificate says that the order rests on.
+        """Return the assumption about the order that a certificate states.
 
-        The order is that of a test, or (`tested=False`) only decided which samples, or groups, were
-        used for what.
+        With `tested=False` the order only decided which samples, or groups, chose the setting.
         """
         if self.drawn and tested:
             return (

@@ -1,9 +1,9 @@
-"""Confidences of exit outputs: top-1, top difference, entropy; for images, their aggregates.
+"""Confidence scores of exits: top-1, top difference, entropy, and their aggregates over images.
 
-Every score lies in [0, 1] and is higher where the exit is surer. Scores are computed in float64 and
-returned as float32, which is what thresholds are compared in. The three scores of classifiers are
-rounded to multiples of 2**-24, as in `swiftsure.torch.scoring`: both give the same float32 numbers
-for the same logits, so a record made here holds the confidences that the runtime will compute.
+Every score is in [0, 1], and higher if the exit is more confident. Scores are computed in float64
+and returned as float32, the dtype of thresholds. The three scores of classifiers are rounded to
+multiples of 2**-24, as in `swiftsure.torch.scoring`: both give the same float32 numbers for the
+same logits, so a record made here holds the confidences that the runtime will compute.
 """
 
 import math
@@ -150,7 +150,7 @@ def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
 
 
 def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.float32]:
-    """Return the smallest mean over all patches of an image: its least confident place.
+    """Return the smallest mean over all patches of an image: its least confident region.
 
     A summed-area table makes the cost independent of the patch size.
 
@@ -159,7 +159,7 @@ def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.flo
     pixels : (..., height, width)
         Pixel confidences.
     size : int or (height, width)
-        Patch size; a patch larger than the image is cut to it.
+        Patch size; a patch larger than the image is cropped to it.
 
     Examples
     --------
@@ -205,7 +205,7 @@ AGGREGATES: dict[str, Score] = {
     "quantile": quantile,
     "patch": patch,
 }
-"""From pixel scores to an image score, by name."""
+"""Functions from pixel scores to an image score, by name."""
 
 
 def _image_score(aggregate: str, score: str) -> Score:
@@ -221,6 +221,5 @@ IMAGE_SCORES: dict[str, Score] = {
 }
 """Scores of images with a distribution at every pixel, (..., height, width, n_classes), by name.
 
-The name says how: "patch_top1" is the smallest mean over patches of the pixels' top-1. In [0, 1],
-as the others.
+For example, "patch_top1" is the smallest mean over patches of the pixels' top-1. All are in [0, 1].
 """

@@ -1,4 +1,4 @@
-"""An early-exit classifier, simulated, whose true risks are known exactly."""
+"""A simulated early-exit classifier whose true risks are known exactly."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Population", "SimulatedSample"]
 FloatArray = npt.NDArray[np.float64]
 Thresholds = npt.ArrayLike | Sequence[float | None] | Sequence[Sequence[float | None]]
 
-# The shape of the population, set so that the defaults look like a trained image classifier.
-_ATOMS = 64  # difficulties that occur, all equally likely
+# Chosen so that a default population looks like a trained image classifier.
+_ATOMS = 64  # number of difficulties, all equally likely
 _SPREAD = 2.0  # concentration of the Beta distribution of difficulty
-_STEEPNESS = 10.0  # how sharply an exit fails once a sample is harder than the exit is able
+_STEEPNESS = 10.0  # how sharply an exit fails once a sample's difficulty exceeds its ability
 _FIRST_ABILITY, _LAST_ABILITY = 0.615, 0.89
 _DOUBT = 0.005  # mean certainties stay this far from 0 and from 1
 _PRECISION = 4.0  # concentration of an exit's certainties around their mean
-_SAME_MISTAKE = 0.8  # how often a wrong answer is the one that this sample invites
+_SAME_MISTAKE = 0.8  # how often a wrong answer is the sample's typical mistake
 _CLIP = 1e-6  # keeps the predicted class the argmax, and its confidence below 1, in float32
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedSample:
-    """What a simulated classifier answered at every exit.
+    """Labels of simulated samples, and the classifier's logits at every exit.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class SimulatedSample:
 class _Moments(NamedTuple):
     """E[f · 1{confidence ≥ threshold}] for five f, by setting and difficulty, `(K, _ATOMS)`.
 
-    a is the certainty; p, given a, the probability of a right answer without overthinking.
+    a is the certainty; p is the probability of a right answer given a, without overthinking.
     """
 
     one: FloatArray
@@ -60,10 +60,10 @@ class Population:
     """A population of samples and an early-exit classifier whose true risks are known.
 
     A sample has a difficulty, drawn from 64 equally likely values; given it, the exits are
-    independent. Exit l reports a certainty a ~ Beta, whose mean falls steeply once the sample is
-    harder than the exit is able, and abilities grow with l. It puts the top-1 confidence
+    independent. Exit l reports a certainty a ~ Beta, whose mean falls steeply once the difficulty
+    exceeds the exit's ability, which grows with l. It puts the top-1 confidence
     c = 1/C + (1 - 1/C)·a on its predicted class and shares the rest equally among the others.
-    Hence easy samples crowd near confidence 1, exits disagree mostly on hard samples, and both
+    Hence easy samples cluster near confidence 1, exits disagree mostly on hard samples, and both
     signs of the 0-1 gap occur. Given a, an answer is right with a probability linear in a, so
     every risk is a sum of truncated Beta moments: exact up to the accuracy of
     `scipy.special.betainc`. Sampled logits are float32 and keep a within [1e-6, 1 - 1e-6].
@@ -80,11 +80,11 @@ class Population:
     overconfidence : float
         In [0, 5]. At 0 confidences are calibrated: P(right | c) = c at every exit (without
         overthinking). Otherwise the odds of the mean certainty are multiplied by
-        exp(overconfidence) at the first exit, less and less up to the last, which stays
+        exp(overconfidence) at the first exit and by less at each later one; the last exit stays
         calibrated. Accuracies do not change.
     overthinking : float
-        In [0, 1]. The probability that a sample leads the classifier astray: from some exit on,
-        equally likely any but the first, all answers are wrong, and as confident as before.
+        In [0, 1]. The probability that a sample leads the classifier astray: from a random exit
+        other than the first on, all answers are wrong, and as confident as before.
 
     Raises
     ------
@@ -111,7 +111,7 @@ class Population:
         _check_count("n_classes", self.n_classes, least=2)
         if not 0 < self.difficulty < 1:
             raise ValueError(f"`difficulty` must be in (0, 1), but got {self.difficulty}.")
-        # Beyond 5, confidences would crowd within float32's resolution of 1.
+        # Above 5, many confidences would differ from 1 by less than float32 can resolve.
         if not 0 <= self.overconfidence <= 5:
             raise ValueError(f"`overconfidence` must be in [0, 5], but got {self.overconfidence}.")
         if not 0 <= self.overthinking <= 1:
@@ -148,15 +148,15 @@ class Population:
         labels = rng.integers(C, size=n)
 
         alpha, beta, honesty = self._latent()[:, rng.integers(_ATOMS, size=n)]
-        # Drawn as the doubt 1 - a, since floats are fine near 0 and coarse near 1.
+        # Draw the doubt 1 - a rather than a, because floats are more precise near 0 than near 1.
         doubt = rng.beta(beta, alpha).clip(_CLIP, 1 - _CLIP)
         p = 1 / C + (1 - 1 / C) * honesty * (1 - doubt)
         astray = rng.random(n) < self.overthinking
         onset = np.where(astray, rng.integers(1, self.n_exits, size=n), self.n_exits)
         right = (rng.random(shape) < p) & (np.arange(self.n_exits) < onset[:, None])
 
-        inviting = rng.integers(1, C, size=(n, 1))  # as a step away from the label
-        step = np.where(rng.random(shape) < _SAME_MISTAKE, inviting, rng.integers(1, C, size=shape))
+        typical = rng.integers(1, C, size=(n, 1))  # typical mistake, as an offset from the label
+        step = np.where(rng.random(shape) < _SAME_MISTAKE, typical, rng.integers(1, C, size=shape))
         predictions = (labels[:, None] + np.where(right, 0, step)) % C
 
         other = np.log(doubt / C).astype(np.float32)
@@ -171,7 +171,7 @@ class Population:
         return 1 - self.mean_losses("zero_one")
 
     def mean_losses(self, loss: str = "zero_one") -> FloatArray:
-        """True mean loss of each exit on all samples.
+        """Return the true mean loss of each exit on all samples.
 
         Parameters
         ----------
@@ -197,14 +197,14 @@ class Population:
         return np.array([self._loss(exit_, m, loss).mean() for exit_, m in enumerate(everyone)])
 
     def exit_probabilities(self, thresholds: Thresholds) -> FloatArray:
-        """True probability of leaving at each exit.
+        """Return the true probability of taking each exit.
 
         Parameters
         ----------
         thresholds : (K,) or (K, n_exits - 1)
-            One shared threshold, or one an exit, for each of K settings; `None` and inf never
-            exit. A sample leaves at the first exit whose top-1 confidence reaches its threshold,
-            else at the last.
+            One shared threshold, or one per exit, for each of K settings; `None` and inf mean never
+            exit. A sample takes the first exit whose top-1 confidence reaches its threshold, else
+            the last.
 
         Returns
         -------
@@ -233,12 +233,12 @@ class Population:
         loss: str = "zero_one",
         zero_bounded: bool = False,
     ) -> FloatArray:
-        """True risk of early exiting, relative to the last exit.
+        """Return the true risk of early exiting, relative to the last exit.
 
         Parameters
         ----------
         thresholds : (K,) or (K, n_exits - 1)
-            As for `exit_probabilities`.
+            As in `exit_probabilities`.
         risk : {"gap", "consistency"}
             The gap is E[ℓ(exit, y) - ℓ(last, y)]. Consistency is the probability that exit and
             last exit predict different classes ("zero_one"), or the mean squared distance
@@ -246,8 +246,8 @@ class Population:
         loss : {"zero_one", "brier"}
             Brier is Σ_k (p_k - 1[y = k])².
         zero_bounded : bool
-            Whether to count a sample's loss as 0 where it is negative. Consistency is never
-            negative, so nothing changes there; not available for the Brier gap.
+            Whether to count negative losses as 0. Consistency is never negative, so it does not
+            change; not available for the Brier gap.
 
         Returns
         -------
@@ -256,7 +256,7 @@ class Population:
         Raises
         ------
         ValueError
-            If `risk` or `loss` is unknown, the zero-bounded Brier gap is asked for, or
+            If `risk` or `loss` is unknown, the zero-bounded Brier gap is requested, or
             `thresholds` has another shape or holds a NaN.
 
         Examples
@@ -279,7 +279,7 @@ class Population:
         doubts = self._doubts(thresholds)
         last = self._moments(-1, np.ones(1))
         total = np.zeros(len(doubts))
-        # Who stays to the last exit loses nothing, so that exit adds nothing.
+        # Samples that reach the last exit lose nothing, so that exit is skipped.
         for exit_, (reached, here) in enumerate(self._visits(doubts[:, :-1])):
             if risk == "consistency":
                 relative = self._inconsistency(exit_, here, last, loss)
@@ -291,9 +291,9 @@ class Population:
         return total
 
     def _latent(self) -> FloatArray:
-        """Parameters alpha, beta and honesty of the certainties, `(3, _ATOMS, n_exits)`.
+        """Return alpha, beta and honesty of the certainties, `(3, _ATOMS, n_exits)`.
 
-        Honesty is the share of the mean certainty that accuracy bears out; 1 = calibrated.
+        Honesty is the ratio of the true to the claimed mean certainty; 1 means calibrated.
         """
         quantiles = (np.arange(_ATOMS) + 0.5) / _ATOMS
         shape = _SPREAD * self.difficulty, _SPREAD * (1 - self.difficulty)
@@ -304,12 +304,12 @@ class Population:
         true = special.expit(_STEEPNESS * (abilities - difficulties))
         true = _DOUBT + (1 - 2 * _DOUBT) * true
         claimed = special.expit(special.logit(true) + self.overconfidence * (1 - progress))
-        # Keeps both Beta parameters at 1 or more: no spike at either end that float32 would merge.
+        # Keep both Beta parameters at least 1: a spike at 0 or 1 would give ties in float32.
         precision = _PRECISION + 1 / (claimed * (1 - claimed))
         return np.stack([precision * claimed, precision * (1 - claimed), true / claimed])
 
     def _doubts(self, thresholds: Thresholds) -> FloatArray:
-        """Largest doubt 1 - a with which each setting leaves at each exit, `(K, n_exits)`."""
+        """Return the largest doubt 1 - a that exits, by setting and exit, `(K, n_exits)`."""
         entries = np.asarray(thresholds, dtype=object)
         flat = [np.inf if entry is None else entry for entry in entries.ravel()]
         values = np.array(flat, dtype=np.float64).reshape(entries.shape)
@@ -327,7 +327,7 @@ class Population:
         return np.column_stack([doubts, np.ones(len(doubts))])
 
     def _visits(self, doubts: FloatArray) -> Iterator[tuple[FloatArray, _Moments]]:
-        """Yield, exit by exit, the probability of getting there and the moments of who leaves."""
+        """Yield for each exit the probability of reaching it and the moments of its samples."""
         reached = np.ones((len(doubts), _ATOMS))
         for exit_ in range(doubts.shape[1]):
             moments = self._moments(exit_, doubts[:, exit_])
@@ -345,11 +345,11 @@ class Population:
         return _Moments(one, a, aa, chance * one + slope * a, chance * a + slope * aa)
 
     def _kept(self, exit_: int) -> float:
-        """Probability that a sample has not been led astray up to an exit."""
+        """Return the probability that a sample is not led astray up to an exit."""
         return float(1 - self.overthinking * np.linspace(0, 1, self.n_exits)[exit_])
 
     def _loss(self, exit_: int, m: _Moments, loss: str) -> FloatArray:
-        """Moment of the loss against the label."""
+        """Return the moment of the loss against the label."""
         kept, chance = self._kept(exit_), 1 / self.n_classes
         if loss == "zero_one":
             return m.one - kept * m.p
@@ -358,13 +358,13 @@ class Population:
         return (1 - chance) * (m.one + m.aa) - 2 * (kept * m.ap - chance * m.a)
 
     def _inconsistency(self, exit_: int, here: _Moments, last: _Moments, loss: str) -> FloatArray:
-        """Moment of the loss against the last exit, which is independent given the difficulty."""
+        """Return the moment of the loss against the last exit (independent given difficulty)."""
         kept, kept_last, chance = self._kept(exit_), self._kept(-1), 1 / self.n_classes
         alike = _SAME_MISTAKE**2 + (1 - _SAME_MISTAKE**2) / (self.n_classes - 1)
 
         def same(x: FloatArray, xp: FloatArray, y: FloatArray, yp: FloatArray) -> FloatArray:
             """E[x · y · 1{same prediction}], from the moments of x and y alone and times p."""
-            # Who is not astray at the last exit was not before, hence `kept_last` alone.
+            # A sample not astray at the last exit was never astray, hence only `kept_last`.
             right = kept_last * xp * yp
             return right + alike * (x * y - kept * xp * y - kept_last * x * yp + right)
 

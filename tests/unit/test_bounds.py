@@ -547,7 +547,7 @@ def test_walking_side_by_side_ends_where_walking_alone_does(monkeypatch, bound, 
         rule = ss.Control("ucb", bound=bound)
         alone = rule.indices(curve.shuffled(seed), levels, 0.1).tolist()
         with monkeypatch.context() as patch:
-            patch.setattr(_bets, "LONG", 1)
+            patch.setattr(_bets, "MIN_PARALLEL", 1)
             assert rule.indices(curve.shuffled(seed), levels, 0.1).tolist() == alone
         seen.update(alone)
     assert len(seen) > 10  # walks of many lengths

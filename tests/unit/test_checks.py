@@ -58,29 +58,29 @@ def test_count_admits_the_least():
     assert checks.count("min_exit", 0, 0) == 0
 
 
-def test_known_lists_the_options_and_the_nearest():
-    assert checks.known("bound", "star", ["star", "wsr"]) == "star"
+def test_choice_lists_the_options_and_the_nearest():
+    assert checks.choice("bound", "star", ["star", "wsr"]) == "star"
     with pytest.raises(
         ValueError,
         match=r"^`bound` must be one of: star, wsr; but got 'stra'\. Did you mean 'star'\?$",
     ):
-        checks.known("bound", "stra", ["star", "wsr"])
+        checks.choice("bound", "stra", ["star", "wsr"])
 
 
-def test_known_guesses_only_where_something_is_near():
+def test_choice_guesses_only_where_something_is_near():
     with pytest.raises(ValueError, match=r"but got 'hoeffding'\.$"):
-        checks.known("bound", "hoeffding", ["star", "wsr"])
+        checks.choice("bound", "hoeffding", ["star", "wsr"])
 
 
 @pytest.mark.parametrize("value", [None, 3, ["star"]])
-def test_known_refuses_other_types(value):
+def test_choice_refuses_other_types(value):
     with pytest.raises(ValueError, match="`bound` must be one of: star, wsr"):
-        checks.known("bound", value, ["star", "wsr"])
+        checks.choice("bound", value, ["star", "wsr"])
 
 
-def test_known_says_none_where_there_is_nothing():
+def test_choice_says_none_where_there_is_nothing():
     with pytest.raises(ValueError, match="`loss` must be one of: none"):
-        checks.known("loss", "brier", {})
+        checks.choice("loss", "brier", {})
 
 
 @pytest.mark.parametrize("values", [[[1, 2]], [True], np.ones(3, np.float32), 1.5, range(3)])

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from swiftsure.files import replaced, write_text
+from swiftsure.files import atomic_write, write_text
 
 
 def contents(folder):
@@ -22,7 +22,7 @@ def test_write_text_makes_and_replaces(tmp_path):
 def test_nothing_is_seen_at_the_target_before_the_end(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with replaced(target) as temporary:
+    with atomic_write(target) as temporary:
         temporary.write_text("new")
         assert target.read_text() == "old"
         assert temporary.parent == tmp_path  # so that the replacement stays on one file system
@@ -35,7 +35,7 @@ def test_failure_keeps_the_old_file_and_leaves_no_other(tmp_path, error):
     target.write_text("old")
 
     def fail_halfway():
-        with replaced(target) as temporary:
+        with atomic_write(target) as temporary:
             temporary.write_text("ha")
             raise error("halfway")
 

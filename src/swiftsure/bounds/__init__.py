@@ -1,12 +1,11 @@
-"""Bounds: is a risk at most ε? Each offers the test, a p-value, and an upper bound.
+"""Bounds: each has a test of whether a risk is at most ε, a p-value, and an upper bound.
 
-Selection only ever asks whether a risk is certified at ε, so a bound is first of all a test. Upper
-bounds invert the tests and are for display.
+Selection uses only the test. Upper bounds invert the tests and are for display.
 
-| module | bounds | what they see of the losses |
+| module | bounds | what they use of the losses |
 |---|---|---|
 | `counting` | binomial, Hoeffding, Bentkus, empirical Bernstein | sums and sums of squares |
-| `trinomial` | the exact test for losses of −1, 0 and 1 | how many there are of each |
+| `trinomial` | the exact test for losses of −1, 0 and 1 | the count of each |
 | `betting` | WSR, STaR | the losses one by one |
 """
 
@@ -37,17 +36,17 @@ __all__ = [
 
 
 TRINOMIAL_LARGEST = 50_000
-"""Samples up to which "auto" is the exact trinomial test; finding its cut-off then takes seconds.
+"""Largest n for which "auto" uses the exact trinomial test, whose cut-off then takes seconds.
 
-Beyond, STaR loses little against it.
+Above it, STaR is almost as powerful.
 """
 
 
 def auto(loss_range: LossRange, n: int | None = None, pool: int | None = None) -> Bound:
-    """Return the tightest bound for what the loss declares, and for the number of samples.
+    """Return the tightest bound for a declared loss range and a number of samples.
 
-    Exact tests for losses of 0 and 1, and of −1, 0 and 1 (0-1 gaps); otherwise STaR. Nothing that
-    was observed plays a part.
+    Exact tests for losses of 0 and 1, and of −1, 0 and 1 (0-1 gaps); otherwise STaR. The choice
+    does not depend on the observed losses.
     """
     if loss_range.binary:
         return BOUNDS["binomial"]
@@ -58,16 +57,16 @@ def auto(loss_range: LossRange, n: int | None = None, pool: int | None = None) -
 def resolve(
     bound: str, loss_range: LossRange, n: int | None = None, pool: int | None = None
 ) -> Bound:
-    """Return a bound by name, refused if it is not valid for the declared losses."""
+    """Return a bound by name; raise if it is not valid for the declared losses."""
     if bound == "auto":
         return auto(loss_range, n, pool)
-    chosen = BOUNDS[checks.known("bound", bound, ["auto", *BOUNDS])]
+    chosen = BOUNDS[checks.choice("bound", bound, ["auto", *BOUNDS])]
     chosen.refuse(loss_range)
     return chosen
 
 
 def refuse_weights(bound: Bound, curve: RiskCurve, pool: int | None = None) -> None:
-    """Raise if a curve averages over the samples of groups, and the bound or a pool cannot."""
+    """Raise if a curve averages over samples of groups, which the bound or a pool cannot do."""
     if curve.weights is None:
         return
     if not bound.weighs:
@@ -172,9 +171,9 @@ def _single(
 
 
 def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:
-    """Return how many samples the tests here need to certify ε even if every loss is 0.
+    """Return how many samples are needed to certify ε even if every loss is 0.
 
-    Losses of 0 or more are certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0 by
+    Non-negative losses are certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0 by
     chance, and these tests are not randomised. None for losses that can be negative, which may need
     fewer.
 
@@ -189,7 +188,7 @@ def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int 
 
 
 def declared_for(bound: str, declared: LossRange) -> LossRange:
-    """Return the range, declared whole where the bound asked for needs that.
+    """Return the range, declared whole if the requested bound needs that.
 
     Requesting the binomial test declares losses in [0, 1] to be 0 or 1, and requesting the
     trinomial test declares those in [-1, 1] to be -1, 0 or 1; the values are then checked.
@@ -201,7 +200,7 @@ def declared_for(bound: str, declared: LossRange) -> LossRange:
 
 
 def pool_size(pool: int | None, n: int, bound: Bound) -> int:
-    """Return the size of a finite pool, 0 for none, checked against the bound."""
+    """Return the size of a finite pool, 0 for none; raise if the bound does not support pools."""
     if pool is None:
         return 0
     if not bound.pools:

@@ -1,6 +1,6 @@
-"""Compiled bets against "the risk is at least ε": WSR and STaR, one by one or side by side.
+"""Compiled WSR and STaR bets against "the risk is at least ε", for one or several settings.
 
-Losses come as in `_kernels.Losses`, their thresholds also as `_kernels.firing_levels`.
+`losses` is a `_kernels.Losses`; `levels` are its thresholds as `_kernels.firing_levels`.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import numpy as np
 from swiftsure._compile import compiled
 
 __all__ = [
-    "LONG",
+    "MIN_PARALLEL",
     "log_deficit",
     "log_deficit_weighted",
     "select_by_betting",
@@ -18,21 +18,21 @@ __all__ = [
 ]
 
 ROUNDING = 1e-12
-"""Relative error that a few operations may add up to."""
+"""Relative error allowed for a few floating-point operations."""
 
-EPSILON = 2.0**-52
-"""Relative error of one operation."""
+MACHINE_EPSILON = 2.0**-52
+"""Relative error of one floating-point operation."""
 
-FAR = 1e100
-"""Wealth beyond this, or below its inverse, is put into its logarithm, long before it overflows."""
+MAX_WEALTH = 1e100
+"""Wealth above this, or below its inverse, is moved into the log deficit to avoid overflow."""
 
-SMALL = 0.0625
-"""Gains below this have their logarithm from a series."""
+SERIES_MAX = 0.0625
+"""Below this gain, log(1 + gain) is computed by a series."""
 
 
 @compiled
 def log_series(square):  # type: ignore[no-untyped-def]
-    """Of a small gain g, from g²: (odd, even) such that log(1 + g) = g · odd - g² · even."""
+    """Return (odd, even) with log(1 + g) = g · odd - g² · even, given the square of a small g."""
     fourth = square * square
     odd = (1 / 5 + square * (1 / 7)) + fourth * (1 / 9 + square * (1 / 11))
     even = (1 / 6 + square * (1 / 8)) + fourth * (1 / 10)
@@ -40,36 +40,35 @@ def log_series(square):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def log_growth(wish, largest_stake, below):  # type: ignore[no-untyped-def]
-    """log(1 + stake · below), the stake being √wish, but no more than the largest."""
+def log_growth(wish, largest_stake, margin):  # type: ignore[no-untyped-def]
+    """Return log(1 + stake · margin), with stake = min(√wish, largest_stake)."""
     stake_squared = min(largest_stake * largest_stake, wish)
-    square = stake_squared * (below * below)
-    if square < SMALL * SMALL:  # all of the series but one product is done before the root is
+    square = stake_squared * (margin * margin)
+    if square < SERIES_MAX * SERIES_MAX:  # the series runs in parallel with the square root
         odd, even = log_series(square)
-        return np.sqrt(stake_squared) * (below * odd) - square * even
-    gain = min(largest_stake, np.sqrt(wish)) * below
-    # Where all is lost, rounding must not leave a crumb to start again from.
+        return np.sqrt(stake_squared) * (margin * odd) - square * even
+    gain = min(largest_stake, np.sqrt(wish)) * margin
+    # A total loss is final: rounding must not leave a trace of wealth.
     return np.log1p(gain) if gain > -1.0 + ROUNDING else -np.inf
 
 
 @compiled
 def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound, star, pool):  # type: ignore[no-untyped-def]
-    """Go on with a bet against "the risk is at least ε", from sample `first` to before `stop`.
+    """Continue a bet against "the risk is at least ε" over the samples in [first, stop).
 
-    `state` is (what the wealth lacks to its goal, in logs; the least that this ever was; sum of
-    the losses; B²/4 and the sum of their squared deviations). Stops once the goal is reached.
+    Takes and returns the state (log(goal / wealth), its running minimum, sum of losses, B²/4 + sum
+    of squared deviations). Stops once the goal is reached.
     """
     n = rows.size
-    missing, least, total, deviations = state
-    urge = -np.log(delta)  # WSR's log(1/δ); STaR replaces it by what is missing
+    deficit, best_deficit, total, deviations = state
+    log_target = -np.log(delta)  # log(1/δ) for WSR; STaR uses its current deficit instead
     level = epsilon
     largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
     n_early = losses.thresholds.shape[1]
-    wealth, best, needed = 1.0, 1.0, np.exp(missing)
+    wealth, best, needed = 1.0, 1.0, np.exp(deficit)
     for i in range(first, stop):
         row = rows[i]
-        # Exits that do not fire are counted, rather than the first that does sought: which one
-        # that is, no processor foresees.
+        # Branchless: count the exits that do not fire. A search mispredicts.
         exit_ = 0
         stays = True
         for e in range(n_early):
@@ -78,56 +77,56 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
         loss = losses.values[row, exit_ if n_early > 0 else setting]
         if pool > 0:
             level = (pool * epsilon - total) / (pool - i)
-            # A sum of i numbers is off by so much at most, and few that remain make much of it.
-            off = EPSILON * i * (abs(total) + pool * abs(epsilon)) / (pool - i)
+            # Bound on the rounding error of a sum of i numbers, divided by the samples left.
+            off = MACHINE_EPSILON * i * (abs(total) + pool * abs(epsilon)) / (pool - i)
             if level > bound * (1.0 + ROUNDING) + off:
-                # The rest of the pool cannot bring the risk up to ε any more.
+                # The rest of the pool can no longer bring the risk up to ε.
                 return -np.inf, -np.inf, total, deviations
             room = max(bound - level, 0.0) if star else max(bound, bound - level)
             largest_stake = 1.0 / room if room > bound * ROUNDING else 0.0
         horizon = n - i if star else n
-        urge = missing if star else urge
+        log_target = deficit if star else log_target
         scale = 2.0 * (i + 1) / (horizon * deviations)  # 2 / (horizon · variance)
         if star:
-            missing -= log_growth(scale * urge, largest_stake, level - loss)
-            if not missing < np.inf:
-                return np.inf, least, total, deviations
-            least = min(least, missing)
-            if least <= 0.0:
+            deficit -= log_growth(scale * log_target, largest_stake, level - loss)
+            if not deficit < np.inf:
+                return np.inf, best_deficit, total, deviations
+            best_deficit = min(best_deficit, deficit)
+            if best_deficit <= 0.0:
                 break
-        else:  # WSR's stakes do not look at the wealth, so its logarithm can wait
-            gain = min(largest_stake, np.sqrt(scale * urge)) * (level - loss)
+        else:  # WSR's stakes do not depend on the wealth, so its log is taken only at the end
+            gain = min(largest_stake, np.sqrt(scale * log_target)) * (level - loss)
             if not gain > -1.0 + ROUNDING:
-                return np.inf, min(least, missing - np.log(best)), total, deviations
+                return np.inf, min(best_deficit, deficit - np.log(best)), total, deviations
             grown = wealth * (1.0 + gain)
-            if 1.0 / FAR < grown < FAR:
+            if 1.0 / MAX_WEALTH < grown < MAX_WEALTH:
                 wealth = grown
                 best = max(best, wealth)
                 if best >= needed:
                     return 0.0, 0.0, total, deviations
             else:
-                least = min(least, missing - np.log(best))
-                missing -= np.log(wealth) + np.log1p(gain)
-                least = min(least, missing)
-                wealth, best, needed = 1.0, 1.0, np.exp(missing)
+                best_deficit = min(best_deficit, deficit - np.log(best))
+                deficit -= np.log(wealth) + np.log1p(gain)
+                best_deficit = min(best_deficit, deficit)
+                wealth, best, needed = 1.0, 1.0, np.exp(deficit)
         total += loss
         mean = (0.5 * bound + total) / (i + 2)
         deviations += (loss - mean) * (loss - mean)
     if not star:
-        least = min(least, missing - np.log(best))
-        missing -= np.log(wealth)
-    return missing, least, total, deviations
+        best_deficit = min(best_deficit, deficit - np.log(best))
+        deficit -= np.log(wealth)
+    return deficit, best_deficit, total, deviations
 
 
 @compiled
 def log_deficit(losses, levels, rows, setting, epsilon, delta, goal, bound, star, pool):  # type: ignore[no-untyped-def]
-    """What the best wealth of a bet against "the risk is at least ε" lacks to `goal`, in logs.
+    """Return the minimum of log(goal / wealth) over a bet against "the risk is at least ε".
 
-    0 or less: the wealth reached `goal`, so the risk at `setting` is certified to be below ε with
-    failure probability 1/goal. The stakes are tuned for failure probability `delta`: WSR's, or
-    STaR's, which aims at what is still missing. Stops as soon as the goal is reached, and once the
-    wealth is 0, which is final. With `pool` > 0 the rows are a sample without replacement from a
-    pool of that size, and ε is replaced at each step by the mean that the rest of it would need.
+    If it is 0 or less, the wealth reached `goal`, so the risk at `setting` is certified to be below
+    ε with failure probability 1/goal. The stakes are tuned for failure probability `delta`; STaR
+    adapts them to the deficit that is left. Stops when the goal is reached or the wealth is 0.
+    With `pool` > 0 the rows are drawn without replacement from a pool of that size, and ε is
+    replaced at each step by the mean that the rest of the pool would need.
     """
     state = (np.log(goal), np.log(goal), 0.0, 0.25 * bound * bound)
     state = bet(
@@ -138,43 +137,44 @@ def log_deficit(losses, levels, rows, setting, epsilon, delta, goal, bound, star
 
 @compiled
 def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, bound, star):  # type: ignore[no-untyped-def]
-    """What `log_deficit` returns for the risk Σ sums / Σ weights: groups that differ in size.
+    """Return `log_deficit` of the risk Σ sums / Σ weights, for groups that differ in size.
 
-    `sums` is (n_groups, K): the losses of a group over the largest size M. `weights` are the sizes
-    over M. Each bet is on ε · weight − sum, whose mean is at most 0 wherever the risk is ε or more.
-    Its variance is estimated around the risk so far, not around ε: stakes that know ε only by their
-    cap keep the test monotone in ε, as that of samples is. With weights of 1 it is that test.
+    `sums` is (n_groups, K): each group's total loss divided by the largest size M. `weights` are
+    the sizes divided by M. Each bet is on ε · weight − sum, whose mean is at most 0 if the risk is
+    ε or more. Its variance is estimated around the risk so far, not around ε: the stakes then
+    depend on ε only through their cap, which keeps the test monotone in ε. With weights of 1 this
+    is the test of `log_deficit`.
     """
     n = rows.size
-    missing = np.log(goal)
-    least = missing
-    urge = -np.log(delta)
+    deficit = np.log(goal)
+    best_deficit = deficit
+    log_target = -np.log(delta)
     largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
     total, weight, deviations = 0.0, 1.0, 0.25 * bound * bound
     for i in range(n):
         loss = sums[rows[i], setting]
         own = weights[rows[i]]
         scale = 2.0 * (i + 1) / ((n - i if star else n) * deviations)
-        urge = missing if star else urge
-        missing -= log_growth(scale * urge, largest_stake, epsilon * own - loss)
-        if not missing < np.inf:
+        log_target = deficit if star else log_target
+        deficit -= log_growth(scale * log_target, largest_stake, epsilon * own - loss)
+        if not deficit < np.inf:
             break
-        least = min(least, missing)
-        if least <= 0.0:
+        best_deficit = min(best_deficit, deficit)
+        if best_deficit <= 0.0:
             break
         total += loss
         weight += own
         deviation = loss - (0.5 * bound + total) / weight * own
         deviations += deviation * deviation
-    return least
+    return best_deficit
 
 
 @compiled
 def select_by_betting(losses, levels, rows, epsilons, delta, bound, star, pool, start):  # type: ignore[no-untyped-def]
-    """Fixed sequence of betting tests from setting `start`, for rising levels.
+    """Return the last certified setting for each of some ascending ε; `start - 1` if none.
 
-    Returns for each level the last certified setting (`start - 1` if none). What is certified at a
-    level is certified at any higher one, so each level goes on where the one before it stopped.
+    A fixed sequence of betting tests from setting `start` on. What is certified at one ε is
+    certified at any larger one, so each ε continues where the one before it stopped.
     """
     selected = np.empty(epsilons.size, np.int64)
     goal = 1.0 / delta
@@ -192,28 +192,28 @@ def select_by_betting(losses, levels, rows, epsilons, delta, bound, star, pool, 
 
 
 LANES = 8
-"""Settings that are tested side by side: the numbers in a wide vector register."""
+"""Settings tested in parallel: the float64 values in a 512-bit vector register."""
 
 BLOCK = 128
-"""Samples between two looks at how tests side by side stand."""
+"""Samples between two checks of whether parallel tests are decided."""
 
-LONG = 50_000
-"""Samples from which tests side by side are faster than one after the other."""
+MIN_PARALLEL = 50_000
+"""Number of samples from which parallel tests are faster than sequential ones."""
 
 
 class Front(NamedTuple):
-    """`LANES` neighbouring settings, and where the bets on them stand."""
+    """The state of the bets on `LANES` neighbouring settings."""
 
     levels: np.ndarray  # (n_early, LANES)
-    lowest: np.ndarray  # (n_early,), over the lanes
-    highest: np.ndarray  # (n_early,)
-    state: np.ndarray  # (4, LANES): missing; square of the largest gain; the rest as in `bet`
-    loss: np.ndarray  # (LANES,), of the sample at hand
+    lowest: np.ndarray  # (n_early,), minimum over the lanes
+    highest: np.ndarray  # (n_early,), maximum over the lanes
+    state: np.ndarray  # (4, LANES): as in `bet`, but row 1 is the largest squared gain
+    loss: np.ndarray  # (LANES,), losses of the current sample
 
 
 @compiled
 def aligned(n_rows):  # type: ignore[no-untyped-def]
-    """Zeros, (n_rows, LANES), of which no row lies across two cache lines."""
+    """Return zeros, (n_rows, LANES), with every row aligned to a cache line."""
     raw = np.zeros((n_rows + 1) * LANES)
     offset = -(raw.ctypes.data // 8) % LANES
     return raw[offset : offset + n_rows * LANES].reshape(n_rows, LANES)
@@ -221,9 +221,9 @@ def aligned(n_rows):  # type: ignore[no-untyped-def]
 
 @compiled
 def new_front(levels, start, delta, bound):  # type: ignore[no-untyped-def]
-    """Bets on the settings from `start` on, before the first sample.
+    """Return the initial bets on the `LANES` settings from `start` on.
 
-    Past the end of the path its last setting is repeated.
+    Lanes past the end of the path repeat its last setting.
     """
     n_early, last = levels.shape[0], levels.shape[1] - 1
     own = np.empty((n_early, LANES), np.float32)
@@ -243,14 +243,15 @@ def new_front(levels, start, delta, bound):  # type: ignore[no-untyped-def]
 
 @compiled
 def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
-    """What `bet` does, in all lanes at once and for small gains only; the largest is noted.
+    """Advance the bets in all lanes, in place, like `bet` but accurate for small gains only.
 
-    Loops over lanes become vector instructions as long as nothing in them branches. A lane whose
-    goal is reached stands still.
+    Records the largest squared gain of each lane, so that the caller can redo lanes where the
+    series was too coarse. Loops over lanes are branchless, so that they compile to vector
+    instructions. A lane that has reached its goal keeps its deficit.
     """
     n, lanes, n_early = rows.size, front.loss.size, front.levels.shape[0]
     state = front.state
-    missing, widest, total, deviations = state[0], state[1], state[2], state[3]
+    deficit, max_square, total, deviations = state[0], state[1], state[2], state[3]
     loss = front.loss
     goal = -np.log(delta)
     largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
@@ -258,18 +259,18 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, st
     half = 0.5 * bound
     for i in range(first, stop):
         row = rows[i]
-        some, every = 0, 0  # the exit that some lane takes, and the one by which every lane is out
-        none_left, not_all = True, True
+        some, every = 0, 0  # first exit that any lane takes; exit by which all did
+        no_lane_exited, some_lane_stays = True, True
         for exit_ in range(n_early):
             confidence = losses.confidences[row, exit_]
-            none_left &= confidence < front.lowest[exit_]
-            not_all &= confidence < front.highest[exit_]
-            some += none_left
-            every += not_all
+            no_lane_exited &= confidence < front.lowest[exit_]
+            some_lane_stays &= confidence < front.highest[exit_]
+            some += no_lane_exited
+            every += some_lane_stays
         value = losses.values[row, every]
         for lane in range(lanes):
             loss[lane] = value
-        if some < every:  # rare: neighbouring settings mostly agree
+        if some < every:  # rare: neighbouring settings mostly take the same exit
             for exit_ in range(every - 1, some - 1, -1):
                 value = losses.values[row, exit_]
                 confidence = losses.confidences[row, exit_]
@@ -279,15 +280,15 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, st
         factor = 2.0 * (i + 1) / horizon
         share = 1.0 / (i + 2)
         for lane in range(lanes):
-            before = missing[lane]
-            below = epsilon - loss[lane]
-            urge = before if star else goal
-            stake_squared = min(cap, factor / deviations[lane] * urge)
-            square = stake_squared * (below * below)
-            widest[lane] = max(widest[lane], square)
+            before = deficit[lane]
+            margin = epsilon - loss[lane]
+            log_target = before if star else goal
+            stake_squared = min(cap, factor / deviations[lane] * log_target)
+            square = stake_squared * (margin * margin)
+            max_square[lane] = max(max_square[lane], square)
             odd, even = log_series(square)
-            after = before - (np.sqrt(stake_squared) * (below * odd) - square * even)
-            missing[lane] = after if before > 0.0 else before
+            after = before - (np.sqrt(stake_squared) * (margin * odd) - square * even)
+            deficit[lane] = after if before > 0.0 else before
             total[lane] += loss[lane]
             deviation = loss[lane] - (half + total[lane]) * share
             deviations[lane] += deviation * deviation
@@ -295,9 +296,10 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, st
 
 @compiled
 def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
-    """How many settings from `start` on are certified, of at most `LANES`, and if the next failed.
+    """Return how many of the next `LANES` settings are certified, and whether the next one failed.
 
-    A setting that stands badly behind two undecided ones is set aside, which is neither.
+    A lane that is doing badly behind two undecided ones is dropped (NaN): neither certified nor
+    failed.
     """
     n, last = rows.size, losses.thresholds.shape[0] - 1
     front = new_front(levels, start, delta, bound)
@@ -310,7 +312,7 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
         bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, star)
         undecided = 0
         for lane in range(LANES):
-            if state[1, lane] >= SMALL * SMALL:  # the series was not good enough
+            if state[1, lane] >= SERIES_MAX * SERIES_MAX:  # redo the block without the series
                 if kept[0, lane] > 0.0:
                     held = (kept[0, lane], kept[0, lane], kept[2, lane], kept[3, lane])
                     setting = min(start + lane, last)
@@ -337,13 +339,13 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
     certified = 0
     while certified < min(LANES, last + 1 - start) and state[0, certified] <= 0.0:
         certified += 1
-    # The first lane is never set aside, so without a success it has failed, whatever it holds.
+    # The first lane is never dropped, so if it is not certified it failed, even if it holds NaN.
     return certified, certified == 0 or (certified < LANES and state[0, certified] > 0.0)
 
 
 @compiled
 def select_side_by_side(losses, levels, rows, epsilons, delta, bound, star, start):  # type: ignore[no-untyped-def]
-    """What `select_by_betting` returns, faster from `LONG` samples on: exit form, no pool."""
+    """Do `select_by_betting` faster, from `MIN_PARALLEL` samples on; exit form only, no pool."""
     selected = np.empty(epsilons.size, np.int64)
     last = start - 1
     for j in range(epsilons.size):

@@ -1,4 +1,4 @@
-"""Bound: a way to certify that a risk is at most ε."""
+"""The base class of bounds, their registry, and helpers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 IID = "independent samples of one distribution"
-"""What every bound assumes."""
+"""The assumption that all bounds share."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Bound(ABC):
     ----------
     name : str
     assumes : str
-        What its validity rests on, for certificates.
+        The assumptions it needs, printed in certificates.
     needs : {"any", "non-negative", "binary", "ternary"}
         Which losses it is valid for.
     weighs : bool
-        Whether it can test averages over the samples of groups that differ in size: its p-value is
+        Whether it can test per-sample averages over groups that differ in size: its p-value is
         then monotone in ε, at every setting.
     """
 
@@ -76,9 +76,9 @@ class Bound(ABC):
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
-        """Walk the path from `start` while settings are certified; last success for each level.
+        """Return the last setting certified for each ε, walking from `start` to the first failure.
 
-        `epsilons` rise; `start - 1` stands for no success.
+        `epsilons` must be ascending; `start - 1` means that none is certified.
         """
 
     @abstractmethod
@@ -102,9 +102,9 @@ def smallest_certified(
     near: float | None = None,
     precision: float = 1e-9,
 ) -> float:
-    """Return the smallest ε that is certified, from above; the largest loss if none is.
+    """Return the smallest certified ε, rounded up; the largest loss if none is certified.
 
-    `near` is where the search begins, and `precision` is relative to the width of the range.
+    The search starts at `near`; `precision` is relative to the width of the range.
     """
     low, high = loss_range.low, loss_range.high
     if not certified(np.nextafter(high, low)):

@@ -1,7 +1,7 @@
-"""Bets against "the risk is at least ε": WSR and STaR.
+"""The betting bounds WSR and STaR: bets against "the risk is at least ε".
 
-A bet sees the losses one by one. Where the risk is ε or more, its wealth has a mean of at most 1,
-so it reaches 1/δ with probability at most δ (Ville's inequality).
+A bet sees the losses one by one. If the risk is ε or more, the mean of its wealth is at most 1, so
+it reaches 1/δ with probability at most δ (Ville's inequality).
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ WSR_DELTA = 0.1
 """The failure probability that the bets behind WSR's p-value are tuned for."""
 
 MANY = 20_000
-"""Samples from which an upper bound is found to 1 % of 1/√n, with few passes over them."""
+"""Above this many samples, upper bounds are only accurate to 1 % of 1/√n, to save passes."""
 
 OUT_OF_REACH = 1e300
-"""A wealth that no bet reaches, so that it runs through all samples."""
+"""A goal that no bet reaches, so that it runs through all samples."""
 
 
 @dataclass(frozen=True)
 class BettingBound(Bound):
-    """A bet against "the risk is at least ε", sample by sample; only B bounds the losses."""
+    """A bet against "the risk is at least ε", sample by sample; it needs only losses ≤ B."""
 
     star: bool = True
 
@@ -43,17 +43,17 @@ class BettingBound(Bound):
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
-        """Walk the path with one bet a setting, each stopped as soon as it is decided."""
+        """Walk the path with one bet per setting, each stopped as soon as it is decided."""
         if curve.weights is not None:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.firing_levels(curve.data), rows
         test = delta, curve.loss_range.high, self.star
-        if pool:  # whether its bets are monotone in ε is not known: each level walks from the start
+        if pool:  # these bets may not be monotone in ε, so each ε walks from the start
             single = np.split(epsilons, len(epsilons))
             walks = [_bets.select_by_betting(*seen, level, *test, pool, start) for level in single]
             return np.concatenate(walks)
         selected: NDArray[np.int64]
-        if curve.has_exits and len(rows) >= _bets.LONG:
+        if curve.has_exits and len(rows) >= _bets.MIN_PARALLEL:
             selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
         else:
             selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
@@ -84,7 +84,7 @@ class BettingBound(Bound):
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
-        if curve.weights is None:  # one column, in the order of the test: each pass is sequential
+        if curve.weights is None:  # copy the column in test order, so that memory access is linear
             curve, rows, setting = curve.only(setting, rows), np.arange(len(rows)), 0
 
         def certified(epsilon: float) -> bool:

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 STRETCH = 16
-"""Settings whose p-values are computed at once."""
+"""Number of settings whose p-values are computed at once."""
 
 EVERY = slice(None)
 """All settings."""
@@ -50,9 +50,9 @@ class SummaryBound(Bound):
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
-        """Walk the path on p-values, a stretch at a time.
+        """Walk the path by p-values, `STRETCH` settings at a time.
 
-        They fall as ε rises, so each level goes on where the one before it stopped.
+        They fall as ε rises, so each ε continues where the one before it stopped.
         """
         totals = curve.level_totals(rows)
         selected = np.empty(len(epsilons), np.int64)
@@ -90,7 +90,7 @@ class SummaryBound(Bound):
 
 
 def _count(sums: Floats, high: float) -> Floats:
-    """Number of full losses that a sum amounts to, rounded up past what rounding may have added."""
+    """Return ⌈sum / B⌉, with a tolerance for floating-point error."""
     return np.maximum(0.0, np.ceil(sums / high * (1 - 1e-14) - 1e-12))
 
 
@@ -100,15 +100,15 @@ def binomial_p(sums: Floats, _: Floats, n: int, epsilon: float, __: LossRange) -
 
 
 def binomial_pool_p(sums: Floats, n: int, epsilon: float, pool: int) -> Floats:
-    """P(as few losses or fewer) if the pool held the least number that makes its risk reach ε."""
-    from scipy.stats import hypergeom  # a heavy import, and rarely needed
+    """Return P(at most this many losses) for the fewest losses that make the pool's risk ε."""
+    from scipy.stats import hypergeom  # a slow import, rarely needed
 
     bad = int(np.ceil(pool * epsilon * (1 - 1e-14)))
     return np.asarray(hypergeom.cdf(np.rint(sums), pool, bad, n))
 
 
 def hoeffding_p(sums: Floats, _: Floats, n: int, epsilon: float, declared: LossRange) -> Floats:
-    """exp(−2 n (ε − mean)² / width²)."""
+    """Return exp(−2 n (ε − mean)² / width²)."""
     below = np.maximum(0.0, epsilon - sums / n) / (declared.high - declared.low)
     return np.exp(-2.0 * n * below**2)
 
@@ -124,7 +124,7 @@ def hoeffding_bentkus_p(
 ) -> Floats:
     """Return the smaller of Hoeffding's bound in its relative-entropy form and Bentkus's."""
     level = epsilon / declared.high
-    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be off by a rounding
+    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be rounded below 0
     distance = special.rel_entr(mean, level) + special.rel_entr(1 - mean, 1 - level)
     hoeffding: Floats = np.exp(-n * distance)
     return np.minimum(hoeffding, bentkus_p(sums, squares, n, epsilon, declared))
@@ -133,7 +133,10 @@ def hoeffding_bentkus_p(
 def empirical_bernstein_p(
     sums: Floats, squares: Floats, n: int, epsilon: float, declared: LossRange
 ) -> Floats:
-    """Solve mean + √(2 V t / n) + 7 width t / (3 (n − 1)) = ε for t = log(2/p) (Maurer, Pontil)."""
+    """Return p such that mean + √(2 V t / n) + 7 width t / (3 (n − 1)) = ε with t = log(2/p).
+
+    Maurer and Pontil's bound, with V the sample variance.
+    """
     if n < 2:
         return np.ones_like(sums)
     mean = sums / n

@@ -10,7 +10,7 @@ over all distributions with a mean of ε or more, its probability is largest whe
 P(−1) = q for some q; and for q in [q₁, q₂] it is at most that of P(+1) = q₁ + ε and P(−1) = q₂.
 Branch and bound over q turns this into a proof that the region's probability is at most δ.
 
-The order of the samples plays no part.
+The order of the samples does not matter.
 
 References
 ----------
@@ -92,7 +92,7 @@ class TrinomialBound(Bound):
         start: int,
         pool: int,  # noqa: ARG002
     ) -> NDArray[np.int64]:
-        """Walk the path for each level: p-values need not fall as ε grows."""
+        """Walk the path from the start for each ε: p-values need not fall as ε grows."""
         b, c = self._counts(curve, rows)
         tests = (certified_counts(len(rows), float(e), delta) for e in epsilons)
         return np.asarray([last_before_failure(b <= test[b + c], start) for test in tests])
@@ -111,7 +111,7 @@ class TrinomialBound(Bound):
 
 @lru_cache(maxsize=4096)
 def certified_counts(n: int, epsilon: float, delta: float) -> Counts:
-    """Return the test's region: for each number of losses b + c, the largest b it certifies.
+    """Return the test's region: the largest certified b for each number of losses b + c.
 
     **Guarantee**: whatever the distribution of the losses, if its mean is ε or more, then
     P(b ≤ region[b + c]) ≤ δ.
@@ -131,13 +131,13 @@ def certified_counts(n: int, epsilon: float, delta: float) -> Counts:
 
 
 def _proven_cut(n: int, epsilon: float, delta: float) -> float:
-    """Return a cut-off z* whose region is proven to have probability δ at most.
+    """Return a cut-off z* whose region is proven to have probability at most δ.
 
-    It is −∞, which certifies nothing, where δ is so small that rounding errors prevent a proof.
+    If δ is so small that rounding errors prevent a proof, it is −∞, which certifies nothing.
     """
     factorials = _log_factorials(n)
     limit = delta - ROUNDING * (n + 1)
-    slack = 0.001 if n < 1000 else 0.004  # the closer the bound, the longer the proof
+    slack = 0.001 if n < 1000 else 0.004  # a tighter bound takes a longer proof
     while limit > 0 and slack < 1:
         cut = _largest_cut(n, epsilon, delta * (1 - slack), factorials)
         if supremum(staircase(n, epsilon, cut), factorials, epsilon, limit, 1e-4) <= limit:
@@ -147,7 +147,7 @@ def _proven_cut(n: int, epsilon: float, delta: float) -> float:
 
 
 def _largest_cut(n: int, epsilon: float, delta: float, factorials: NDArray[np.float64]) -> float:
-    """Return about the largest z* whose region has at most probability δ at a grid of q."""
+    """Return about the largest z* whose region has probability at most δ on a grid of q."""
 
     def fits(cut: float) -> bool:
         region = staircase(n, epsilon, cut)
@@ -177,10 +177,10 @@ def p_value(b: int, c: int, n: int, epsilon: float) -> float:
 def upper_bound(b: int, c: int, n: int, delta: float) -> float:
     """Return a value that the mean loss exceeds with probability at most δ.
 
-    The p-values of one test, for the same counts, need not fall as ε grows, so that they cannot be
-    inverted. Here counts are ordered once for all ε, by the ε at which their score is that of δ;
-    with the order fixed, p-values do fall. P(−1) is searched within a confidence interval only,
-    whose own failure probability is taken from δ (Berger and Boos).
+    For fixed counts the p-values of the test need not fall as ε grows, so they cannot be inverted.
+    Here counts are ordered once for all ε, by the ε at which their score is that of δ; with the
+    order fixed, p-values do fall. P(−1) is searched only within a confidence interval, whose
+    failure probability is subtracted from δ (Berger and Boos).
     """
     level = float(special.ndtri(delta))
     outside = 1e-3 * delta
@@ -199,7 +199,7 @@ def upper_bound(b: int, c: int, n: int, delta: float) -> float:
     def within(epsilon: float) -> bool:
         return bool(bound_between(region, factorials, epsilon, least, most) <= allowed)
 
-    # A mean below −most needs P(−1) > most. No such q is searched, so the condition would hold.
+    # A mean below −most needs P(−1) > most, which is not searched: the condition would hold there.
     return _smallest(within, -most, high)
 
 
@@ -229,10 +229,10 @@ def power(n: int, epsilon: float, delta: float, plus: float, minus: float) -> fl
 
 
 def _kept_cut(n: int, epsilon: float, delta: float) -> float | None:
-    """Return the cut-off that an earlier run kept on disk; None if there is none to be trusted.
+    """Return the cut-off that an earlier run cached on disk; None if there is no valid one.
 
-    A file is trusted as far as compiled code in a cache is. A damaged one shows at once, by a
-    number that is not one or a region that is too large.
+    The file is trusted like compiled code in a cache. A damaged one is detected: it does not hold a
+    number, or its region is too large.
     """
     try:
         cut = float(_cut_file(n, epsilon, delta).read_text(encoding="utf-8"))
@@ -245,7 +245,7 @@ def _kept_cut(n: int, epsilon: float, delta: float) -> float | None:
 
 
 def _keep_cut(n: int, epsilon: float, delta: float, cut: float) -> None:
-    """Keep a cut-off that took long to find; without a place to write, it is found again."""
+    """Cache a cut-off that took long to compute; failures to write are ignored."""
     if n >= KEPT_FROM:
         with suppress(OSError, RuntimeError):
             file = _cut_file(n, epsilon, delta)
@@ -266,7 +266,7 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
 
 @compiled
 def score(b, c, n, epsilon):  # type: ignore[no-untyped-def]
-    """Tango's score of counts against "the mean is ε"."""
+    """Return Tango's score of counts against "the mean is ε"."""
     rest = n - b - c
     linear = b * (1.0 - epsilon) + c * (1.0 - 3.0 * epsilon) - 2.0 * rest * epsilon
     root = math.sqrt(max(0.0, linear * linear + 8.0 * n * c * epsilon * (1.0 - epsilon)))
@@ -276,9 +276,9 @@ def score(b, c, n, epsilon):  # type: ignore[no-untyped-def]
 
 @compiled
 def staircase(n, epsilon, cut):  # type: ignore[no-untyped-def]
-    """Region of the counts with a score of at most `cut`: the largest b for each b + c.
+    """Return the region of counts with a score of at most `cut`: the largest b for each b + c.
 
-    It grows by 0 or 1 a step whatever the scores, which is all that the proof needs.
+    It grows by 0 or 1 per step whatever the scores, which is all that the proof needs.
     """
     region = np.empty(n + 1, np.int64)
     largest = -1
@@ -291,14 +291,14 @@ def staircase(n, epsilon, cut):  # type: ignore[no-untyped-def]
 
 @compiled
 def log_binomial(factorials, k, n, log_p, log_rest):  # type: ignore[no-untyped-def]
-    """Logarithm of P(Binomial(n, p) = k)."""
+    """Return log P(Binomial(n, p) = k)."""
     ways = factorials[n] - factorials[k] - factorials[n - k]
     return ways + k * log_p + (n - k) * log_rest
 
 
 @compiled
 def binomial_cdf(factorials, k, n, p):  # type: ignore[no-untyped-def]
-    """P(Binomial(n, p) ≤ k), summed over the shorter tail."""
+    """Return P(Binomial(n, p) ≤ k), summed over the shorter tail."""
     if k >= n:
         return 1.0
     if k < 0 or p >= 1.0:
@@ -325,10 +325,10 @@ def binomial_cdf(factorials, k, n, p):  # type: ignore[no-untyped-def]
 
 @compiled
 def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def]
-    """Probability of a region, for P(+1) = plus and P(−1) = minus.
+    """Return the probability of a region for P(+1) = plus and P(−1) = minus.
 
-    The sum over d = b + c of P(d) P(b ≤ region[d] | d). From d to d + 1, a binomial distribution
-    function changes by one or two of its terms, so that each step costs the same.
+    This is the sum over d = b + c of P(d) P(b ≤ region[d] | d). From d to d + 1 the binomial CDF
+    changes by one or two terms, so each step takes constant time.
     """
     n = region.size - 1
     either = min(1.0, plus + minus)
@@ -347,7 +347,7 @@ def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def
     log_either, log_neither = math.log(either), math.log1p(-either)
     log_share = math.log(share) if share > 0.0 else -np.inf
     log_rest = math.log1p(-share) if share < 1.0 else -np.inf
-    # Where `either` is 1 but for a rounding error, the first weights underflow, and all after them.
+    # If `either` is 1 up to rounding, the first weights underflow, and so would all later ones.
     while first < last and log_binomial(factorials, first, n, log_either, log_neither) < -600.0:
         first += 1
     weight = math.exp(log_binomial(factorials, first, n, log_either, log_neither))
@@ -372,13 +372,13 @@ def probability(region, factorials, plus, minus):  # type: ignore[no-untyped-def
 
 @compiled
 def next_q(q, n, epsilon, step, stop):  # type: ignore[no-untyped-def]
-    """The q that lies `step` standard deviations of the mean loss further."""
+    """Return q advanced by `step` standard deviations of the mean loss."""
     return min(stop, q + step * math.sqrt((2.0 * q + epsilon) / n))
 
 
 @compiled
 def largest_at_points(region, factorials, epsilon, enough):  # type: ignore[no-untyped-def]
-    """Largest probability of a region at a grid of q; the search ends where it exceeds `enough`."""
+    """Return the largest probability of a region on a grid of q; stop if it exceeds `enough`."""
     n = region.size - 1
     q, stop = 0.0, 0.5 * (1.0 - epsilon)
     largest = probability(region, factorials, q + epsilon, q)
@@ -390,9 +390,9 @@ def largest_at_points(region, factorials, epsilon, enough):  # type: ignore[no-u
 
 @compiled
 def supremum(region, factorials, epsilon, limit, tolerance):  # type: ignore[no-untyped-def]
-    """Upper bound of the largest probability of a region over all q, by branch and bound.
+    """Return an upper bound on the probability of a region over all q, by branch and bound.
 
-    It is `limit` if the largest one can be shown to lie below that; otherwise it is at most
+    It is `limit` if the largest probability is proven to be below that; otherwise it is at most
     1 + `tolerance` times the largest, or some value above `limit`.
     """
     n = region.size - 1
@@ -422,7 +422,7 @@ def supremum(region, factorials, epsilon, limit, tolerance):  # type: ignore[no-
 
 @compiled
 def bound_between(region, factorials, epsilon, least, most):  # type: ignore[no-untyped-def]
-    """Upper bound of the largest probability of a region over all q in [least, most]."""
+    """Return an upper bound on the probability of a region over all q in [least, most]."""
     n = region.size - 1
     low, stop = max(least, -epsilon, 0.0), min(most, 0.5 * (1.0 - epsilon))
     largest = 0.0

@@ -100,13 +100,13 @@ def control_of(text: str, bound: str) -> "Control":
     from swiftsure.control import OPTIONS, Control
 
     name, *given = text.strip().split(":")
-    checks.known("control", name, OPTIONS)
+    checks.choice("control", name, OPTIONS)
     known = OPTIONS[name] if name == "empirical" else ("bound", *OPTIONS[name])
     kinds = get_type_hints(Control)
     chosen: dict[str, Any] = {}
     for each in given:
         option, _, value = each.partition("=")
-        checks.known(f"option of {name}", option, known)
+        checks.choice(f"option of {name}", option, known)
         chosen[option] = _value(option, value, kinds[option])
     control = Control(name, **{"bound": bound, **chosen})
     if control.uses_bound:
@@ -122,7 +122,7 @@ def _value(option: str, text: str, kind: Any) -> bool | float | str:
 
     kinds = get_args(kind) or (kind,)  # those of `float | None`
     if bool in kinds:
-        return checks.known(option, text or "true", ["true", "false"]) == "true"
+        return checks.choice(option, text or "true", ["true", "false"]) == "true"
     if float not in kinds:
         return text
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.files import replaced
+from swiftsure.files import atomic_write
 
 __all__ = ["convert_logits", "read_pickled_logits"]
 
@@ -36,7 +36,7 @@ def convert_logits(
         The npz to write: `logits` (samples, exits, classes) and `labels`.
     """
     logits, labels = read_pickled_logits(source)
-    with replaced(target) as temporary, temporary.open("wb") as file:
+    with atomic_write(target) as temporary, temporary.open("wb") as file:
         np.savez(file, logits=logits, labels=labels)
     return logits.shape
 

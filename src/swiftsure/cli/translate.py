@@ -51,7 +51,7 @@ def translate(
     given = CAPTIONS if texts is None else texts
     if not all(text.strip() for text in given):
         raise ValueError("`texts` must not be empty: give a sentence to translate.")
-    checks.known("score", score, SCORES)
+    checks.choice("score", score, SCORES)
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise ImportError(
             '`translate` needs PyTorch and transformers: pip install "swiftsure[text]"'

@@ -149,4 +149,4 @@ def image_loss(loss: str | ImageLoss) -> ImageLoss:
     """Return a loss by name, or as it is."""
     if isinstance(loss, ImageLoss):
         return loss
-    return IMAGE_LOSSES[checks.known("losses", loss, IMAGE_LOSSES)]()
+    return IMAGE_LOSSES[checks.choice("losses", loss, IMAGE_LOSSES)]()

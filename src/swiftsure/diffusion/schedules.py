@@ -117,7 +117,7 @@ class DDPM:
 
     def __post_init__(self) -> None:
         """Refuse an unknown variance."""
-        checks.known("variance", self.variance, ["beta", "beta_tilde"])
+        checks.choice("variance", self.variance, ["beta", "beta_tilde"])
 
     @property
     def times(self) -> tuple[int, ...]:
@@ -221,6 +221,6 @@ def sampler_from_settings(settings: Mapping[str, Any]) -> DDPM | DDIM:
     True
     """
     own = dict(settings)
-    name = checks.known("sampler", own.pop("name"), ["ddpm", "ddim"])
+    name = checks.choice("sampler", own.pop("name"), ["ddpm", "ddim"])
     schedule = Schedule(**{key: own.pop(key) for key in asdict(Schedule()) if key in own})
     return DDPM(schedule, **own) if name == "ddpm" else DDIM(schedule=schedule, **own)

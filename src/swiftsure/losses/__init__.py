@@ -1,4 +1,4 @@
-"""Losses, one file a family; each declares its range and whether it is 0/1.
+"""Losses, one file per family; each declares its range and whether it is 0/1.
 
 To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`.
 """

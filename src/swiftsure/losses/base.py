@@ -1,4 +1,4 @@
-"""What a loss is, and the registry of those that have a name."""
+"""The classes `Loss` and `LossRange`, and the registry of losses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ AnyLoss = TypeVar("AnyLoss")
 
 @dataclass(frozen=True)
 class LossRange:
-    """Where losses lie, as declared: bounds follow this, never what was observed.
+    """The declared range of a loss; bounds use this, never the observed range.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class LossRange:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse ranges that hold no loss of interest."""
+        """Refuse ranges that are empty, infinite, or not above 0."""
         object.__setattr__(self, "low", float(self.low))
         object.__setattr__(self, "high", float(self.high))
         if not (np.isfinite(self.low) and np.isfinite(self.high) and self.low < self.high):
@@ -57,12 +57,12 @@ class LossRange:
 
     @property
     def ternary(self) -> bool:
-        """Whether every loss is −1, 0 or 1, as a 0-1 gap is."""
+        """Whether every loss is −1, 0 or 1, like a 0-1 gap."""
         return self.whole and (self.low, self.high) == (-1.0, 1.0)
 
     @classmethod
     def of(cls, value: "LossRange | tuple[float, float]") -> "LossRange":
-        """Return `value` as a range; a pair (low, high) will do."""
+        """Return a range, or a pair (low, high), as a LossRange."""
         if isinstance(value, LossRange):
             return value
         try:
@@ -74,28 +74,28 @@ class LossRange:
         return cls(low, high)
 
     def gap(self) -> "LossRange":
-        """Range of the difference of two such losses."""
+        """Return the range of the difference of two such losses."""
         width = self.high - self.low
         return LossRange(-width, width, self.whole)
 
     def zero_bounded(self) -> "LossRange":
-        """Range of max(0, loss), Eq. 16 of the paper."""
+        """Return the range of max(0, loss), Eq. 16 of the paper."""
         return LossRange(max(0.0, self.low), self.high, self.whole)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with a name: what it compares, where it lies, how it is computed.
+    """A named loss: its range, its input, and the functions that compute it.
 
     Parameters
     ----------
     name : str
-        What users write.
+        The name that users pass.
     range : LossRange
-        Where the loss against labels lies.
+        Range of the loss against labels.
     of : {"prediction", "distribution"}
-        What it looks at. A prediction loss is the same for equal predictions, so its gap is known
-        without a label wherever an exit agrees with the full model.
+        What it is computed from. A prediction loss is the same for equal predictions, so its gap is
+        0 without a label if an exit agrees with the full model.
     against_labels : callable
         (probabilities (n, n_exits, n_classes), labels (n,)) -> losses (n, n_exits).
     against_last : callable
@@ -119,7 +119,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 
 def resolve_loss(loss: str | AnyLoss, registry: Mapping[str, AnyLoss]) -> AnyLoss:
-    """Return a loss by its name in a registry; a loss as it is."""
+    """Return a loss, looked up in a registry if it is given by name."""
     if isinstance(loss, type(next(iter(registry.values())))):
         return loss
-    return registry[checks.known("losses", str(loss), registry)]
+    return registry[checks.choice("losses", str(loss), registry)]

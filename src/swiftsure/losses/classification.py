@@ -20,29 +20,29 @@ Array = NDArray[Any]
 
 
 def zero_one(probabilities: Array, labels: Array) -> Array:
-    """1 where the most probable class is not the label."""
+    """Return 1 where the most probable class is not the label, else 0."""
     wrong: Array = probabilities.argmax(axis=-1) != labels[:, None]
     return wrong.astype(np.float64)
 
 
 def zero_one_inconsistency(probabilities: Array) -> Array:
-    """1 where an exit's prediction is not the last exit's."""
+    """Return 1 where an exit's prediction is not the last exit's, else 0."""
     predictions = probabilities.argmax(axis=-1)
     differs: Array = predictions != predictions[:, -1:]
     return differs.astype(np.float64)
 
 
 def brier(probabilities: Array, labels: Array) -> Array:
-    """Squared distance between a distribution and the one-hot label, in [0, 2]."""
+    """Return the squared distance between a distribution and the one-hot label, in [0, 2]."""
     of_label = np.take_along_axis(probabilities, labels[:, None, None], axis=-1)[..., 0]
     loss: Array = np.square(probabilities).sum(axis=-1) - 2.0 * of_label + 1.0
     return loss
 
 
 def brier_inconsistency(probabilities: Array) -> Array:
-    """Squared distance to the last exit's distribution q, in [0, 2].
+    """Return the squared distance to the last exit's distribution q, in [0, 2].
 
-    It is the exact mean, over labels drawn from q, of an exit's Brier loss less the last exit's.
+    This is the exact mean, over labels drawn from q, of an exit's Brier loss minus the last exit's.
     """
     distance: Array = np.square(probabilities - probabilities[:, -1:, :]).sum(axis=-1)
     return distance

@@ -1,10 +1,10 @@
-"""Losses of generated images, one number a pair: LPIPS, SSIM and mean squared error, in [0, 1].
+"""Losses of generated images, one number per pair: LPIPS, SSIM and mean squared error, in [0, 1].
 
-Predictions are images, (n, n_settings, channels, height, width), the full model's in the last
-column; labels are images of the same shape, one a sample. Images are bytes, or lie in [0, 1].
+Predictions are images, (n, n_settings, channels, height, width), with the full model's last; labels
+are images of the same size, one per sample. Images are uint8, or floats in [0, 1].
 
-LPIPS runs a network, and has only its name and range here: `swiftsure.diffusion` computes it, and
-has the other two on tensors.
+LPIPS runs a network, so only its name and range are here: `swiftsure.diffusion` computes it, and
+the other two on tensors.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ __all__ = ["LPIPS", "MSE", "SSIM", "mse", "ssim"]
 Array = NDArray[Any]
 
 WINDOW = 11
-"""Side of SSIM's window, a Gaussian of deviation `DEVIATION`, as Wang et al. (2004) have it."""
+"""Side of SSIM's window, a Gaussian with standard deviation `DEVIATION` (Wang et al., 2004)."""
 DEVIATION = 1.5
 STABILISERS = (0.01**2, 0.03**2)
 
@@ -41,8 +41,8 @@ def mse(images: Array, others: Array) -> Array:
 def ssim(images: Array, others: Array) -> Array:
     """Return (1 - SSIM) / 2 of each pair of images in [0, 1].
 
-    SSIM (Wang et al., 2004) lies in [-1, 1] and is 1 for equal images: nothing needs clipping. It
-    is the mean over channels and over all places where the window fits.
+    SSIM (Wang et al., 2004) is in [-1, 1] and is 1 for equal images, so the loss is in [0, 1]. It
+    is the mean over channels and over all positions where the window fits.
     """
     from scipy import ndimage
 

@@ -1,15 +1,14 @@
-"""Losses of segmentation, one number an image: mIoU and miscoverage, and Brier for distributions.
+"""Losses of segmentation, one number per image: mIoU, miscoverage, and Brier for distributions.
 
 All three average over the pixels of an image, and risks average over images: pixels of one image
-depend on each other, so what counts as a sample is the image, however many pixels it has.
+depend on each other, so a sample is an image, however many pixels it has.
 
-Against labels, void pixels (`VOID`, and negative numbers) count nowhere, neither in the label nor
-in the prediction. Against the last exit, all pixels count: that comparison knows of no labels, and
-it will be made where there are none.
+Against labels, void pixels (`VOID`, and negative numbers) are ignored in both label and prediction.
+Against the last exit, all pixels count, because that comparison is also made without labels.
 
-The paper (section 5.2) tells these losses in words only, and its code differs from them: it divides
-the sum of IoUs by the number of all classes, so that classes which an image does not show count as
-missed; and it gives void pixels labels drawn from the last exit.
+The paper (section 5.2) describes these losses in words only, and its code differs: it divides the
+sum of IoUs by the number of all classes, so that classes absent from an image count as missed; and
+it gives void pixels labels drawn from the last exit.
 """
 
 from typing import Any
@@ -36,11 +35,11 @@ __all__ = [
 Array = NDArray[Any]
 
 VOID = 255
-"""Label of pixels without a class, as published data sets have it; negative labels are void too."""
+"""Label of pixels without a class, as in published data sets; negative labels are void too."""
 
 
 def miou(probabilities: Array, labels: Array) -> Array:
-    """1 less the mean IoU over the classes that label or prediction of an image show.
+    """Return 1 minus the mean IoU over the classes in the label or prediction of an image.
 
     Parameters
     ----------
@@ -55,28 +54,28 @@ def miou(probabilities: Array, labels: Array) -> Array:
     Raises
     ------
     ValueError
-        If a label is no class, or an image has no labelled pixel: it has no loss.
+        If a label is not a class, or an image has no labelled pixel and so no loss.
     """
     return _miou(_confusions(probabilities, _truth(probabilities, labels)))
 
 
 def miou_inconsistency(probabilities: Array) -> Array:
-    """1 less the mean IoU of an exit's prediction with the last exit's, over all pixels."""
+    """Return 1 minus the mean IoU of an exit's prediction with the last exit's, over all pixels."""
     return _miou(_confusions(probabilities, _last(probabilities)))
 
 
 def miscoverage(probabilities: Array, labels: Array) -> Array:
-    """Share of labelled pixels whose most probable class is not the label, in [0, 1]."""
+    """Return the share of labelled pixels whose most probable class is wrong, in [0, 1]."""
     return _miscoverage(_confusions(probabilities, _truth(probabilities, labels)))
 
 
 def miscoverage_inconsistency(probabilities: Array) -> Array:
-    """Share of all pixels whose prediction is not the last exit's."""
+    """Return the share of all pixels whose prediction is not the last exit's."""
     return _miscoverage(_confusions(probabilities, _last(probabilities)))
 
 
 def pixel_brier(probabilities: Array, labels: Array) -> Array:
-    """Mean over the labelled pixels of the Brier loss (Eq. 7 of the paper), in [0, 2]."""
+    """Return the mean Brier loss (Eq. 7 of the paper) over the labelled pixels, in [0, 2]."""
     truth = _truth(probabilities, labels)
     of_label = np.take_along_axis(
         probabilities, np.maximum(truth, 0)[:, None, ..., None], axis=-1
@@ -88,10 +87,10 @@ def pixel_brier(probabilities: Array, labels: Array) -> Array:
 
 
 def pixel_brier_inconsistency(probabilities: Array) -> Array:
-    """Mean over all pixels of the squared distance to the last exit's distribution, in [0, 2].
+    """Return the mean over pixels of the squared distance to the last exit's distribution.
 
-    As for classifiers, it is the exact mean of the difference of the Brier losses over labels that
-    are drawn from the last exit.
+    It is in [0, 2]. As for classifiers, it is the exact mean of the difference of the Brier losses,
+    over labels drawn from the last exit.
     """
     _of_images(probabilities)
     distances = np.square(probabilities - probabilities[:, -1:]).sum(axis=-1)
@@ -138,7 +137,7 @@ def _last(probabilities: Array) -> Array:
 
 
 def _confusions(probabilities: Array, truth: Array) -> Array:
-    """Return how many pixels of each true class are predicted as each, for every image and exit."""
+    """Return the confusion matrix of every image and exit, in pixels."""
     n_classes = probabilities.shape[-1]
     predictions = probabilities.argmax(axis=-1)
     counts = [

@@ -1,8 +1,8 @@
-"""Losses of generated text: 1 less ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
+"""Losses of generated text: 1 minus ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
 
-Predictions are texts, (n, n_settings), the full model's in the last column; labels are references,
-one text or several a sample, of which the best counts. Equal texts have loss 0, two empty ones
-included: saying nothing where nothing is to be said is right.
+Predictions are texts, (n, n_settings), with the full model's in the last column. Labels are one or
+several reference texts per sample; the best match counts. Equal texts have loss 0, even if both are
+empty.
 """
 
 import re
@@ -22,7 +22,7 @@ __all__ = ["BLEU", "ROUGE_L", "TOKEN_F1", "bleu", "rouge_l", "token_f1"]
 
 Array = NDArray[Any]
 Score = Callable[[str, Sequence[str]], float]
-"""From a text and its references to a score in [0, 1]."""
+"""A function from a text and its references to a score in [0, 1]."""
 
 
 def rouge_l(text: str, references: Sequence[str]) -> float:
@@ -31,9 +31,7 @@ def rouge_l(text: str, references: Sequence[str]) -> float:
 
 
 def token_f1(text: str, references: Sequence[str]) -> float:
-    """Return the F1 of words as SQuAD's evaluation has it.
-
-    Lower case, without punctuation and articles.
+    """Return the F1 of words as in SQuAD's evaluation: lower case, no punctuation or articles.
 
     Examples
     --------
@@ -44,7 +42,7 @@ def token_f1(text: str, references: Sequence[str]) -> float:
 
 
 def bleu(text: str, references: Sequence[str]) -> float:
-    """Return sacrebleu's sentence BLEU over 100: exponential smoothing, effective order."""
+    """Return sacrebleu's sentence BLEU / 100, with exponential smoothing and effective order."""
     score = _sentence_bleu().sentence_score(text, list(references)).score
     return min(max(float(score) / 100.0, 0.0), 1.0)
 
@@ -73,7 +71,7 @@ def _sentence_bleu() -> Any:
 
 
 def _package(module: str, loss: str, name: str) -> Any:
-    """Import what a loss needs, or say how to get it."""
+    """Import a package that a loss needs; the error says how to install it."""
     try:
         return import_module(module)
     except ImportError:
@@ -102,7 +100,7 @@ def _against_last(score: Score) -> Callable[[Array], Array]:
 
 
 def _table(score: Score, texts: list[list[str]], references: list[list[str]]) -> Array:
-    """Return 1 less the score of every text; texts that come twice in a row are scored once."""
+    """Return 1 minus the score of every text; equal texts of one sample are scored once."""
     rows = []
     for row, expected in zip(texts, references, strict=True):
         known = {text: _loss(score, text, expected) for text in dict.fromkeys(row)}

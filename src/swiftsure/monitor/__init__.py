@@ -1,8 +1,8 @@
 """Monitoring: an alarm when the risk in production exceeds what was promised.
 
-`Monitor` raises the alarm, with a guarantee. `RequestOrder` puts late losses in order before it.
-`Drift` warns of falling savings and drifting confidences, without one. `Watch` reads all of this
-from JSON lines and keeps it in a file.
+`Monitor` raises the alarm, with a guarantee. `RequestOrder` feeds it late losses in request order.
+`Drift` warns of falling savings and drifting confidences, without a guarantee. `Watch` reads
+requests from JSON lines and saves the state of all three in a file.
 """
 
 from swiftsure.monitor.drift import Drift

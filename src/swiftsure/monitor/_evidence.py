@@ -1,10 +1,10 @@
-"""The e-process behind the alarm: bets against "the risk is at most ε", started again and again.
+"""The e-process behind the alarm: bets against "the risk is at most ε", restarted at every loss.
 
-A bet with stake ν turns its wealth into wealth · (1 + ν(ℓ - ε)) at each loss ℓ. As long as the mean
-of ℓ, given the past, is at most ε, wealth does not grow on average. Before each loss t a bit wₜ of
-a unit budget is put on every bet, so that a change finds wealth that earlier good days have not
-eaten up. The evidence is all wealth and the budget not yet spent: it starts at 1 and does not grow
-on average either, so it ever reaches 1/α with probability at most α (Ville's inequality).
+A bet with stake ν multiplies its wealth by 1 + ν(ℓ - ε) at each loss ℓ. As long as the mean of ℓ,
+given the past, is at most ε, wealth does not grow on average. Before each loss t every bet receives
+a part wₜ of a unit budget, so that wealth lost while the risk was low does not delay an alarm after
+a change. The evidence is the total wealth plus the unspent budget: it starts at 1 and does not grow
+on average either, so the probability that it ever reaches 1/α is at most α (Ville's inequality).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from swiftsure._compile import compiled
 __all__ = [
     "ALARM_AT",
     "BETS",
-    "FAR",
+    "MAX_WEALTH",
     "PEAK",
     "RECENT",
     "TOTAL",
@@ -34,26 +34,26 @@ BETS = 12
 """Number of stakes; each gets an equal share of the budget."""
 
 LARGEST = 0.75
-"""The largest stake, in parts of the one at which the least possible loss would ruin it."""
+"""The largest stake, as a fraction of the one that the lowest possible loss would bankrupt."""
 
 RATIO = 0.5
-"""Of a stake to the next larger one."""
+"""Ratio of each stake to the next larger one."""
 
 AT_ONCE = 0.5
-"""Share of the budget that is staked at the first loss, for a risk that is too high already."""
+"""Share of the budget staked at the first loss, in case the risk is too high from the start."""
 
 PACE = 1000.0
-"""The rest is spent so slowly that after t losses 1/√(1 + t/PACE) of it is left."""
+"""Of the rest of the budget, 1/√(1 + t/PACE) is left after t losses."""
 
-FAR = 1e200
-"""Wealth is cut to this after an alarm, long before it overflows; less wealth is always allowed."""
+MAX_WEALTH = 1e200
+"""Wealth is clipped to this to avoid overflow; clipping keeps the guarantee."""
 
 MEMORY = 1000.0
-"""How many losses count as recent, roughly; a description, on which no alarm rests."""
+"""Approximate number of losses in the recent mean, which no alarm depends on."""
 
 N, TOTAL, RECENT, PEAK, ALARM_AT, WEALTH = 0, 1, 2, 3, 4, 5
-"""Places in a state: losses so far, their sum, mean of recent ones, largest evidence, when the
-alarm was (0: none), and from there on the wealth of each bet."""
+"""Indices into a state: number of losses, their sum, mean of recent ones, largest evidence, number
+of losses at the alarm (0: none), and the wealth of each bet from WEALTH on."""
 
 
 def new_state() -> Floats:
@@ -64,40 +64,40 @@ def new_state() -> Floats:
 
 
 def stakes(epsilon: float, low: float) -> Floats:
-    """Return the stakes, largest first: geometric, since the best depends on an unknown risk."""
+    """Return the stakes, largest first: geometric, since the best one depends on the true risk."""
     found: Floats = LARGEST / (epsilon - low) * np.power(RATIO, np.arange(BETS), dtype=np.float64)
     return found
 
 
 @compiled
 def unspent(n):  # type: ignore[no-untyped-def]
-    """Return the part of the budget that is left after n losses."""
+    """Return the part of the budget left after n losses."""
     return (1.0 - AT_ONCE) / np.sqrt(1.0 + n / PACE) if n > 0 else 1.0
 
 
 @compiled
 def fold_one(state, stakes, epsilon, goal, loss):  # type: ignore[no-untyped-def]
-    """Fold one loss into a state, in place."""
+    """Update a state with one loss, in place."""
     n = state[N]
     left = unspent(n + 1.0)
-    # The difference of two near numbers is exact, so the budget is never overspent by rounding.
+    # The difference of two close floats is exact, so rounding never overspends the budget.
     fresh = (unspent(n) - left) / BETS
     surprise = loss - epsilon
     evidence = left
     for j in range(BETS):
         wealth = (state[WEALTH + j] + fresh) * (1.0 + stakes[j] * surprise)
-        state[WEALTH + j] = min(wealth, FAR)
+        state[WEALTH + j] = min(wealth, MAX_WEALTH)
         evidence += wealth
     state[N] = n + 1.0
     state[TOTAL] += loss
     state[RECENT] += (loss - state[RECENT]) / min(n + 1.0, MEMORY)
-    state[PEAK] = max(state[PEAK], min(evidence, FAR))
+    state[PEAK] = max(state[PEAK], min(evidence, MAX_WEALTH))
     if evidence >= goal and state[ALARM_AT] == 0.0:
         state[ALARM_AT] = n + 1.0
 
 
 @compiled
 def fold(state, stakes, epsilon, goal, losses):  # type: ignore[no-untyped-def]
-    """Fold losses into a state, in place and in order."""
+    """Update a state with losses, in place and in order."""
     for loss in losses:
         fold_one(state, stakes, epsilon, goal, loss)

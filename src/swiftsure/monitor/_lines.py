@@ -1,27 +1,27 @@
-"""Lines of a stream: what they hold, and which of them a killed writer cut short."""
+"""Parsing of JSON lines, including lines that a killed writer cut short."""
 
 import json
 from typing import Any
 
-__all__ = ["KEYS", "parsed", "request_of"]
+__all__ = ["KEYS", "parse_json", "parse_request"]
 
 KEYS = {"loss", "id", "exit", "cost", "confidence"}
 
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 LITERAL_ENDS = [word[k:] for word in LITERALS for k in range(1, len(word))]
 ENDS = ["", '"', '":0', ":0", "0", '"":0', *LITERAL_ENDS]
-"""What may be missing of a key, or of a value, before its object is closed."""
+"""Endings that may complete a truncated key or value before its object is closed."""
 STRING_ENDS = ["", '"', '0"', '00"', '000"', '0000"']
-"""What may be missing of an escape in a text that is not closed."""
+"""Endings that may complete a string truncated inside an escape."""
 
 
-def parsed(line: bytes) -> Any:
-    """Return what a line of JSON holds.
+def parse_json(line: bytes) -> Any:
+    """Return the value of a line of JSON.
 
     Raises
     ------
     ValueError
-        If it is no JSON.
+        If the line is not JSON.
     """
     try:
         return json.loads(line)
@@ -29,16 +29,16 @@ def parsed(line: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def request_of(line: bytes) -> dict[str, Any] | None:
-    """Return what a line says of a request; None if it is only the beginning of an object.
+def parse_request(line: bytes) -> dict[str, Any] | None:
+    """Return the fields of a request from a line; None if the line is a truncated object.
 
     Raises
     ------
     ValueError
-        If it holds nothing that can be used: then nobody knows what was lost with it.
+        If the line has no usable content: a loss may have been in it.
     """
     try:
-        content = parsed(line)
+        content = parse_json(line)
     except ValueError:
         if _is_cut(line):
             return None
@@ -57,7 +57,7 @@ def _useless(why: str) -> ValueError:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Return whether something can be added to a line that makes it an object."""
+    """Return whether a line is the beginning of a JSON object."""
     text = line.decode(errors="replace").rstrip("\r")
     if not text.lstrip().startswith("{"):
         return False
@@ -70,7 +70,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _left_open(text: str) -> tuple[list[str], bool]:
-    """Return the brackets that close what is open at the end, and whether a text is open there."""
+    """Return the closing brackets that a text lacks, and whether it ends inside a string."""
     brackets: list[str] = []
     in_string = escaped = False
     for character in text:

@@ -1,4 +1,4 @@
-"""Drift: warnings, with no guarantee, when savings fall or confidences leave their calibration."""
+"""Drift: warnings, without a guarantee, when savings fall or confidences shift."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from swiftsure.policy import Policy, percent
 __all__ = ["Drift", "DriftState"]
 
 MEMORY = 2000
-"""How many requests count as recent, roughly."""
+"""Approximate number of requests that count as recent."""
 
 LEAST = 500
-"""Requests before the first warning."""
+"""Number of requests before the first warning."""
 
 SAVING_KEPT = 0.8
-"""Share of the calibrated saving below which its fall is worth a warning."""
+"""Warn if the saving falls below this share of the saving in calibration."""
 
 FAR_APART = 0.1
-"""Share of requests elsewhere than in calibration (total variation) that is worth a warning."""
+"""Warn if the total variation distance to the calibration exceeds this."""
 
 BINS = 10
-"""Confidences are compared by tenths of the calibration's."""
+"""Confidences are compared by deciles of the calibration's."""
 
 
 @dataclass
 class _Recent:
-    """Means of the last requests or so: plain ones at first, then with fading weights."""
+    """Means of recent requests: plain means at first, then exponentially weighted."""
 
     means: list[float]
     n: int = 0
@@ -44,26 +44,26 @@ class _Recent:
             self.means[i] += rate * (value - self.means[i])
 
     @property
-    def telling(self) -> bool:
+    def ready(self) -> bool:
         return self.n >= LEAST
 
     def state(self) -> "RecentState":
         return RecentState(n=self.n, means=tuple(self.means))
 
     def restore(self, state: "RecentState") -> None:
-        if len(state.means) == len(self.means):  # or it was kept of something else: start anew
+        if len(state.means) == len(self.means):  # otherwise it is of another policy: start anew
             self.n, self.means = state.n, list(state.means)
 
 
 class RecentState(Section):
-    """State of some means."""
+    """State of recent means."""
 
     n: int = Field(ge=0)
     means: tuple[float, ...]
 
 
 class DriftState(Section):
-    """Everything that the warnings rest on, but the policy."""
+    """Everything that the warnings depend on, except the policy."""
 
     cost: RecentState
     exits: RecentState
@@ -72,7 +72,7 @@ class DriftState(Section):
 
 @dataclass
 class _Shares:
-    """Recent shares of some bins, against those of the calibration."""
+    """Recent shares of each bin, compared with those of the calibration."""
 
     expected: list[float]
     recent: _Recent = field(init=False)
@@ -91,19 +91,19 @@ class _Shares:
 
 
 class Drift:
-    """Warns when recent requests save less, or look otherwise, than the calibration samples did.
+    """Warns when recent requests save less than the calibration samples did, or look different.
 
-    These warnings carry **no guarantee**: they may come for nothing, and the risk may rise without
+    These warnings carry **no guarantee**: there may be false ones, and the risk may rise without
     any. They need no labels, so they may come long before the alarm of a `Monitor`.
 
     Parameters
     ----------
     policy : Policy
-        Says what was saved, and where samples left, on the calibration samples.
+        Holds the savings and exit shares of the calibration samples.
     cost : str, optional
-        The policy's cost that requests report; by default their exits are counted.
+        The policy's cost that requests report; by default the number of exits.
     confidences : (n,), optional
-        Confidences of the calibration samples, of the kind that requests report.
+        Confidences of the calibration samples, by the same score that requests report.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class Drift:
     ) -> None:
         certificate = policy.certificate
         if cost is not None:
-            checks.known("cost", cost, certificate.costs)
+            checks.choice("cost", cost, certificate.costs)
         self.cost = cost
         self._full, self._then = certificate.costs.get(cost or "exit", (0.0, 0.0))
         self._cost = _Recent([0.0])
@@ -136,16 +136,16 @@ class Drift:
 
     def update(
         self,
-        exit: int | None = None,  # noqa: A002 (what it is called everywhere here)
+        exit: int | None = None,  # noqa: A002 (the name used everywhere here)
         cost: float | None = None,
         confidence: float | None = None,
     ) -> None:
-        """Take a request: its exit, from 0; what it cost; its confidence. Each may be left out.
+        """Add a request: its exit (from 0), cost and confidence, each optional.
 
         Raises
         ------
         ValueError
-            If the exit is none of the policy's, or a number is not finite.
+            If the policy has no such exit, or a number is not finite.
         """
         self.refuse(exit, cost, confidence)
         if exit is not None and self._exits.expected:
@@ -162,7 +162,7 @@ class Drift:
         cost: float | None = None,
         confidence: float | None = None,
     ) -> None:
-        """Raise if a request cannot be taken, and take nothing."""
+        """Raise if `update` would refuse a request; changes nothing."""
         n_exits = len(self._exits.expected)
         if exit is not None and checks.count("exit", exit, least=0) >= n_exits > 0:
             raise ValueError(f"`exit` must be below {n_exits}, but got {exit}.")
@@ -173,13 +173,13 @@ class Drift:
 
     @property
     def saving(self) -> float | None:
-        """Share of the full model's cost saved of late; None where that is not known yet."""
-        if not (self._full > 0 and self._cost.telling):
+        """Share of the full model's cost saved recently; None if not known yet."""
+        if not (self._full > 0 and self._cost.ready):
             return None
         return 1.0 - self._cost.means[0] / self._full
 
     def warnings(self) -> list[str]:
-        """Return what is worth a look, in words."""
+        """Return the current warnings, as sentences."""
         found = []
         saved = self.saving
         before = 1.0 - self._then / self._full if self._full > 0 else 0.0
@@ -192,7 +192,7 @@ class Drift:
             ("leave at other exits", self._exits),
             ("have other confidences", self._confidences),
         ):
-            if shares.recent.telling and shares.apart > FAR_APART:
+            if shares.recent.ready and shares.apart > FAR_APART:
                 found.append(
                     f"Recent requests {what} than the calibration samples: {percent(shares.apart)}"
                     " of them would have to move."
@@ -200,7 +200,7 @@ class Drift:
         return found
 
     def state(self) -> DriftState:
-        """Return what it has seen."""
+        """Return the state, for `restore`."""
         return DriftState(
             cost=self._cost.state(),
             exits=self._exits.recent.state(),
@@ -208,14 +208,14 @@ class Drift:
         )
 
     def restore(self, state: DriftState) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         self._cost.restore(state.cost)
         self._exits.recent.restore(state.exits)
         self._confidences.recent.restore(state.confidences)
 
 
 def _inner_edges(values: NDArray[np.float64]) -> list[float]:
-    """Return what parts values into tenths; fewer, where many are equal."""
+    """Return the inner decile edges of values; fewer if many values are equal."""
     shares = np.arange(1, BINS) / BINS
     edges: list[float] = np.unique(np.quantile(values, shares, method="higher")).tolist()
     return edges

@@ -1,4 +1,4 @@
-"""RequestOrder: late losses, folded in the order of the requests."""
+"""RequestOrder: feeds late losses to a monitor in the order of the requests."""
 
 from collections import OrderedDict
 from typing import Self
@@ -14,11 +14,11 @@ __all__ = ["OrderState", "RequestOrder"]
 MISSING = ("lowest", "skip")
 
 REMEMBERED = 100_000
-"""How many requests that were given up are remembered, so that state files stay below 2 MB."""
+"""How many given-up requests are remembered; limited so that state files stay below 2 MB."""
 
 
 class OrderState(Section):
-    """Everything that a request order knows, but its monitor."""
+    """The state of a request order, without its monitor."""
 
     last: int | None = Field(ge=0)
     given_up: int = Field(ge=0)
@@ -26,16 +26,16 @@ class OrderState(Section):
     line: tuple[tuple[int, float | None], ...]
     patience: int | None = None
     missing: str | None = None
-    """None in a state that does not say, nor what the patience was."""
+    """None in states of earlier versions, which do not store the patience either."""
     given_up_requests: tuple[int, ...] = ()
     """Requests that were given up and whose loss has not come since, in the order of giving up.
 
-    Only the last `REMEMBERED`. States of earlier versions have none, so they remember none.
+    Only the last `REMEMBERED`; empty in states of earlier versions.
     """
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        """Refuse what no request order can hold: restoring it would lose or misplace losses."""
+        """Refuse an impossible state: restoring it would lose or misplace losses."""
         last = -1 if self.last is None else self.last
         line, given_up = dict(self.line), set(self.given_up_requests)
         requests = [request for request, _ in self.line]
@@ -58,34 +58,34 @@ class OrderState(Section):
 class RequestOrder:
     """Folds losses into a monitor in the order of the requests, however late they come.
 
-    Why order matters: where wrong answers are reported sooner than right ones, the losses that have
-    arrived so far are no fair sample, and folding them as they come may raise a false alarm though
-    the risk is fine. In request order each loss waits for those before it.
+    Why order matters: if wrong answers are reported sooner than right ones, the losses that have
+    arrived so far are not a fair sample, and folding them as they come may raise a false alarm. In
+    request order each loss waits for those before it.
 
     Parameters
     ----------
     monitor : Monitor
     patience : int, optional
-        How many later requests a loss may keep waiting before it is given up; by default any.
+        How many later requests may wait for a loss before it is given up; by default no limit.
     missing : {"lowest", "skip"}
-        What to fold for a loss that was given up. "lowest": the lowest possible loss, which keeps
-        the guarantee whatever the reason, and weakens the alarm. "skip": nothing, which keeps it
-        only if whether a loss is missing does not depend on how large it is.
+        What to fold for a loss that was given up. "lowest": the lowest possible loss, which always
+        keeps the guarantee but weakens the alarm. "skip": nothing, which keeps the guarantee only
+        if whether a loss is missing does not depend on its size.
 
     Notes
     -----
-    Requests have whole numbers that grow. Gaps between them are fine if they do not depend on the
-    losses, such as requests that a coin did not choose. A loss that is known to be missing is no
-    such gap: `expect` its request, then `give_up`.
+    Requests have ascending whole numbers. Gaps between them are fine if they do not depend on the
+    losses, for example if requests are sampled at random. A loss known to be missing is not such a
+    gap: `expect` its request, then `give_up`.
 
     A request whose loss comes after later requests must be announced with `expect` when it is made.
-    Its loss is an error otherwise: those that were folded before it are not a fair sample. The only
+    Otherwise its loss is an error: the losses folded before it are not a fair sample. The only
     late loss that is accepted is the first one of a request that was given up. It is left out and
     counted in `too_late`.
 
-    Memory: the losses that wait, and the last 100,000 requests that were given up and whose loss
-    has not come. A late loss of a request that was given up before those is an error too, as nobody
-    can tell it from a second loss.
+    Memory: the waiting losses, and the last 100,000 requests that were given up and whose loss has
+    not come. A late loss of a request given up before those is an error too, because it cannot be
+    told from a second loss.
 
     Examples
     --------
@@ -103,11 +103,11 @@ class RequestOrder:
     ) -> None:
         self.monitor = monitor
         self.patience = None if patience is None else checks.count("patience", patience)
-        self.missing = checks.known("missing", missing, MISSING)
+        self.missing = checks.choice("missing", missing, MISSING)
         self.given_up = 0
         self.too_late = 0
         self._last: int | None = None
-        # Each request with its loss, None while that is not known.
+        # The loss of each waiting request; None until it arrives.
         self._line: OrderedDict[int, float | None] = OrderedDict()
         # Requests that were given up and whose loss has not come since, oldest first.
         self._given_up: OrderedDict[int, None] = OrderedDict()
@@ -128,21 +128,21 @@ class RequestOrder:
         Raises
         ------
         ValueError
-            If the request is not above all that came before.
+            If the request is not above all earlier ones.
         """
-        self._stand_in_line(_number(request), None)
+        self._enqueue(_number(request), None)
         self._release()
 
     def arrive(self, request: int, loss: float) -> bool:
-        """Take a loss, of a request that waits or of a new one; return whether there is an alarm.
+        """Add the loss of a waiting or new request; return whether there is an alarm.
 
         The first loss of a request that was given up is left out, and counted in `too_late`.
 
         Raises
         ------
         ValueError
-            If the loss is NaN or outside its range, if the request had its loss already, or if it
-            was not announced before a later request came. Each voids the guarantee, and nothing is
+            If the loss is NaN or outside its range, if the request already has its loss, or if it
+            was not announced before a later request came. Each voids the guarantee, so nothing is
             folded.
         """
         number = _number(request)
@@ -152,7 +152,7 @@ class RequestOrder:
             self.too_late += 1
             return self.monitor.alarm
         if number not in self._line:
-            self._stand_in_line(number, value)
+            self._enqueue(number, value)
         elif self._line[number] is not None:
             raise self._out_of_order(number)
         else:
@@ -170,8 +170,8 @@ class RequestOrder:
         Raises
         ------
         ValueError
-            If the request does not wait for its loss. One that was never announced would be left
-            out without a trace, whatever `missing` says: `expect` it first, when it is made.
+            If the request is not waiting for its loss. One that was never announced would be
+            skipped silently, whatever `missing` says: `expect` it first, when it is made.
         """
         number = _number(request)
         if number in self._given_up:
@@ -182,29 +182,29 @@ class RequestOrder:
                 " announced with `expect`, or has its loss already (see `waits_for`)."
                 f"{self._forgotten()}"
             )
-        self._forsake(number)
+        self._mark_given_up(number)
         self._release()
 
-    def _stand_in_line(self, request: int, loss: float | None) -> None:
+    def _enqueue(self, request: int, loss: float | None) -> None:
         if self._last is not None and request <= self._last:
             raise self._out_of_order(request)
         self._last = request
         self._line[request] = loss
 
     def _release(self) -> None:
-        """Fold from the head of the line whatever is known, or is waited for too long."""
+        """Fold losses from the head of the queue; give up those that waited too long."""
         while self._line:
             request = next(iter(self._line))
             loss = self._line[request]
             if loss is None:
                 if self.patience is None or len(self._line) <= self.patience:
                     return
-                self._forsake(request)
+                self._mark_given_up(request)
                 continue
             del self._line[request]
             self.monitor.update(loss)
 
-    def _forsake(self, request: int) -> None:
+    def _mark_given_up(self, request: int) -> None:
         self.given_up += 1
         self._given_up[request] = None
         while len(self._given_up) > REMEMBERED:
@@ -223,7 +223,7 @@ class RequestOrder:
         )
 
     def _forgotten(self) -> str:
-        """Say that the request may have been given up, if some of those are not remembered."""
+        """Return a hint that the request may be a given-up one that is no longer remembered."""
         n = self.given_up - self.too_late - len(self._given_up)
         if not n:
             return ""
@@ -234,7 +234,7 @@ class RequestOrder:
         )
 
     def state(self) -> OrderState:
-        """Return what it knows beside its monitor."""
+        """Return the state, without the monitor's."""
         return OrderState(
             last=self._last,
             given_up=self.given_up,
@@ -246,12 +246,12 @@ class RequestOrder:
         )
 
     def restore(self, state: OrderState) -> None:
-        """Go back to a state.
+        """Restore a state.
 
         Raises
         ------
         ValueError
-            If it was kept with another patience, or another rule for missing losses.
+            If it was saved with another patience, or another rule for missing losses.
         """
         if state.missing is not None:
             self._refuse_other("patience", self.patience, state.patience)
@@ -270,5 +270,5 @@ class RequestOrder:
 
 
 def _number(request: int) -> int:
-    """Return the number of a request; checked first, as True and 1.0 would be found as 1."""
+    """Return a checked request number; without the check, True and 1.0 would match 1."""
     return checks.count("request", request, least=0)

@@ -1,4 +1,4 @@
-"""Monitor: an alarm when the risk exceeds ε, and rarely otherwise, for as long as it runs."""
+"""Monitor: an alarm when the risk exceeds ε, with few false alarms however long it runs."""
 
 import math
 import os
@@ -17,16 +17,16 @@ from swiftsure.policy import Policy, Promise, percent
 __all__ = ["Monitor", "MonitorState"]
 
 SLACK = 1e-6
-"""Part of the largest loss by which rounding may carry one past its bound."""
+"""How far rounding may carry a loss out of its range, relative to the largest loss."""
 
 LEAST_ALPHA = 1e-190
-"""Below it, the evidence for an alarm would be more than is ever counted."""
+"""Smallest α: below it, an alarm would need more evidence than `MAX_WEALTH`."""
 
-Wealth = Annotated[float, Field(ge=0.0, le=_evidence.FAR)]
+Wealth = Annotated[float, Field(ge=0.0, le=_evidence.MAX_WEALTH)]
 
 
 class MonitorState(Section):
-    """Everything that a monitor knows."""
+    """The state of a monitor."""
 
     epsilon: float
     alpha: float
@@ -44,7 +44,7 @@ class MonitorState(Section):
 class Monitor:
     """Watches losses one by one and raises an alarm when the risk exceeds ε.
 
-    It holds a few numbers, whatever it has seen, and takes the same time for every loss.
+    Memory and time per loss are constant.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class Monitor:
     alpha : float
         Probability of a false alarm, over all time.
     loss_range : (low, high) or LossRange
-        Where losses lie. The stakes rest on `low`: gaps may be negative, other losses may not.
+        The range of the losses; `low` is negative for gaps. The stakes depend on it.
     risk, loss : str, optional
-        Names of what is watched, for messages and for audits.
+        Names of the risk and loss, for messages and audits.
 
     Notes
     -----
@@ -64,7 +64,7 @@ class Monitor:
     looks. Independent requests whose risk is at most ε satisfy this if losses are folded in request
     order. An order or a choice that depends on the losses does not: fold late ones through
     `RequestOrder`, and choose audits at random. Where rows come in groups (frames of one video),
-    fold one mean loss a group.
+    fold one mean loss per group.
 
     An alarm stays. A new monitor has a new α.
 
@@ -111,27 +111,27 @@ class Monitor:
         risk: str | None = None,
         loss: str | None = None,
     ) -> "Monitor":
-        """Return a monitor of what a policy promises.
+        """Return a monitor for what a policy promises.
 
         Parameters
         ----------
         risk, loss : str, optional
-            Which promise, if the policy makes several. To watch all of them, make a monitor of
-            each, and share α among them.
+            Which promise, if the policy makes several. To watch all of them, make one monitor for
+            each, and split α among them.
 
         Notes
         -----
-        Of a policy that was calibrated by groups, fold one number per group: the mean loss of the
-        group if the policy averages over groups (`certificate.average == "group"`). If it averages
-        per sample, fold Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
-        Audits, which see single requests, do not feed such a monitor.
+        For a policy calibrated by groups, fold one number per group: the mean loss of the group if
+        the policy averages over groups (`certificate.average == "group"`). If it averages per
+        sample, fold Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
+        Audits see single requests, so they cannot feed such a monitor.
         """
         if not isinstance(policy, Policy):
             raise TypeError(
                 "`policy` must be a Policy, which says what it promises, but got"
                 f" {type(policy).__name__}; load one with Policy.load."
             )
-        promise = _the_promise(policy.certificate.promises, risk, loss)
+        promise = _find_promise(policy.certificate.promises, risk, loss)
         return cls(promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss)
 
     def update(self, loss: float) -> bool:
@@ -140,16 +140,16 @@ class Monitor:
         Raises
         ------
         ValueError
-            If the loss is NaN or outside its range: either voids the guarantee. Nothing is folded.
+            If the loss is NaN or outside its range: both void the guarantee. Nothing is folded.
         """
         value = self.accepted(loss)
         _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
         return self.alarm
 
     def update_many(self, losses: ArrayLike) -> bool:
-        """Fold losses, (n,), in their order, all or, where one is bad, none of them.
+        """Fold losses, (n,), in order; none of them if one is invalid.
 
-        The same as `update` of each, to the last bit, at tens of millions a second.
+        Bit for bit the same as calling `update` for each, at tens of millions per second.
         """
         values = checks.numbers("losses", losses, np.float64)
         if values.ndim != 1:
@@ -169,7 +169,7 @@ class Monitor:
         return self.alarm
 
     def accepted(self, loss: float) -> float:
-        """Return a loss that can be folded; raise if it is none."""
+        """Return a loss as a float within the range; raise if it cannot be folded."""
         value = loss if type(loss) is float else _number(loss)
         if self._low <= value <= self._high:
             return value
@@ -192,7 +192,7 @@ class Monitor:
 
     @property
     def recent_mean(self) -> float:
-        """Mean of about the last 1,000 losses, fading; it describes, and no alarm rests on it."""
+        """Moving average over about the last 1,000 losses; no alarm depends on it."""
         return float(self._state[_evidence.RECENT]) if self.n else math.nan
 
     @property
@@ -202,12 +202,12 @@ class Monitor:
 
     @property
     def alarm_at(self) -> int | None:
-        """How many losses had been folded when the alarm was raised; None: there was none."""
+        """How many losses had been folded when the alarm was raised; None if there was none."""
         return int(self._state[_evidence.ALARM_AT]) or None
 
     @property
     def evidence(self) -> float:
-        """Evidence, now, that the risk exceeds ε; an alarm is raised at 1/α. It starts at 1."""
+        """Current evidence that the risk exceeds ε: starts at 1, raises an alarm at 1/α."""
         return float(_evidence.unspent(float(self.n)) + self._state[_evidence.WEALTH :].sum())
 
     @property
@@ -216,7 +216,7 @@ class Monitor:
         return 1.0 / float(self._state[_evidence.PEAK])
 
     def state(self) -> MonitorState:
-        """Return everything that it knows, to be restored exactly."""
+        """Return the state, from which `from_state` restores the monitor exactly."""
         return MonitorState(
             epsilon=self.epsilon,
             alpha=self.alpha,
@@ -233,7 +233,7 @@ class Monitor:
 
     @classmethod
     def from_state(cls, state: MonitorState) -> "Monitor":
-        """Return the monitor that had this state."""
+        """Return a monitor with this state."""
         monitor = cls(
             state.epsilon, state.alpha, state.loss_range, risk=state.risk, loss=state.loss
         )
@@ -248,12 +248,12 @@ class Monitor:
         return monitor
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as JSON, whole or not at all."""
+        """Write the state to a JSON file, atomically."""
         write_state(path, {"monitor": self.state()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Monitor":
-        """Read a state, checked in every field.
+        """Read a monitor from a state file; every field is checked.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class Monitor:
 
     @property
     def promise(self) -> str:
-        """What is watched at which levels, the same for monitors of the same thing."""
+        """Text that identifies the risk, ε, loss range and α: equal for equivalent monitors."""
         return (
             f"{self.subject} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
             f" α = {self.alpha!r}"
@@ -272,14 +272,14 @@ class Monitor:
 
     @property
     def subject(self) -> str:
-        """What is watched, in words."""
+        """The risk being monitored, in words."""
         if self.risk is None or self.loss is None:
             return "the risk"
         kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
         return f"the {self.loss} {kind} the full model"
 
     def __str__(self) -> str:
-        """Say in one sentence how things stand."""
+        """Return the status in one sentence."""
         if self.n == 0:
             return "No alarm: no loss was seen yet."
         means = f"mean loss {self.recent_mean:.4g} of late, {self.mean:.4g} of all {self.n:,}"
@@ -296,18 +296,18 @@ class Monitor:
 
 
 def _number(loss: float | bool) -> float:
-    """Return a number of any other kind as a float; `prediction != label` is a loss too."""
+    """Return any number as a float; booleans too, since `prediction != label` is a loss."""
     if isinstance(loss, bool):
         return float(loss)
     return checks.between("loss", loss, -np.inf, np.inf)
 
 
-def _the_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
-    """Return the one promise that has these names."""
+def _find_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
+    """Return the only promise with this risk and loss."""
     if risk is not None:
-        checks.known("risk", risk, dict.fromkeys(promise.risk for promise in promises))
+        checks.choice("risk", risk, dict.fromkeys(promise.risk for promise in promises))
     if loss is not None:
-        checks.known("loss", loss, dict.fromkeys(promise.loss for promise in promises))
+        checks.choice("loss", loss, dict.fromkeys(promise.loss for promise in promises))
     found = [p for p in promises if risk in (None, p.risk) and loss in (None, p.loss)]
     if len(found) != 1:
         choices = ", ".join(f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in promises)

@@ -1,4 +1,4 @@
-"""State files: JSON with a checksum, written whole, and refused where anything is amiss."""
+"""State files: JSON with a checksum, written atomically and validated when read."""
 
 import hashlib
 import json
@@ -15,17 +15,17 @@ __all__ = ["Section", "read_state", "write_state"]
 
 FORMAT = "swiftsure-monitor"
 VERSION = 1
-"""Version of the state file; a newer one is refused."""
+"""Version of the state file; newer versions are refused."""
 
 
 class Section(BaseModel):
-    """A part of a state file."""
+    """A section of a state file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def write_state(path: str | os.PathLike[str], sections: Mapping[str, Section | None]) -> None:
-    """Write sections to a file, whole or not at all; numbers keep every bit."""
+    """Write sections to a file, atomically; numbers keep full precision."""
     content: dict[str, Any] = {
         name: section.model_dump(mode="json")
         for name, section in sections.items()
@@ -36,9 +36,9 @@ def write_state(path: str | os.PathLike[str], sections: Mapping[str, Section | N
 
 
 def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]]) -> dict[str, Any]:
-    """Return the sections of these kinds that a file has; the first must be there.
+    """Return the sections of these kinds that a file has; the first kind is required.
 
-    The file is only read: whatever is wrong with it, it stays as it is.
+    The file is never changed, even if it is damaged.
     """
     content = _content(path)
     if content.pop("checksum", None) != _checksum(content):
@@ -60,7 +60,7 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a state file holds after its format and version, which are checked."""
+    """Return the content of a state file after checking its format and version."""
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:

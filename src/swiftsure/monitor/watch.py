@@ -1,19 +1,19 @@
-"""Watch: JSON lines of requests, folded as they come, kept in a file between runs.
+"""Watch: reads requests from JSON lines into a monitor, and saves its state between runs.
 
 | key | meaning |
 |---|---|
-| `loss` | a loss to fold; left out or null where it is not known, or comes later |
-| `id` | number of the request, growing; a line without a loss announces one that comes later |
+| `loss` | a loss to fold; left out or null if it is not known, or comes later |
+| `id` | ascending number of the request; a line without a loss announces one that comes later |
 | `exit`, `cost`, `confidence` | of any request, for the warnings |
 
-A line may also be a loss alone, as a bare number.
+A line may also be just a loss, as a bare number.
 """
 
 import os
 from typing import Any, BinaryIO
 
-from swiftsure.monitor._lines import parsed, request_of
-from swiftsure.monitor._place import START, Edges, StreamState, compared, inode_of
+from swiftsure.monitor._lines import parse_json, parse_request
+from swiftsure.monitor._place import START, Edges, StreamState, compare_file, inode_of
 from swiftsure.monitor.drift import Drift, DriftState
 from swiftsure.monitor.order import OrderState, RequestOrder
 from swiftsure.monitor.risk import Monitor, MonitorState
@@ -22,11 +22,11 @@ from swiftsure.monitor.state import Section, read_state, write_state
 __all__ = ["StreamFaultError", "Watch"]
 
 LONGEST = 1 << 20
-"""Bytes of a line at most: what is longer is no line of losses."""
+"""Maximum length of a line, in bytes."""
 
 
 class StreamFaultError(ValueError):
-    """A line of the stream voids the guarantee; those before it are folded, it is not."""
+    """A line of the stream voids the guarantee; the lines before it are folded, it is not."""
 
 
 KINDS: dict[str, type[Section]] = {
@@ -38,22 +38,22 @@ KINDS: dict[str, type[Section]] = {
 
 
 class Watch:
-    r"""Reads JSON lines into a monitor, with what belongs to it, and keeps all of it in a file.
+    r"""Reads JSON lines into a monitor and its warnings, and saves their state in a file.
 
     Parameters
     ----------
     monitor : Monitor
     drift : Drift, optional
-        To warn of what needs no labels.
+        For warnings that need no labels.
     patience, missing
         As in `RequestOrder`.
 
     Attributes
     ----------
     requests : int
-        How many lines were read that are not empty.
+        How many non-empty lines were read.
     unreadable : int
-        How many of them were cut short, and left out.
+        How many of them were cut short, and skipped.
     odd : int
         How many had an exit, a cost or a confidence that the warnings cannot use.
 
@@ -79,25 +79,25 @@ class Watch:
         self.requests = self.unreadable = self.odd = 0
         self.lines = 0
         self.offset = 0
-        self._rest = b""  # of a line whose end has not come yet
-        self._edges = Edges()  # of what was read
+        self._rest = b""  # an incomplete last line
+        self._edges = Edges()  # of the bytes read
         self._inode: int | None = None
-        self._in_file = False  # where a place can be found again, as in a pipe it cannot
-        self._place_before = START  # in a file, as a state says
-        self._drift_before: DriftState | None = None  # kept for when there is a policy again
+        self._in_file = False  # a position in a file can be resumed, one in a pipe cannot
+        self._place_before = START  # the last position in a file, from a saved state
+        self._drift_before: DriftState | None = None  # saved again if this run has no policy
 
     @property
     def mostly_unreadable(self) -> bool:
-        """Whether more than half of the lines were left out: nobody can say what is folded then."""
+        """Whether more than half of the lines were skipped, so the result means little."""
         return 2 * self.unreadable > self.requests
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes of the stream; what follows the last line break waits for its rest.
+        """Process bytes of the stream; an incomplete last line waits for the next call.
 
         Raises
         ------
         StreamFaultError
-            At a line that voids the guarantee. Reading again starts with this line.
+            At a line that voids the guarantee. Reading resumes with this line.
         """
         *lines, rest = (self._rest + data).split(b"\n")
         for position, line in enumerate(lines):
@@ -115,15 +115,15 @@ class Watch:
         self._rest = rest
 
     def finish(self) -> bool:
-        """Take what the stream ends with; return whether that was a line cut short.
+        """Process the end of the stream; return whether its last line is incomplete.
 
-        An object that is whole is a line though no line break follows. Anything else may be a part
-        of one, a bare number too, and is left for the next time.
+        A complete object counts as a line even without a line break. Anything else, even a bare
+        number, may be part of a line and is left for the next run.
         """
         if not self._rest.strip():
             return False
         try:
-            whole = isinstance(parsed(self._rest), dict)
+            whole = isinstance(parse_json(self._rest), dict)
         except ValueError:
             return True
         if not whole:
@@ -142,7 +142,7 @@ class Watch:
     def _take(self, line: bytes) -> None:
         if not line.strip():
             return
-        content = request_of(line)
+        content = parse_request(line)
         if content is None:
             self.requests += 1
             self.unreadable += 1
@@ -167,7 +167,7 @@ class Watch:
             self.order.arrive(request, loss)
 
     def _note(self, **seen: Any) -> None:
-        """Take what only the warnings need, which must not keep a loss from being folded."""
+        """Update the warnings; bad values are counted, since they must not block a loss."""
         if self.drift is None:
             return
         try:
@@ -181,16 +181,16 @@ class Watch:
         self._edges = self._edges.and_then(data)
 
     def resume(self, file: BinaryIO, name: str = "the stream") -> None:
-        """Go to the place in a file where reading goes on.
+        """Seek to the position in a file where the last run stopped.
 
         Raises
         ------
         ValueError
-            If the file is not the one that was read before, or nobody can tell: its lines are all
-            the same, but it is another one on the disk.
+            If the file is not the one that was read before, or that is unclear: its lines are all
+            the same, but its inode differs.
         """
         place = self._place()
-        answer = compared(place, file)
+        answer = compare_file(place, file)
         if answer == "other":
             raise ValueError(
                 f"{name} is not the file that was read before, up to byte {place.offset:,}: it was"
@@ -208,15 +208,15 @@ class Watch:
         self.lines, self.offset = place.lines, place.offset
 
     def restart(self, file: BinaryIO | None = None, name: str = "the stream") -> None:
-        """Read the next file from its start; what was folded stays folded.
+        """Start a new file from its beginning, and keep all that was folded.
 
         Raises
         ------
         ValueError
-            If the next file is the one that was read before: its lines would be folded twice.
+            If the new file is the one that was read before: its lines would be folded twice.
         """
         place = self._place()
-        if file is not None and place.offset and compared(place, file) == "same":
+        if file is not None and place.offset and compare_file(place, file) == "same":
             raise ValueError(
                 f"{name} is the file that was read before, up to byte {place.offset:,}: leave out"
                 " --from-start to go on there, as its lines must not be folded twice."
@@ -225,7 +225,7 @@ class Watch:
         self.lines, self.offset, self._place_before = 0, 0, START
 
     def _place(self) -> StreamState:
-        """Return where reading a file goes on; a pipe in between leaves that as it is."""
+        """Return the position to resume at; reading a pipe in between does not change it."""
         if not self._in_file:
             return self._place_before
         return self._edges.at(self.lines, self.offset, self._inode)
@@ -235,7 +235,7 @@ class Watch:
         return self._place().model_copy(update=counts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything as JSON, whole or not at all: a run that is killed goes on from here."""
+        """Write the state to a JSON file, atomically; a killed run resumes from it."""
         write_state(
             path,
             {
@@ -255,17 +255,17 @@ class Watch:
         patience: int | None = None,
         missing: str | None = None,
     ) -> "Watch":
-        """Read a state, checked in every field; see `Monitor.load`.
+        """Read a state file; every field is checked. See `Monitor.load`.
 
         Parameters
         ----------
         patience, missing
-            As the state says, if they are not given.
+            By default those of the state.
 
         Raises
         ------
         ValueError
-            If the state was kept with another patience, or another rule for missing losses.
+            If the state was saved with another patience, or another rule for missing losses.
         """
         found = read_state(path, KINDS)
         order = found.get("order")
@@ -284,6 +284,6 @@ class Watch:
         if "stream" in found:
             place: StreamState = found["stream"]
             watch._place_before = place
-            watch.requests = place.requests or place.lines  # which older states do not count
+            watch.requests = place.requests or place.lines  # older states have no `requests`
             watch.unreadable, watch.odd = place.unreadable, place.odd
         return watch

@@ -1,4 +1,4 @@
-"""Records: what happened at every exit, or at every threshold, of n samples."""
+"""Records: the losses and costs of n samples at every exit, or at every threshold."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What both kinds of record share: parts of them, several in one, how they are shown."""
+"""The base class of records: taking, splitting, concatenating, saving and displaying them."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class Record:
-    """Base of `ExitRecord` and `ThresholdRecord`, which are frozen dataclasses."""
+    """Base class of `ExitRecord` and `ThresholdRecord`, which are frozen dataclasses."""
 
     tables: ClassVar[tuple[str, ...]]
     """Fields that map names to arrays with one row per sample."""
@@ -50,9 +50,9 @@ class Record:
         return part
 
     def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
-        """Return n samples drawn at random, and the rest: one part to calibrate, one to try it on.
+        """Return n samples drawn at random, and the rest, to calibrate and to test on.
 
-        With groups, n groups are drawn, and none is divided.
+        With groups, n whole groups are drawn.
 
         Examples
         --------
@@ -79,7 +79,7 @@ class Record:
 
     @classmethod
     def concatenate(cls, records: Sequence[Self]) -> Self:
-        """Return the record of all samples of several records of one model; ids must differ."""
+        """Return one record of all samples of several records of one model; ids must differ."""
         if not records:
             raise ValueError("`records` must not be empty.")
         first: Any = records[0]
@@ -101,7 +101,7 @@ class Record:
         return whole
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a Parquet file, whole or not at all."""
+        """Write the record to a Parquet file, atomically."""
         record_files.save(self, path)
 
     def _repr_html_(self) -> str:
@@ -114,7 +114,7 @@ class Record:
 
 
 def _differing(first: Any, other: Any) -> list[str]:
-    """Return the names of what two records must have in common and do not."""
+    """Return the names of fields that two records must share but do not."""
 
     def same(name: str) -> bool:
         mine, others = getattr(first, name), getattr(other, name)

@@ -1,4 +1,4 @@
-"""Checks that every array of a record passes before anything is computed from it."""
+"""Checks of the arrays of a record, made before anything is computed from them."""
 
 import warnings
 from collections.abc import Mapping
@@ -34,11 +34,11 @@ Record = TypeVar("Record")
 Ranges = Mapping[str, LossRange | tuple[float, float]]
 
 ROUNDING = 1e-6
-"""How far out of [0, 1] rounding may carry a confidence."""
+"""How far outside [0, 1] a confidence may be, due to rounding."""
 
 
 def confidence_array(name: str, values: ArrayLike, shape: tuple[int, ...] | None) -> Array:
-    """Return confidences as contiguous float32 in [0, 1], where rounding may have left it."""
+    """Return confidences as contiguous float32, clipped to [0, 1] if rounding exceeded it."""
     array = checks.numbers(name, values)
     axes = dict.fromkeys(("n", "n_exits - 1"))
     if shape is not None:
@@ -51,7 +51,7 @@ def confidence_array(name: str, values: ArrayLike, shape: tuple[int, ...] | None
 
 
 def loss_array(name: str, values: ArrayLike, axes: Mapping[str, int], declared: LossRange) -> Array:
-    """Return losses in their declared range; float32 and float64 stay what they are."""
+    """Return losses, checked to be in their declared range; float32 and float64 are kept."""
     array = checks.numbers(name, values)
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
@@ -63,7 +63,7 @@ def loss_array(name: str, values: ArrayLike, axes: Mapping[str, int], declared: 
 
 
 def _of_shape(name: str, array: Array, axes: Mapping[str, int]) -> Array:
-    """Return losses of the right shape; say so where confidences of the last exit were given."""
+    """Check the shape of losses, with a hint if confidences include the last exit."""
     n, n_columns = axes.values()
     as_many = "n_exits" in axes and array.shape == (n, n_columns - 1)
     hint = " `confidences` have as many columns, but need none for the last exit." * as_many
@@ -77,7 +77,7 @@ def loss_array_with_gaps(
     declared: LossRange,
     inconsistencies: Array | None,
 ) -> Array:
-    """Return losses of which whole rows may be NaN (no label), if agreement can stand in."""
+    """Return losses; whole rows may be NaN (no label) if `inconsistencies` are given."""
     array = checks.numbers(name, values)
     missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
     if not missing.any():
@@ -100,7 +100,7 @@ def loss_array_with_gaps(
 def inconsistency_array(
     name: str, values: ArrayLike, axes: Mapping[str, int], declared: LossRange, full: int
 ) -> Array:
-    """Return losses against the full model, which is column `full` and agrees with itself."""
+    """Return losses against the full model, checked to be 0 in its own column, `full`."""
     array = loss_array(name, values, axes, declared)
     if array[:, full].any():
         raise ValueError(
@@ -113,7 +113,7 @@ def inconsistency_array(
 def declared_ranges(record: Any) -> tuple[dict[str, LossRange], dict[str, LossRange]]:
     """Return the declared ranges of a record's losses and inconsistencies.
 
-    The range given for it, else that of the known loss of its name, else (0, 1).
+    Each is the range given, else that of the loss in `LOSSES` with this name, else (0, 1).
     """
     for name in ("losses", "inconsistencies", "costs", "loss_ranges", "inconsistency_ranges"):
         mapping_of_arrays(name, getattr(record, name))
@@ -135,14 +135,14 @@ def declared_ranges(record: Any) -> tuple[dict[str, LossRange], dict[str, LossRa
 
 
 def replace_fields(record: Any, **values: Any) -> None:
-    """Replace arguments of a frozen record by their checked form."""
+    """Set fields of a frozen record to their checked values."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
 
 
 def warn_of_falling_costs(name: str, costs: Array) -> None:
-    """Warn of costs that seem to be those of single stages."""
-    means = costs if costs.ndim == 1 else costs.mean(axis=0)  # single ones may be measured
+    """Warn if costs look like those of single stages, not cumulative ones."""
+    means = costs if costs.ndim == 1 else costs.mean(axis=0)  # costs per sample may be noisy
     if (np.diff(means) < 0).any():
         warnings.warn(
             f"costs['{name}'] fall from one exit to a later one, but the cost of an exit is that of"
@@ -152,21 +152,21 @@ def warn_of_falling_costs(name: str, costs: Array) -> None:
 
 
 def full_cost_mapping(given: Any, costs: Mapping[str, Array]) -> dict[str, float]:
-    """Return costs of the full model alone; each must be that of a cost with this name."""
+    """Return costs of the full model alone; each name must be among `costs`."""
     mapping_of_arrays("full_costs", given)
     for name, value in given.items():
-        checks.known("full_costs", name, costs)
+        checks.choice("full_costs", name, costs)
         checks.between(f"full_costs['{name}']", value, 0.0, np.inf)
     return {name: float(value) for name, value in given.items()}
 
 
 def gap_is_known_by_agreement(loss: str) -> bool:
-    """Whether equal outputs have equal losses, so that agreement makes the gap 0."""
+    """Return whether equal outputs have equal losses, so that agreement makes the gap 0."""
     return loss in LOSSES and LOSSES[loss].of == "prediction"
 
 
 def id_array(ids: ArrayLike | None, n: int) -> Array:
-    """Return ids, by default 0 … n − 1; an id used twice is refused."""
+    """Return ids, by default 0 … n − 1; duplicates are refused."""
     if ids is None:
         return np.arange(n)
     array = _names("ids", ids, n)
@@ -186,7 +186,7 @@ def group_array(groups: ArrayLike | None, n: int) -> Array | None:
 
 
 def _names(argument: str, values: ArrayLike, n: int) -> Array:
-    """Return n whole numbers or texts; a data frame's column of text is one of objects."""
+    """Return n whole numbers or strings; object arrays of strings, as in pandas, are converted."""
     array = np.asarray(values)
     checks.of_shape(argument, array, {"n": n})
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
@@ -199,7 +199,7 @@ def _names(argument: str, values: ArrayLike, n: int) -> Array:
 
 
 def temperature_tuple(values: ArrayLike | None, n_exits: int) -> tuple[float, ...] | None:
-    """Return one positive temperature an exit, or None."""
+    """Return one positive temperature per exit, or None."""
     if values is None:
         return None
     array = checks.numbers("temperatures", values, np.float64)
@@ -210,7 +210,7 @@ def temperature_tuple(values: ArrayLike | None, n_exits: int) -> tuple[float, ..
 
 
 def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
-    """Return class numbers; negative ones and NaN are missing labels, and come back as -1."""
+    """Return class numbers, with -1 for missing labels (negative or NaN)."""
     array = checks.numbers("labels", labels)
     if array.shape != (n,):
         raise ValueError(
@@ -230,7 +230,7 @@ def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
 
 
 def mapping_of_arrays(name: str, given: Any) -> Mapping[str, Any]:
-    """Return a mapping if it is one."""
+    """Return `given` if it is a mapping."""
     if not isinstance(given, Mapping):
         kind = type(given).__name__
         raise TypeError(f"`{name}` must be a mapping of names to arrays, but got a {kind}.")
@@ -238,7 +238,7 @@ def mapping_of_arrays(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def chosen_loss(record: Any, risk: str, loss: str | None) -> str:
-    """Return the loss that is meant by a name, or by none, among those that a risk can have."""
+    """Return `loss` if the record has it for this risk; if None, the only one it has."""
     kind = RISKS.choose(risk)
     if not getattr(record, kind.table):
         others = [f"'{other.name}'" for other in RISKS.values() if getattr(record, other.table)]
@@ -250,9 +250,9 @@ def chosen_loss(record: Any, risk: str, loss: str | None) -> str:
 
 
 def choose(name: str, value: str | None, options: Mapping[str, Any], preferred: str = "") -> str:
-    """Return `value` if known; if None the only option, or the preferred one."""
+    """Return `value` if it is an option; if None, the only option or the preferred one."""
     if value is not None:
-        return checks.known(name, value, options)
+        return checks.choice(name, value, options)
     if len(options) == 1:
         return next(iter(options))
     if preferred in options:

@@ -1,4 +1,4 @@
-"""ExitRecord: what happened at every exit of a network."""
+"""ExitRecord: confidences, losses and costs of samples at every exit of a network."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ __all__ = ["ExitRecord"]
 Array = NDArray[Any]
 
 CHUNK = 4096
-"""Samples whose losses at all settings are held at once."""
+"""Samples whose losses at all settings are in memory at once."""
 
 LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
 TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
@@ -41,46 +41,45 @@ TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the ca
 
 @dataclass(frozen=True, eq=False)
 class ExitRecord(Record):
-    """Confidences and losses of n samples at every exit of a network, and what each exit costs.
+    """Confidences and losses of n samples at every exit of a network, and the cost of each exit.
 
     Parameters
     ----------
     confidences : (n, n_exits - 1) or a mapping of such
         In [0, 1], at every exit but the last; a bare array is called "top1".
     losses : mapping of (n, n_exits)
-        Losses against labels, for the gap risk (Eq. 6). NaN stands for "no label yet" and is
-        allowed in prediction losses where `inconsistencies` of that name say whether it matters.
+        Losses against labels, for the gap risk (Eq. 6). NaN means "no label yet"; it is allowed in
+        prediction losses if `inconsistencies` of the same name show whether the label matters.
     inconsistencies : mapping of (n, n_exits)
         Losses against the last exit, for the consistency risk (Eq. 8); the last column is 0.
     costs : mapping of (n_exits,) or (n, n_exits)
-        Cost of leaving at each exit, all that ran before it included, in any unit. The exit's
-        number is always there, as "exit".
+        Cumulative cost of each exit, including everything that runs before it, in any unit. The
+        number of the exit is always included, as "exit".
     loss_ranges, inconsistency_ranges : mapping, optional
         (low, high) of losses that are not among `swiftsure.losses.LOSSES`; (0, 1) if not given.
     ids : (n,), optional
-        Sample ids, whole numbers or text; an id used twice is refused, since it voids guarantees.
+        Sample ids, whole numbers or text; duplicates are refused, since they void guarantees.
     groups : (n,), optional
-        Which samples depend on each other (rows of one user, frames of one video).
+        Group labels of samples that depend on each other (rows of one user, frames of one video).
     fingerprint : str, optional
-        Fingerprint of the model that made the record; arrays alone have none.
+        Fingerprint of the model that made the record; None for a record made from arrays.
     temperatures : (n_exits,), optional
-        What logits were divided by.
+        Temperatures that the logits were divided by.
     dtype : str, optional
-        Inference dtype of the model's run.
+        Inference dtype of the model.
     order : SampleOrder or int, optional
         Seed of the order in which betting tests see the samples. By default one is drawn from the
-        operating system's random numbers. The record keeps it, in its file too, so that calibrating
+        operating system's random numbers. The record and its file keep it, so that calibrating
         again gives the same policy.
-
     full_costs : mapping, optional
-        Cost of running the full model alone, by name, where that is not the cost of the last exit:
+        Cost of running the full model alone, by name, if it differs from the cost of the last exit:
         in a cascade, the last model without those before it. Savings are measured against it.
 
     Raises
     ------
     ValueError, TypeError
-        Whatever would void a guarantee: NaN, losses out of range, confidences outside [0, 1],
-        shapes that do not fit, ids used twice.
+        For anything that would void a guarantee: NaN, losses out of range, confidences outside
+        [0, 1], mismatched shapes, duplicate ids.
 
     Examples
     --------
@@ -114,8 +113,8 @@ class ExitRecord(Record):
     full_costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check every array; what is stored is ready for use."""
-        given: Any = self.confidences  # a bare array will do
+        """Check every array and store its checked form."""
+        given: Any = self.confidences  # may be a bare array
         scores: dict[str, Any] = dict(given if isinstance(given, Mapping) else {"top1": given})
         if not scores:
             raise ValueError("`confidences` must hold at least one score.")
@@ -182,8 +181,8 @@ class ExitRecord(Record):
         Parameters
         ----------
         logits : (n, n_exits, n_classes)
-            As the deployed network gives them, in its dtype: confidences are then exactly those
-            that `swiftsure.torch.EarlyExit` will compute.
+            In the deployed network's dtype, so that confidences are exactly those that
+            `swiftsure.torch.EarlyExit` will compute.
         labels : (n,), optional
             Class numbers; negative ones are missing labels. Without labels only consistency risks
             can be controlled.
@@ -196,9 +195,9 @@ class ExitRecord(Record):
             mean over labels drawn from q), with one label drawn from q for each sample (the paper),
             or with q's most probable class (the paper's code; another risk).
         temperatures : scalar or (n_exits,)
-            Logits are divided by these, which must come from other data than the calibration's.
+            Logits are divided by these; they must not be fitted on the calibration data.
         costs, ids, groups
-            As of `ExitRecord`.
+            As in `ExitRecord`.
         seed : int
             For `label="sample"`.
 
@@ -239,7 +238,7 @@ class ExitRecord(Record):
         labels : (n,), optional
             Class numbers, or names among `classes`; None or a negative number for a missing label.
         classes : sequence, optional
-            Names of the classes, in the order of the probabilities; needed where labels are names.
+            Names of the classes, in the order of the probabilities; needed if labels are names.
         score, losses, costs, ids, groups
             As in `from_logits`.
 
@@ -260,7 +259,7 @@ class ExitRecord(Record):
         )
 
     def __repr__(self) -> str:
-        """Say what the record holds, in one line."""
+        """Return a one-line summary of the record."""
         held = [
             f"{part}={list(getattr(self, part))}"
             for part in ("confidences", "losses", "inconsistencies", "costs")
@@ -269,7 +268,7 @@ class ExitRecord(Record):
 
     @property
     def n_exits(self) -> int:
-        """Number of exits, the last included."""
+        """Number of exits, including the last."""
         return int(next(iter(self.confidences.values())).shape[1]) + 1
 
     def curve(
@@ -286,34 +285,34 @@ class ExitRecord(Record):
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
-        """Return losses and costs along a path of thresholds: the one thing controls see.
+        """Return the losses and costs along a path of thresholds, the input of every control.
 
         Parameters
         ----------
         risk : {"gap", "consistency"}
             Against labels (Eq. 6), or against the last exit (Eq. 8).
         loss, score : str, optional
-            Needed where the record holds several.
+            Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
             Settings from safest to fastest; by default a fixed grid, even in the logit.
         zero_bounded : bool
-            Count no exit that does better than the last one (Eq. 16).
+            Count a loss as 0 if the exit does better than the last one (Eq. 16).
         missing : {"raise", "worst"}
-            What to do where a label is missing and matters: refuse, or assume the worst loss. The
-            worst is valid if one sample's label being missing has nothing to do with the others.
+            What to do if a label is missing and matters: refuse, or assume the worst loss. The
+            latter is valid if whether a sample's label is missing depends on that sample alone.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         average : {"group", "sample"}, optional
-            Of a record with groups: whether every group counts the same in the risk, which is then
-            the average over groups of each group's average, or every sample; "group" by default.
+            For a record with groups: whether the risk weights every group equally (the average of
+            the groups' averages) or every sample; "group" by default.
         max_group_size : int, optional
-            Required for `average="sample"` of groups: the largest number of samples that a group
+            Required for `average="sample"` with groups: the largest number of samples that a group
             can have, declared before the data are seen; see `RiskCurve.by_group`.
         """
         loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
-        checks.known("missing", missing, ["raise", "worst"])
+        checks.choice("missing", missing, ["raise", "worst"])
         values, declared = RISKS[risk].of_record(self, loss, full=-1)
         route = Path.of(path, confidences)
         rule: dict[str, Any] = {
@@ -362,21 +361,20 @@ class ExitRecord(Record):
         strict: bool = False,
         min_exit: int = 0,
     ) -> Array:
-        """Return the ids of the samples whose label is missing and would matter.
+        """Return the ids of the samples whose label is missing and matters.
 
-        The gap of a prediction loss is 0 wherever the exit agrees with the full model, so labels
-        are worth their price only where some setting of the path makes a sample leave at an exit
-        that disagrees.
+        The gap of a prediction loss is 0 if the exit agrees with the full model, so a label
+        matters only if at some setting of the path the sample takes an exit that disagrees.
 
         Parameters
         ----------
         threshold : float, optional
-            Consider only settings with thresholds of at least this. Settings below it can then be
-            calibrated with `missing="worst"` only.
+            Consider only settings with thresholds of at least this. Settings below it can then
+            only be calibrated with `missing="worst"`.
         strict, min_exit
             As in `curve`.
         """
-        checks.known(
+        checks.choice(
             "loss", loss, [k for k in self.inconsistencies if gap_is_known_by_agreement(k)]
         )
         missing: Array = np.ones(self.n, bool)
@@ -399,13 +397,13 @@ class ExitRecord(Record):
     def _where_any_setting(
         self, confidences: Array, marked: Array, path: Path, rule: Mapping[str, Any]
     ) -> Array:
-        """Return which samples take a marked exit, (n, n_exits), at some setting of a path."""
+        """Return which samples take an exit in `marked`, (n, n_exits), at some setting, (n,)."""
         rows = np.flatnonzero(marked.any(axis=1))
         curve = RiskCurve.from_exits(
             confidences, marked.astype(np.float64), path, {}, LossRange(0, 1), **rule
         )
         found = np.zeros(self.n, bool)
-        for start in range(0, len(rows), CHUNK):  # (n, K) is looked at in parts
+        for start in range(0, len(rows), CHUNK):  # the whole (n, K) may not fit in memory
             part = rows[start : start + CHUNK]
             found[part] = curve.losses(part).any(axis=1)
         return found
@@ -418,9 +416,9 @@ class ExitRecord(Record):
         scores: Iterable[str] | None = None,
         losses: Iterable[str] | None = None,
     ) -> "ExitRecord":
-        """Read a record from Parquet or npz; only the scores and losses named, if any are.
+        """Read a record from Parquet or npz, with all scores and losses or only those named.
 
-        An npz may hold `logits` (and `labels`) in place of a record's own arrays.
+        An npz may hold `logits` (and `labels`) instead of a record's arrays.
         """
         raw = record_files.logits(path)
         if raw is not None:

@@ -1,4 +1,4 @@
-"""Records as files: Parquet, one row a sample; plain npz is read too."""
+"""Record files: Parquet with one row per sample; plain npz can be read too."""
 
 import difflib
 import json
@@ -14,27 +14,27 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.files import npz, replaced
+from swiftsure.files import atomic_write, npz
 from swiftsure.losses import LossRange
 from swiftsure.sample_order import SampleOrder
 
 __all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "save"]
 
 VERSION = 1
-"""Version of the file layout; a file of a newer one is refused."""
+"""Version of the file layout; newer versions are refused."""
 
 OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
-"""Endings that would say something else of a file than that it is Parquet."""
+"""Suffixes of other formats, refused for a Parquet file."""
 
 KEY = b"swiftsure"
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
-"""Attributes of a record that hold one table a name, and the prefix of their columns."""
+"""Attributes of a record that map names to tables, and the prefixes of their columns."""
 
 Array = NDArray[Any]
 
 
 def save(record: Any, path: str | os.PathLike[str]) -> None:
-    """Write a record: a column a table, the rest in the file's own metadata."""
+    """Write a record: one column per table, and the rest in the file's metadata."""
     suffix = Path(path).suffix.lower()
     if suffix in OTHERS:
         raise ValueError(
@@ -68,7 +68,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
     table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -79,7 +79,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
 
 
 def kind(path: str | os.PathLike[str]) -> str:
-    """Return "exits" or "thresholds", from the file's own words."""
+    """Return the kind of a record file, "exits" or "thresholds"."""
     if _is_npz(path):
         with npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
@@ -87,12 +87,12 @@ def kind(path: str | os.PathLike[str]) -> str:
 
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file holds the seed of the samples' order; otherwise loading draws one."""
+    """Return whether a file holds the seed of the sample order; otherwise loading draws one."""
     return not _is_npz(path) and "order" in _header(path)
 
 
 def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return what `ExitRecord.from_logits` takes, if the file is an npz that holds logits."""
+    """Return the arguments for `ExitRecord.from_logits` if the file is an npz of logits."""
     if not _is_npz(path):
         return None
     with npz(path) as arrays:
@@ -104,7 +104,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             if group == "costs" and name:
                 arguments["costs"][name] = arrays[key]
             else:
-                checks.known("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
+                checks.choice("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
                 arguments[key] = arrays[key]
         return arguments
 
@@ -114,7 +114,7 @@ def load(
     expected: str,
     only: Mapping[str, Iterable[str] | None],
 ) -> dict[str, Any]:
-    """Return what a record's constructor takes; `only` names the tables to read."""
+    """Return the arguments for a record's constructor; `only` names the tables to read."""
     found = kind(path)
     if found != expected:
         classes = {"exits": "an ExitRecord", "thresholds": "a ThresholdRecord"}
@@ -205,11 +205,11 @@ def _load_npz(
 def _refuse_unknown(
     losses: Iterable[str] | None, wanted: Mapping[str, list[str]], present: Iterable[str]
 ) -> None:
-    """Refuse the name of a loss that the file holds in neither form."""
+    """Refuse a loss that the file holds neither as a loss nor as an inconsistency."""
     known = [c.partition("/")[2] for c in present if c.startswith(("loss/", "inconsistency/"))]
     for name in losses or ():
         if name not in [*wanted["losses"], *wanted["inconsistencies"]]:
-            checks.known("losses", name, dict.fromkeys(known))
+            checks.choice("losses", name, dict.fromkeys(known))
 
 
 def _selection(
@@ -218,7 +218,7 @@ def _selection(
     if only is None:
         return names
     if attribute == "confidences" and strict:
-        return [checks.known("scores", name, names) for name in only]
+        return [checks.choice("scores", name, names) for name in only]
     return [name for name in only if name in names]
 
 
@@ -251,7 +251,7 @@ def _is_npz(path: str | os.PathLike[str]) -> bool:
 
 
 def _lists(values: Array) -> pa.Array:
-    """Return a matrix as a column of fixed-size lists, which Parquet reads back in one piece."""
+    """Return a matrix as a column of fixed-size lists, which Parquet reads back in one block."""
     flat = pa.array(np.ascontiguousarray(values).ravel(), from_pandas=False)
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 

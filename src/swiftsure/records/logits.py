@@ -1,4 +1,4 @@
-"""From a classifier's logits or probabilities to the confidences and losses of a record."""
+"""Confidences and losses of a record, computed from a classifier's logits or probabilities."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ __all__ = ["reduced_logits", "reduced_probabilities"]
 Array = NDArray[Any]
 
 CHUNK = 4096
-"""Samples whose probabilities are held in float64 at once."""
+"""Samples whose float64 probabilities are in memory at once."""
 
 
 def reduced_logits(
@@ -29,14 +29,14 @@ def reduced_logits(
     temperatures: ArrayLike,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the fields of an `ExitRecord` that follow from logits; see its `from_logits`."""
+    """Return the fields of an `ExitRecord` computed from logits; see `ExitRecord.from_logits`."""
     values = checks.numbers("logits", logits)
     n, n_exits, n_classes = _three_axes("logits", values)
     scale = record_checks.temperature_tuple(
         np.full(n_exits, temperatures) if np.ndim(temperatures) == 0 else temperatures, n_exits
     )
     columns = np.asarray(scale)[:, None]
-    checks.known("label", label, ["expected", "sample", "argmax"])
+    checks.choice("label", label, ["expected", "sample", "argmax"])
     score_names, chosen = _score_names(score), _chosen_losses(losses)
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
     first = values[:CHUNK]
@@ -64,7 +64,7 @@ def reduced_probabilities(
     losses: str | Iterable[str],
     classes: Sequence[Any] | None,
 ) -> dict[str, Any]:
-    """Return the fields of an `ExitRecord` that follow from probabilities."""
+    """Return the fields of an `ExitRecord` computed from probabilities."""
     values = checks.finite("probabilities", checks.numbers("probabilities", given))
     n, _, n_classes = _three_axes("probabilities", values)
     total = values.sum(axis=2, dtype=np.float64)
@@ -90,7 +90,7 @@ def reduced_probabilities(
 
 
 def _three_axes(name: str, values: Array) -> tuple[int, int, int]:
-    """Return n, the number of exits and of classes; each of the last two must be 2 or more."""
+    """Return n, n_exits and n_classes; refuse fewer than 2 exits or classes."""
     checks.of_shape(name, values, {"n": None, "n_exits": None, "n_classes": None})
     n, n_exits, n_classes = values.shape
     if n_exits < 2 or n_classes < 2:
@@ -107,7 +107,7 @@ def _score_names(score: str | Iterable[str]) -> list[str]:
 
 def _chosen_losses(losses: str | Iterable[str]) -> list[Loss]:
     names = [losses] if isinstance(losses, str) else list(losses)
-    return [LOSSES[checks.known("losses", name, LOSSES)] for name in names]
+    return [LOSSES[checks.choice("losses", name, LOSSES)] for name in names]
 
 
 def _class_numbers(labels: ArrayLike, classes: Sequence[Any], n_classes: int) -> Array:
@@ -134,12 +134,12 @@ def _reduced(
     label: str,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Reduce the probabilities of all samples, some at a time, to confidences and losses."""
+    """Return confidences and losses from the probabilities of all samples, in chunks."""
     parts: dict[str, list[Array]] = {}
     for start in range(0, n, CHUNK):
         p = probabilities_of(slice(start, start + CHUNK))
         for name in score_names:
-            measure = SCORES[checks.known("score", name, SCORES)]
+            measure = SCORES[checks.choice("score", name, SCORES)]
             parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
         for loss in chosen:
             parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
@@ -149,7 +149,7 @@ def _reduced(
                 against = np.where(part[:, None] < 0, np.nan, against)
                 parts.setdefault(f"loss/{loss.name}", []).append(against)
     joined = {key: np.concatenate(blocks) for key, blocks in parts.items()}
-    if targets is not None and (targets < 0).any():  # only these can do without some labels
+    if targets is not None and (targets < 0).any():  # only prediction losses allow missing labels
         chosen_losses = [loss for loss in chosen if loss.of == "prediction"]
     else:
         chosen_losses = chosen if targets is not None else []
@@ -165,7 +165,7 @@ def _reduced(
 
 
 def _against_last(loss: Loss, p: Array, label: str, rng: np.random.Generator) -> Array:
-    """Return inconsistencies with the last exit, by the rule that `label` names."""
+    """Return inconsistencies with the last exit; `label` is that of `ExitRecord.from_logits`."""
     if loss.of == "prediction" or label == "expected":
         return loss.against_last(p)
     last = p[:, -1]

@@ -1,4 +1,4 @@
-"""Resumable records: numbered shards in a folder that a long run writes and continues from."""
+"""Resumable records: a long run writes numbered shards to a folder and can continue from them."""
 
 import json
 import os
@@ -25,14 +25,14 @@ class Shards(Generic[Record]):
     kind : type
         `ExitRecord` or `ThresholdRecord`.
     identity : mapping
-        What makes this run the same run: model, settings, a hash of the data.
+        What identifies the run: model, settings, a hash of the data.
 
     Attributes
     ----------
     records : list of records
-        Finished shards, those of an earlier run first.
+        Finished shards, starting with those of the interrupted run.
     notes : dict
-        What else a resumed run must know; see `note`.
+        Other data that a resumed run needs; see `note`.
 
     Raises
     ------
@@ -57,14 +57,14 @@ class Shards(Generic[Record]):
             self.records = [kind.load(path) for path in paths]
 
     def append(self, record: Record) -> None:
-        """Keep a finished shard."""
+        """Add a finished shard and save it."""
         number = len(self.records)
         self.records.append(record)  # before saving, so that a full disk does not lose it
         if self.folder is not None:
             record.save(self.folder / f"shard-{number:05d}.parquet")
 
     def note(self, **notes: Any) -> None:
-        """Store what a resumed run must know beside the shards, as JSON."""
+        """Save data, as JSON, that a resumed run needs besides the shards."""
         self.notes |= notes
         if self.folder is not None:
             content = {"identity": self._identity, "notes": self.notes}

@@ -1,4 +1,4 @@
-"""ThresholdRecord: what happened at every threshold of a system that runs anew at each."""
+"""ThresholdRecord: losses and costs of a system that is run once per threshold."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -25,25 +25,25 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ThresholdRecord(Record):
-    """Losses and costs of n samples at K thresholds of a system that runs anew at each.
+    """Losses and costs of n samples at K thresholds, from one run of the system per threshold.
 
     For systems whose whole run depends on the threshold: generation, diffusion, drafting.
 
     Parameters
     ----------
     thresholds : (K,)
-        Safest first; the first is the full model, whatever number the dial has there.
+        Safest first; the first is the full model, whatever its value.
     losses : mapping of (n, K)
         Losses against labels; the gap risk subtracts column 0.
     inconsistencies : mapping of (n, K)
         Losses against the full model's output; column 0 is 0.
     costs : mapping of (K,) or (n, K)
     loss_ranges, inconsistency_ranges, ids, groups, fingerprint
-        As in `ExitRecord`; losses lie in (0, 1) if nothing else is said.
+        As in `ExitRecord`; ranges are (0, 1) by default.
     dial : str
-        What the threshold is called in `policy.settings`.
+        Name of the threshold in `policy.settings`.
     settings : mapping
-        Other dials, held fixed, that belong to the policy.
+        Other settings of the system, held fixed, that belong to the policy.
     order : SampleOrder or int, optional
         As in `ExitRecord`.
 
@@ -78,7 +78,7 @@ class ThresholdRecord(Record):
     order: SampleOrder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        """Check every array; what is stored is ready for use."""
+        """Check every array and store its checked form."""
         thresholds = dial_array(self.thresholds)
         if self.dial in self.settings:
             raise ValueError(f"`settings` must not hold the dial itself, {self.dial!r}.")
@@ -111,7 +111,7 @@ class ThresholdRecord(Record):
         )
 
     def __repr__(self) -> str:
-        """Say what the record holds, in one line."""
+        """Return a one-line summary of the record."""
         held = [
             f"{part}={list(getattr(self, part))}" for part in ("losses", "inconsistencies", "costs")
         ]
@@ -128,11 +128,10 @@ class ThresholdRecord(Record):
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
-        """Return losses and costs along the recorded thresholds: the one thing controls see.
+        """Return the losses and costs along the recorded thresholds, the input of every control.
 
-        `score` and `path` are those of the recorded run and cannot be chosen here. A score is
-        refused where the record says that it was another. `average` and `max_group_size` are those
-        of `ExitRecord.curve`.
+        `score` and `path` were fixed by the recorded run: a `path`, or a `score` that differs from
+        the recorded one, is refused. `average` and `max_group_size` are as in `ExitRecord.curve`.
         """
         own = self.settings.get("score", score)
         if path is not None or score not in (None, own):
@@ -160,5 +159,5 @@ class ThresholdRecord(Record):
     def load(
         cls, path: str | os.PathLike[str], *, losses: Iterable[str] | None = None
     ) -> "ThresholdRecord":
-        """Read a record from Parquet or npz; only the losses named, if any are."""
+        """Read a record from Parquet or npz, with all losses or only those named."""
         return cls(**record_files.load(path, "thresholds", {"losses": losses}))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from swiftsure import bounds
 from swiftsure.curves import RiskCurve
 from swiftsure.evaluation import Study
-from swiftsure.files import replaced
+from swiftsure.files import atomic_write
 from swiftsure.policy import Policy, average_words, percent
 
 __all__ = [
@@ -182,7 +182,7 @@ def policy_figure(
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure (png, pdf or svg), whole or not at all."""
     kind = figure_kind(path)
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=160)
 
 

@@ -135,7 +135,7 @@ def savings(evidence: Evidence) -> dict[str, Floats]:
 def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None:
     """Return the cost to show: the one that is wanted, or the first that is not the exit number."""
     if wanted is not None:
-        return checks.known("cost", wanted, saved)
+        return checks.choice("cost", wanted, saved)
     return next((name for name in saved if name != "exit"), next(iter(saved), None))
 
 

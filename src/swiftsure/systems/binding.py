@@ -118,7 +118,7 @@ class PolicyBinding:
 
 def check_dtype(dtype: str | None) -> str | None:
     """Return an inference dtype, or None, unchanged; raises if it is unknown."""
-    return dtype if dtype is None else checks.known("dtype", dtype, DTYPES)
+    return dtype if dtype is None else checks.choice("dtype", dtype, DTYPES)
 
 
 def check_same(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from swiftsure.files import replaced
+from swiftsure.files import atomic_write
 
 __all__ = ["load_weights", "save_weights"]
 
@@ -20,7 +20,7 @@ def save_weights(
 
     held = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     note = {"trained_on": json.dumps(sorted(trained_on))}
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         save_file(held, temporary, metadata=note)
 
 

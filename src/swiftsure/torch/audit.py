@@ -76,7 +76,7 @@ class Audit:
         losses
             NaN where a missing label matters: a 0-1 gap is 0 where both answers agree.
         """
-        kind = checks.known("risk", risk, ["consistency", "gap", "zero-bounded gap"])
+        kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
         named, both = resolve_loss(loss, TENSOR_LOSSES), [self.outputs, self.full_outputs]
         if kind == "consistency":
             return self._inconsistencies(named)

@@ -75,7 +75,7 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
         raise ValueError("`at` must name at least one submodule.")
     names = dict(model.named_modules())
     for name in at:
-        checks.known("at", name, names)
+        checks.choice("at", name, names)
     graph = _trace(model, at)
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}

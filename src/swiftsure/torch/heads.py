@@ -61,7 +61,7 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
     """
     names = dict(model.named_modules())
     for name in at:
-        checks.known("at", name, names)
+        checks.choice("at", name, names)
     features: dict[str, Any] = {}
     hooks = [
         names[name].register_forward_hook(

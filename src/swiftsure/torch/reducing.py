@@ -70,10 +70,10 @@ class Reducer:
         self.of_images = [loss.name for loss in self.losses if loss.of_images]
         if not scores:
             raise ValueError("`scores` must name at least one.")
-        self.scores = [checks.known("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
+        self.scores = [checks.choice("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
         self.seconds = seconds
         if dtype is not None:
-            checks.known("dtype", dtype, ["float32", "bfloat16", "float16"])
+            checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
         self.dtype = dtype
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)

@@ -96,7 +96,7 @@ class EarlyExit(nn.Module):
         self.auditor = _auditor(audit, monitor, policy)
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
-        self.score = checks.known("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
+        self.score = checks.choice("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._warned = False

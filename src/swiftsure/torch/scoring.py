@@ -182,7 +182,7 @@ def confidence(name: str, output: Any) -> Tensor:
     if name == MODEL_SCORE:
         return _own_confidence(output)
     if name not in SCORES:
-        checks.known("score", name, [*SCORES, MODEL_SCORE])
+        checks.choice("score", name, [*SCORES, MODEL_SCORE])
     measure = SCORES[name]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"

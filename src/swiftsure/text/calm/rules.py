@@ -45,7 +45,7 @@ class Decay:
     def __post_init__(self) -> None:
         """Check every field."""
         checks.count("length", self.length)
-        checks.known("form", self.form, ["calm", "free"])
+        checks.choice("form", self.form, ["calm", "free"])
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"`temperature` must be at least 0, but got {self.temperature}.")
 
@@ -94,7 +94,7 @@ class ExitRule(ThresholdRule):
     def __post_init__(self) -> None:
         """Check every field."""
         super().__post_init__()
-        checks.known("score", self.score, SCORES)
+        checks.choice("score", self.score, SCORES)
         if self.shortlist is not None:
             checks.count("shortlist", self.shortlist, 2)
             if self.score != "softmax":

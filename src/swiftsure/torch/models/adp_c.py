@@ -134,7 +134,7 @@ class ADPC(Staged):
         widths = _counts("widths", widths, N_STAGES)
         n_modules = _counts("n_modules", n_modules, N_STAGES - 1)
         blocks = _blocks(n_blocks)
-        checks.known("heads", heads, HEAD_KINDS.values())
+        checks.choice("heads", heads, HEAD_KINDS.values())
         self.redesigned = heads == "redesigned"
         inner = checks.count("head_width", head_width or 0) if self.redesigned else 0
         self.masked = masked
@@ -263,7 +263,7 @@ class ADPC(Staged):
             if given.pop(name, only) != only:
                 raise ValueError(f"`{name}` must be {only!r}, but got {hyperparameters[name]!r}.")
         given = check_hyperparameters(given, PUBLISHED)
-        kind = checks.known("exit_type", given["exit_type"], HEAD_KINDS)
+        kind = checks.choice("exit_type", given["exit_type"], HEAD_KINDS)
         masked = bool(given["mask_use"])
         threshold = {"threshold": given["mask_conf_threshold"]} if masked else {}
         return cls(

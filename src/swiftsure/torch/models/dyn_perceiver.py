@@ -385,7 +385,7 @@ def _published_branch(cnn: Mapping[str, Any], n_classes: object) -> dict[str, An
         )
     if "width_mult" in given:
         given = check_hyperparameters(given, ["width_mult", "conf"])
-        checks.known("conf", given["conf"], ["mobilenet_v3_large"])
+        checks.choice("conf", given["conf"], ["mobilenet_v3_large"])
         return {"kind": "mobilenet_v3", "width_multiplier": given["width_mult"]}
     if "channel_multiplier" in given:
         given = check_hyperparameters(given, ["layers", "channel_multiplier"])

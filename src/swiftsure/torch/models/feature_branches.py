@@ -93,15 +93,15 @@ def feature_branch(branch: str | Mapping[str, Any]) -> FeatureBranch:
     [8, 16, 24, 40, 240]
     """
     if isinstance(branch, str):
-        branch = BRANCHES[checks.known("branch", branch, BRANCHES)]
+        branch = BRANCHES[checks.choice("branch", branch, BRANCHES)]
     elif not isinstance(branch, Mapping):
         raise TypeError(
             f"`branch` must be a name, or a kind with its hyperparameters, but got {branch!r}."
         )
     options = dict(branch)
-    build = KINDS[checks.known("branch.kind", options.pop("kind", ""), KINDS)]
+    build = KINDS[checks.choice("branch.kind", options.pop("kind", ""), KINDS)]
     for name in options:
-        checks.known("branch", name, ["kind", *signature(build).parameters])
+        checks.choice("branch", name, ["kind", *signature(build).parameters])
     return build(**options)
 
 

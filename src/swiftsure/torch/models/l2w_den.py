@@ -93,8 +93,8 @@ class WeightNetwork(nn.Module):
         checks.count("n_exits", n_exits)
         checks.count("width", width)
         checks.count("n_hidden", n_hidden)
-        self.inputs = checks.known("inputs", inputs, INPUTS)
-        self.axes = CENTRES[checks.known("centre", centre, CENTRES)]
+        self.inputs = checks.choice("inputs", inputs, INPUTS)
+        self.axes = CENTRES[checks.choice("centre", centre, CENTRES)]
         self.spread = checks.between("spread", spread, 0, float("inf"))
         n_inputs = 2 * n_exits if inputs == "both" else n_exits
         self.first_hidden_layer = _Hidden(n_inputs, width)

@@ -105,8 +105,8 @@ class MSDNet(Staged):
     ) -> None:
         super().__init__()
         checks.count("n_classes", n_classes, 2)
-        checks.known("stem", stem, STEM_STRIDES)
-        checks.known("prune", prune, ["max", "min"])
+        checks.choice("stem", stem, STEM_STRIDES)
+        checks.choice("prune", prune, ["max", "min"])
         checks.count("n_channels", n_channels)
         if not 0 <= reduction <= 1:
             raise ValueError(f"`reduction` must be in [0, 1], but got {reduction}.")
@@ -202,7 +202,7 @@ class MSDNet(Staged):
                 f"`nScales` must be the number of factors in grFactor, {len(factors)}, but got"
                 f" {n_scales}."
             )
-        stem, n_classes = DATA[checks.known("data", given["data"], DATA)]
+        stem, n_classes = DATA[checks.choice("data", given["data"], DATA)]
         ours = {PUBLISHED[name]: value for name, value in given.items() if name in PUBLISHED}
         if not given["bottleneck"]:
             ours["bottleneck_factors"] = None
@@ -369,7 +369,7 @@ def _block_sizes(n_blocks: int, base: int, step: int, step_mode: str) -> list[in
     checks.count("n_blocks", n_blocks)
     checks.count("base", base)
     checks.count("step", step)
-    grows = checks.known("step_mode", step_mode, ["even", "lin_grow"]) == "lin_grow"
+    grows = checks.choice("step_mode", step_mode, ["even", "lin_grow"]) == "lin_grow"
     return [base] + [step * i + 1 if grows else step for i in range(1, n_blocks)]
 
 

@@ -274,7 +274,7 @@ def stretching(coarse: int, fine: int) -> Tensor:
 
 def windows_for(kind: str, image_size: int, grids: object) -> list[Window]:
     """Return the window for each grid; if a grid has none, the error lists the nearest that do."""
-    make = WINDOWS[checks.known("kind", kind, WINDOWS)]
+    make = WINDOWS[checks.choice("kind", kind, WINDOWS)]
     checks.count("image_size", image_size)
     if isinstance(grids, str) or not isinstance(grids, Sequence) or len(grids) < 2:
         raise TypeError(f"`grids` must be two whole numbers or more, but got {grids!r}.")
