@@ -1,4 +1,4 @@
-"""`calibrate`: the one call from a record to a policy."""
+"""`calibrate`: makes a policy from a record in one call."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,15 +54,15 @@ def calibrate(
     Parameters
     ----------
     record : ExitRecord, ThresholdRecord or RiskCurve
-        The calibration samples. A curve does not say of which score, exits and model it is, so a
-        policy made of one cannot be compared with a model, and the runtimes refuse it.
+        The calibration samples. A curve does not record its score, exits and model, so a policy
+        made from one cannot be checked against a model, and the runtimes refuse it.
     epsilon : float
         The largest risk that is allowed; required, unless `risks` are given.
     risk, loss, zero_bounded
-        The risk to control; see `Risk`. It is "gap" if left out, or the curve's own; `loss` may be
-        left out where the record has just one.
+        The risk to control; see `Risk`. By default "gap", or the curve's own; `loss` may be left
+        out if the record has just one.
     risks : sequence of Risk, optional
-        Several risks, all held at once, in place of `epsilon`, `risk`, `loss` and `zero_bounded`.
+        Several risks to control at once, instead of `epsilon`, `risk`, `loss` and `zero_bounded`.
     control : {"ucb", "ltt", "crc", "empirical"} or Control
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
@@ -75,10 +75,10 @@ def calibrate(
         groups of each group's average ("group", the default), or the average per sample of groups
         with at most `max_group_size` samples ("sample").
     seed : int, optional
-        Fixes the order of the samples for betting bounds. By default it is the record's own, drawn
-        at random when the record was made and kept in its file, so that calibrating again gives
-        the same policy. With a seed given here, the promise needs samples that came in random
-        order, or a seed that was itself drawn at random, once. Never choose among seeds.
+        Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
+        at random when the record was made and saved in its file, so that calibrating again gives
+        the same policy. With a seed given here, the promise needs samples in random order, or a
+        seed that was itself drawn at random, once. Never choose among seeds.
     pool : int, optional
         Size of the finite pool that the samples were drawn from without replacement.
     metadata : Metadata or mapping, optional
@@ -89,7 +89,7 @@ def calibrate(
     Returns
     -------
     policy : Policy
-        With `threshold=None` where nothing faster than the full model was certified.
+        With `threshold=None` if nothing faster than the full model was certified.
 
     Examples
     --------
@@ -130,14 +130,14 @@ def calibrate(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
             f" {type(record).__name__}."
         )
-    with ThreadPoolExecutor(1) as aside:  # hashing large records takes as long as testing them
+    with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(_fingerprint, curves)
         results = [
             rule.run(curve, each.epsilon, delta, seed, pool)
             for curve, each in zip(curves, wanted, strict=True)
         ]
     if isinstance(record, ThresholdRecord):
-        score = None  # among the record's settings, if it is known
+        score = None  # if known, it is in the record's settings
     chosen = joint(rule, curves, results)
     return make_policy(
         record,
@@ -159,7 +159,7 @@ def _wanted(
     risks: Sequence[Risk] | None,
     zero_bounded: bool,
 ) -> list[Risk]:
-    """Return the risks to control, said in one of two ways; saying both is refused."""
+    """Return the risks to control, from `risks` or the single arguments; refuse both."""
     if risks is None:
         return [Risk(risk or "gap", loss, epsilon, zero_bounded)]  # type: ignore[arg-type]
     alone = {"epsilon": epsilon, "risk": risk, "loss": loss, "zero_bounded": zero_bounded or None}
@@ -184,14 +184,14 @@ def make_policy(
     upper: float | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
-    """Return the policy of a choice, with its certificate; `upper` is the bound if it is known."""
+    """Return the policy for a chosen setting; `upper` is its upper bound if already computed."""
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
     here = full
     if chosen.index is not None:
         here = {name: curve.mean_cost_at(name, chosen.index) for name in curve.costs}
     not_worth = bool(here) and all(here[name] > full[name] for name in here)
-    if not_worth:  # a setting that is safe, but saves nothing whatever cost is counted
+    if not_worth:  # the setting is safe, but saves nothing in any cost
         chosen, here = replace(chosen, index=None, threshold=None), full
     shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
     certificate = Certificate(
@@ -264,7 +264,7 @@ def _promise(
         if rule.correction == "bonferroni":
             delta /= max(1, curve.n_settings - first_tested)
         upper = bound.upper(*result.tested, index, delta, pool or 0)
-    # The full model, which runs where nothing is certified, loses nothing against itself.
+    # If nothing is certified, the full model runs, and loses nothing against itself.
     full_model = index is None and curve.relative
     return Promise(
         risk=curve.risk_name,

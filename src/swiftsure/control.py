@@ -1,4 +1,4 @@
-"""Controls: from a risk curve to the fastest setting whose risk is held at ε.
+"""Controls: choose the fastest setting of a risk curve whose risk is at most ε.
 
 | control | promise |
 |---|---|
@@ -6,7 +6,7 @@
 | `crc` | E[risk] ≤ ε over the draw of the calibration set |
 | `ucb`, `ltt` | P(risk ≤ ε) ≥ 1 − δ over the draw of the calibration set |
 
-They see nothing but the curve.
+A control uses nothing but the curve.
 """
 
 from collections.abc import Mapping
@@ -207,7 +207,7 @@ class Control:
 
     @property
     def uses_bound(self) -> bool:
-        """Whether the control tests with a bound at all."""
+        """Whether the control tests with a bound."""
         return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
 
     def _plug_in(
@@ -218,8 +218,8 @@ class Control:
 
     def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
         sums, _ = curve.totals(rows, monotone=self.is_monotone)
-        # For averages over the samples of groups this is the rule for groups filled up with losses
-        # of ε (`RiskCurve.by_group`), (ΣY + B) / (n + 1) ≤ ε, solved for ε.
+        # For averages over samples of groups this is (ΣY + B) / (n + 1) ≤ ε solved for ε, where Y
+        # are groups filled up with losses of ε (`RiskCurve.by_group`).
         inflated = (sums + curve.loss_range.high) / (curve.weight(rows) + 1)
         if self.selection == "paper":
             return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
@@ -262,8 +262,8 @@ class Control:
     def split_level(self, epsilon: float, bound: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
 
-        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it depends on
-        nothing observed.
+        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it does not
+        depend on the observed losses.
         """
         delta = self.delta_prime
         if delta is None:
@@ -278,7 +278,7 @@ class Control:
         seed: int | None = None,
         pool: int | None = None,
     ) -> ControlResult:
-        """Choose one setting; `seed=None` tests in the curve's own order."""
+        """Return the chosen setting; `seed=None` tests in the curve's own order."""
         if not isinstance(curve, RiskCurve):
             raise TypeError(
                 f"`curve` must be a RiskCurve, as record.curve(...) or RiskCurve.from_losses(...)"
@@ -296,7 +296,7 @@ class Control:
             bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
         rows = np.arange(prepared.n)
-        if ordered and prepared.has_exits:  # few columns: sorting them once beats looking them up
+        if ordered and prepared.has_exits:  # few columns: one sort is faster than indexed access
             prepared = prepared.shuffled(order.seed)
         elif ordered:
             rows = prepared.rows_in_order(order.seed)
@@ -324,7 +324,7 @@ class Control:
         pool: int | None = None,
         order: SampleOrder | None = None,
     ) -> tuple[str, ...]:
-        """Return what the promise rests on, in words; `order` is that of a test that uses one."""
+        """Return the assumptions of the promise, in words; `order` if the test depends on it."""
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
         unit = "groups" if curve.grouped else "samples"
@@ -360,7 +360,7 @@ class Control:
 
 
 def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | None:
-    """Return the threshold of a setting: a number, one an exit, or None for never."""
+    """Return the threshold of a setting: a number, one per exit, or None for never."""
     value = curve.thresholds[index]
     if value.ndim == 0:
         return None if np.isposinf(value) else float(value)
@@ -368,7 +368,7 @@ def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | 
 
 
 def _last(passes: NDArray[np.bool_]) -> int:
-    """Return the last index that passes, -1 if none does."""
+    """Return the last index that passes, or -1."""
     found = np.flatnonzero(passes)
     return int(found[-1]) if found.size else -1
 
@@ -378,10 +378,10 @@ def empirical(
 ) -> ControlResult:
     """Return the fastest setting whose calibration risk is at most ε (Eq. 9 of the paper).
 
-    Wherever on the path it lies, as in the paper: also behind settings that fail.
+    As in the paper, it may come after settings that fail.
 
     **Guarantee**: none. It exceeds ε about half of the time; it is here for comparison. `delta` and
-    `bound` have no part in it, and are taken so that controls can stand in for each other.
+    `bound` are ignored; they are accepted so that controls are interchangeable.
 
     Examples
     --------
@@ -414,16 +414,16 @@ def crc(
     Parameters
     ----------
     curve : RiskCurve
-        Of losses relative to the full model. Where setting 0 is not the full model it is compared
-        with ε too, and the full model, whose loss is 0, stands before the path.
+        Of losses relative to the full model. If setting 0 is not the full model, it is compared
+        with ε too, and the full model, whose loss is 0, comes before the path.
     epsilon : float
         In (0, B).
     delta : float, optional
-        Has no part in a promise of the mean; taken so that controls can stand in for each other.
+        Ignored; accepted so that controls are interchangeable.
     bound : str
-        Of `method="ucb"`.
+        For `method="ucb"`.
     monotone : bool, optional
-        Replace each sample's loss by its running maximum from the safe end: valid, cautious.
+        Replace each sample's loss by its running maximum from the safe end: valid but cautious.
     method : {"crc", "ucb"}
         "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
         losses, and far less cautious from about 1000 samples on.
@@ -433,7 +433,7 @@ def crc(
     delta_prime : float, optional
         δ′ of `method="ucb"`, fixed beforehand.
     seed : int, optional
-        Of `method="ucb"`; as in `ucb`.
+        For `method="ucb"`; as in `ucb`.
 
     Raises
     ------
@@ -490,10 +490,10 @@ def ucb(
     zero_bounded : bool
         Select on max(0, loss) (Eq. 16).
     seed : int, optional
-        Fixes the order in which betting bounds see the samples. By default it is the curve's own,
-        drawn at random when the curve or its record was made. A seed given here protects only
-        samples that came in random order, unless it was itself drawn at random, once. Never choose
-        among seeds.
+        Fixes the order in which betting bounds see the samples. By default the curve's own seed,
+        drawn at random when the curve or its record was made. With a seed given here, the samples
+        must be in random order, unless it was itself drawn at random, once. Never choose among
+        seeds.
     pool : int, optional
         Size of the finite pool that the samples (or groups) were drawn from without replacement;
         the promise is then about the pool's risk.
@@ -523,9 +523,9 @@ def ltt(
 ) -> ControlResult:
     """Control the risk with high probability by multiple testing (Learn then Test).
 
-    In fixed sequence it chooses what `ucb` chooses with the same bound. The paper's comparison of
-    the two is one of bounds: WSR on losses as they are against Hoeffding-Bentkus on zero-bounded
-    ones (`bound="hoeffding_bentkus", zero_bounded=True`).
+    With a fixed sequence it chooses the same setting as `ucb` with the same bound. The paper's
+    comparison of the two really compares bounds: WSR on plain losses against Hoeffding-Bentkus on
+    zero-bounded ones (`bound="hoeffding_bentkus", zero_bounded=True`).
 
     **Guarantee**: as for `ucb`. With `correction="bonferroni"` every setting is tested at δ/K, and
     the fastest that passes is chosen.
@@ -543,7 +543,7 @@ def ltt(
 
 
 def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult]) -> ControlResult:
-    """Return the choice that holds several risks at once: the safest of theirs.
+    """Return the setting that controls several risks at once: the safest of their choices.
 
     **Guarantee**: all risks together, with probability 1 − δ, without a correction. On one path,
     the fixed sequence that needs every risk certified at each setting stops where the first of

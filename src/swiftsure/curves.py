@@ -1,4 +1,4 @@
-"""RiskCurve: loss and cost of each sample at each setting of a path; all that a control sees."""
+"""RiskCurve: loss and cost of each sample at each setting of a path, the input of controls."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ __all__ = ["RiskCurve"]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Average = Literal["group", "sample"]
-"""What counts the same in a risk: every group, or every sample."""
+"""What a risk weights equally: every group, or every sample."""
 
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
-"""How far past its bound, relative to it, rounding may carry a loss."""
+"""How far rounding may carry a loss past its bound, relative to the bound."""
 
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
 
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
-"""What a loss without a name is called, and how a risk's name begins whose losses are cut at 0."""
+"""The name of an unnamed loss, and the prefix of a risk whose losses are cut at 0."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,40 @@ class RiskCurve:
     """Losses relative to the full model, and costs, of n samples along a path of settings.
 
     Made by `record.curve(...)`, or by `RiskCurve.from_losses` from plain arrays. In exit form it
-    holds one loss an exit and the path's thresholds, and looks up the loss at a setting when it is
-    needed: an (n, K) matrix exists only when `losses()` asks for it.
+    holds one loss per exit and the path's thresholds, and looks up the loss at a setting when it is
+    needed: an (n, K) matrix is made only by `losses()`.
 
     Attributes
     ----------
     thresholds : (K,) or (K, n_exits - 1)
         The settings, safest first.
     loss_range : LossRange
-        Where the losses lie, as declared.
+        The declared range of the losses.
     relative : bool
         Whether losses are relative to the full model, whose own loss is then 0.
     full_model_first : bool
-        Whether setting 0 is the full model, which needs no test. Where it is not, setting 0 is
-        tested like any other, and "nothing certified" means the full model, outside of the path.
+        Whether setting 0 is the full model, which needs no test. If not, setting 0 is tested like
+        any other, and "nothing certified" means the full model, which is not on the path.
     costs : mapping
-        Costs by name: one an exit (or one a setting), or one for each sample as well.
+        Costs by name, per exit (or setting), or per sample and exit (or setting).
     full_costs : mapping
-        Cost of running the full model alone, by name, where it is not that of setting 0.
+        Cost of running the full model alone, by name, if it differs from that of setting 0.
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
     n_samples : int or None
         Number of samples in these groups.
     average : {"sample", "group"}
-        What counts the same in risks and mean costs: every sample, or every group.
+        What risks and mean costs weight equally: every sample, or every group.
     max_group_size : int or None
-        The declared largest group, M, of groups whose risk is an average over samples.
+        The declared largest group size, M, if the risk of groups is an average over samples.
     weights : (n_groups,) or None
-        Their sizes over M; None where every row counts the same.
+        Group sizes divided by M; None if all rows have the same weight.
     order : SampleOrder
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
-        What a promise made from these losses rests on, besides what every promise does.
+        Assumptions of a promise made from these losses, besides those of every promise.
     data : Losses
-        The arrays, in the form that the compiled kernels take.
+        The arrays, as the compiled kernels take them.
     """
 
     thresholds: NDArray[Any]
@@ -114,13 +114,13 @@ class RiskCurve:
         Parameters
         ----------
         thresholds : (K,)
-            Settings from safest to fastest, in whatever unit the dial has.
+            Settings from safest to fastest, in any unit.
         losses : (n, K)
-            Losses relative to the full model (early loss less full loss, for example).
+            Losses relative to the full model (early loss minus full loss, for example).
         costs : (K,), (n, K) or a mapping of such, optional
-            What each setting costs.
+            Cost of each setting.
         loss_range : (low, high) or LossRange
-            Where losses can lie, by their definition.
+            Range of the losses, by their definition.
         binary : bool
             Declares that each loss is 0 or 1, which admits the exact binomial test.
         relative : bool, optional
@@ -132,7 +132,7 @@ class RiskCurve:
             Labels of dependent rows (frames of one video); groups are then the unit of every
             guarantee.
         average, max_group_size
-            What counts the same where there are groups; see `by_group`.
+            For curves with groups; see `by_group`.
         order : SampleOrder or int, optional
             Seed of the order in which betting tests see the samples. By default one is drawn from
             the operating system's random numbers, and the curve keeps it.
@@ -140,8 +140,8 @@ class RiskCurve:
         Raises
         ------
         ValueError
-            If shapes do not fit, a loss is not finite, one lies outside `loss_range`, or setting 0
-            is the full model and has a loss other than 0.
+            If shapes do not match, a loss is not finite or outside `loss_range`, or setting 0 is
+            the full model and has a loss other than 0.
 
         Examples
         --------
@@ -161,7 +161,7 @@ class RiskCurve:
         values = checks.numbers("losses", losses, np.float64)
         checks.of_shape("losses", values, {"n": None, "K": len(settings)})
         values = in_range("losses", values, declared)
-        # What is tested must not depend on the losses, so they only confirm what was declared.
+        # What is tested must not depend on the losses, so they are only checked against it.
         full_model_first = bool(np.isposinf(settings[0])) if relative is None else relative
         if full_model_first and values[:, 0].any():
             raise ValueError(
@@ -208,7 +208,7 @@ class RiskCurve:
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
     ) -> "RiskCurve":
-        """Make a curve from checked arrays: what a record does.
+        """Make a curve from checked arrays; used by records.
 
         Parameters
         ----------
@@ -292,15 +292,15 @@ class RiskCurve:
         return float(self.loss_at(index).sum() / self.weight())
 
     def weight(self, rows: Rows | None = None) -> float:
-        """Return what a sum over rows is divided by to give a mean."""
+        """Return the divisor that turns a sum over rows into a mean."""
         if self.weights is None:
             return self.n if rows is None else len(rows)
         return float((self.weights if rows is None else self.weights[rows]).sum())
 
     def losses(self, rows: Rows | None = None) -> Floats:
-        """Return the loss of every sample at every setting, (n, K): large, so only on request.
+        """Return the loss of every sample at every setting, (n, K); this can be large.
 
-        Of groups it is their mean loss, or their summed loss over `max_group_size`.
+        For groups it is their mean loss, or their total loss divided by `max_group_size`.
         """
         block: Floats = _kernels.gather(self.data, self._rows(rows), 0, self.n_settings)
         return block
@@ -313,7 +313,7 @@ class RiskCurve:
         return block[:, 0]
 
     def only(self, index: int, rows: Rows) -> "RiskCurve":
-        """Return the losses of some rows at one setting, in that order, as a curve of their own."""
+        """Return a curve with only one setting and some rows, in that order."""
         column: Floats = _kernels.gather(self.data, self._rows(rows), index, index + 1)
         nothing = np.empty((len(rows), 0), np.float32), np.empty((1, 0), np.float32)
         return replace(
@@ -335,10 +335,10 @@ class RiskCurve:
         return sums
 
     def level_totals(self, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
-        """Return a function of ε and settings: the `totals` of what is tested at the level ε.
+        """Return a function from ε and settings to the `totals` that are tested at ε.
 
-        They depend on ε only for averages over the samples of groups, which are filled up to the
-        largest size with losses of ε; see `by_group`.
+        They depend on ε only for averages over samples of groups, because groups are filled up to
+        the largest size with losses of ε; see `by_group`.
         """
         sums, squares = self.totals(rows)
         if self.weights is None:
@@ -354,7 +354,7 @@ class RiskCurve:
         return totals
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
-        """Return the share of samples that leave at each exit, (K, n_exits)."""
+        """Return the share of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting knows no exits.")
         selected = self._rows(rows)
@@ -370,7 +370,7 @@ class RiskCurve:
         return per_sample.risk(rows)
 
     def exit_shares_at(self, index: int) -> Floats:
-        """Return the share of samples that leave at each exit at one setting, (n_exits,)."""
+        """Return the share of samples that take each exit at one setting, (n_exits,)."""
         exits = _kernels.exit_indices(
             self.confidences, self.data.thresholds[index], self.strict, self.min_exit
         )
@@ -391,7 +391,7 @@ class RiskCurve:
         return self.mean_cost_at(name, 0)
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
-        """Return the curve if it is of that risk and loss; one without a name takes the loss's."""
+        """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
         if risk not in (None, self.risk_name, self.risk_name.removeprefix(ZERO_BOUNDED)):
             raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
         if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
@@ -401,7 +401,7 @@ class RiskCurve:
     def zero_bounded(self) -> "RiskCurve":
         """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
 
-        Of a 0-1 gap it is 0 or 1, and so admits the binomial test.
+        For a 0-1 gap it is 0 or 1, so the binomial test applies.
         """
         if self.loss_range.low >= 0:
             return self
@@ -413,11 +413,11 @@ class RiskCurve:
         )
 
     def shuffled(self, seed: int) -> "RiskCurve":
-        """Return the curve with its samples in the one order that `seed` gives.
+        """Return the curve with its samples shuffled by `seed`.
 
         Betting tests depend on the order of the samples. The curve's own seed, `order.seed`, is
-        drawn at random unless one was given, so that tests are valid even for sorted samples. Any
-        other fixed seed protects only samples that came in random order. Never choose among seeds.
+        drawn at random unless one was given, so that tests are valid even for sorted samples. With
+        any other fixed seed, the samples must be in random order. Never choose among seeds.
         """
         order = self.rows_in_order(seed)
         if self.shuffled_with == seed:
@@ -435,7 +435,7 @@ class RiskCurve:
         )
 
     def rows_in_order(self, seed: int) -> Rows:
-        """Return the rows in the one order that `seed` gives; see `shuffled`."""
+        """Return the row indices shuffled by `seed`; see `shuffled`."""
         checks.count("seed", seed, 0)
         if self.shuffled_with == seed:
             return np.arange(self.n)
@@ -451,7 +451,7 @@ class RiskCurve:
     def averaged(
         self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
     ) -> "RiskCurve":
-        """Return the curve by group if there are groups; refuse options of groups if not."""
+        """Return the curve by group if there are groups; otherwise refuse options for groups."""
         if groups is not None:
             return self.by_group(groups, average or "group", max_group_size)
         if average not in (None, "sample"):
@@ -467,19 +467,19 @@ class RiskCurve:
         average: Average = "group",
         max_group_size: int | None = None,
     ) -> "RiskCurve":
-        """Return the curve whose rows are groups: groups are then the unit of every guarantee.
+        """Return the curve whose rows are groups, which are then the unit of every guarantee.
 
         Parameters
         ----------
         groups : (n,)
             Labels of dependent rows (requests of one user, frames of one video).
         average : {"group", "sample"}
-            What counts the same. "group": the risk is the average over groups of each group's
+            What is weighted equally. "group": the risk is the average over groups of each group's
             average loss. "sample": it is the average over samples, that is, the expected sum of a
-            group's losses over the expected size of a group.
+            group's losses divided by the expected size of a group.
         max_group_size : int
-            For "sample", where it is required: the largest number of samples M that a group can
-            have, declared before the data are seen.
+            Required for "sample": the largest number of samples M that a group can have, declared
+            before the data are seen.
 
         Raises
         ------
@@ -539,7 +539,7 @@ class RiskCurve:
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that a control sees."""
+        """Return a hash of everything that a control uses."""
         digest = hashlib.sha256()
         for array in (self.thresholds, self.data.values, self.data.confidences):
             digest.update(f"{array.dtype}{array.shape}".encode())
@@ -559,7 +559,7 @@ class RiskCurve:
 
 
 def _declared_size(declared: int | None, names: NDArray[Any], sizes: Rows) -> int:
-    """Return the declared largest size of a group, refused if a group is larger."""
+    """Return the declared largest group size; raise if a group is larger."""
     if declared is None:
         raise ValueError(
             "`average='sample'` needs `max_group_size`, the largest number of samples that a group"
@@ -577,7 +577,7 @@ def _declared_size(declared: int | None, names: NDArray[Any], sizes: Rows) -> in
 
 
 def dial_array(thresholds: ArrayLike) -> Floats:
-    """Return the settings of a dial; None or infinity, "never", can only be the first."""
+    """Return checked thresholds; only the first may be None or infinity ("never")."""
     listed = [np.inf if value is None else value for value in np.ravel(np.asarray(thresholds))]
     values: Floats = checks.numbers("thresholds", listed, np.float64)
     checks.of_shape("thresholds", values, {"K": None})
@@ -587,7 +587,7 @@ def dial_array(thresholds: ArrayLike) -> Floats:
 
 
 def in_range(name: str, values: NDArray[Any], declared: LossRange, hint: str = "") -> NDArray[Any]:
-    """Return losses checked against their declared range, mended where rounding passed it."""
+    """Return losses checked against their declared range, clipped if rounding exceeded it."""
     checks.finite(name, values)
     values = checks.within(name, values, declared.low, declared.high, SLACK * declared.high, hint)
     if declared.whole and not (values == np.rint(values)).all():
@@ -598,7 +598,7 @@ def in_range(name: str, values: NDArray[Any], declared: LossRange, hint: str = "
 def cost_array(
     name: str, values: ArrayLike, shape: tuple[int, ...], axis: str
 ) -> NDArray[np.float64]:
-    """Return costs checked for shape (one a column, or one a sample and column) and sign."""
+    """Return costs checked for shape (per column, or per sample and column) and sign."""
     title = f"costs['{name}']"
     array = checks.finite(title, checks.numbers(title, values, np.float64))
     if array.ndim == 1:

@@ -63,7 +63,7 @@ def evaluate(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> "Study":
-    """Calibrate on many random parts of a record and see what happens on the rest.
+    """Calibrate on many random parts of a record and test on the rest.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class Rates(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True)
 class Study:
-    """What `evaluate` found. Arrays by control label; splits first, then levels.
+    """Results of `evaluate`: arrays by control label, with axes (splits, levels).
 
     Attributes
     ----------
@@ -271,7 +271,7 @@ class Study:
         return label if promised else f"{label}: no guarantee"
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row a control and level: means, spreads over splits, rates with intervals."""
+        """Return one row per control and level: means, spreads over splits, rates, intervals."""
         rows = []
         for label in self.labels:
             for j, epsilon in enumerate(self.epsilons):
@@ -301,7 +301,7 @@ class Study:
         return rows
 
     def to_arrow(self) -> "pa.Table":
-        """Return a tidy table: one row a control, split and level."""
+        """Return a tidy table with one row per control, split and level."""
         import pyarrow as pa
 
         columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Version of the policy file; a newer one is refused."""
+"""Version of the policy file; newer versions are refused."""
 
 BUDGET = "budget"
 """The control of a certificate whose setting was chosen by a compute budget."""
@@ -110,7 +110,7 @@ class Certificate(_Frozen):
     costs: dict[str, tuple[float, float]]
     """Mean cost on the calibration samples: of the full model, and of the policy."""
     exit_shares: tuple[float, ...] | None
-    """Share of the calibration samples that leave at each exit."""
+    """Share of the calibration samples that take each exit."""
     data: str
     """Fingerprint of the losses, confidences and settings that were seen."""
     model: str | None = None
@@ -154,7 +154,7 @@ class PolicyEvaluation(NamedTuple):
     savings : dict
         The same for every cost of the record.
     exit_shares : (n_exits,) or None
-        Share of the samples that leave at each exit; None for systems without exits.
+        Share of the samples that take each exit; None for systems without exits.
     n : int
     """
 
@@ -176,7 +176,7 @@ class Policy(_Frozen):
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
     version: Literal[1] = 1
     threshold: float | tuple[float | None, ...] | None
-    """Shared by all exits, or one an exit; None: always the full model."""
+    """One shared by all exits, or one per exit; None means always the full model."""
     score: str | None
     n_exits: int | None
     strict: bool = False
@@ -190,12 +190,12 @@ class Policy(_Frozen):
 
     @property
     def runs_full_model(self) -> bool:
-        """Whether nothing was certified, so that no sample leaves early."""
+        """Whether nothing was certified, so that no sample exits early."""
         return self.threshold is None
 
     @property
     def thresholds(self) -> NDArray[np.float32] | None:
-        """One threshold an exit but the last, infinity for never; None for a system of no exits."""
+        """One threshold per exit but the last, infinity for never; None without exits."""
         if self.n_exits is None:
             return None
         levels = threshold_array(self.threshold if self.threshold is not None else np.inf)
@@ -319,13 +319,13 @@ class Policy(_Frozen):
         return policy_figure(record.curve(risk, promise.loss, score, **options), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as JSON with a checksum, whole or not at all."""
+        """Write the policy as JSON with a checksum, atomically."""
         content = self.model_dump(mode="json")
         write_text(path, json.dumps(content | {"checksum": _checksum(content)}, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, accept_edited: bool = False) -> "Policy":
-        """Read a policy, checked in every field.
+        """Read a policy; every field is checked.
 
         Parameters
         ----------

@@ -46,25 +46,23 @@ ROUNDING = 1e-14
 """Largest error of a computed probability, per sample.
 
 The logarithms of factorials have errors that grow with n; 2.3e-15 n was the largest error found for
-n up to 50,000. What lies beyond 8 standard deviations adds less than 1e-14.
+n up to 50,000. Terms beyond 8 standard deviations add less than 1e-14.
 """
 
 KEPT_FROM = 1000
-"""Samples from which a cut-off is kept on disk; below, finding it takes some milliseconds."""
+"""Number of samples from which cut-offs are cached on disk; below, they take milliseconds."""
 
 VERSION = 1
 """Version of the cut-offs on disk."""
 
 POINT_STEP, CELL_STEP, FINE_STEP = 0.2, 0.1, 0.02
-"""Steps in q of a search, of a proof's first cells, and of an upper bound's cells.
-
-In standard deviations of the mean loss.
-"""
+"""Steps in q, in standard deviations of the mean loss: of a search, of the first cells of a proof,
+and of the cells of an upper bound."""
 
 
 @dataclass(frozen=True)
 class TrinomialBound(Bound):
-    """The exact test for losses of −1, 0 and 1, by how many there are of each."""
+    """The exact test for losses of −1, 0 and 1, based on the count of each."""
 
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:  # noqa: ARG002
         """Return a p-value for each setting, (K,)."""
