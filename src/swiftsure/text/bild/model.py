@@ -126,7 +126,7 @@ class BigLittle:
         ids = range(len(rows)) if sequence_ids is None else sequence_ids
         if len(ids) != len(rows):
             raise ValueError(
-                f"`sequence_ids` must be one a sequence, {len(rows)}, but got {len(ids)}."
+                f"`sequence_ids` must be one per sequence, {len(rows)}, but got {len(ids)}."
             )
         runs = tuple(
             self.passage(row, seed=seed, sequence=each, **options).run(self.rule)
