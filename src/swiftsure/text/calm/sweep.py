@@ -157,7 +157,7 @@ class _CalmSweep(TextSweep):
         return found | ({"generation": self.generation} if self.generation else {})
 
     def order(self, inputs: slice) -> NDArray[np.int64]:
-        """Return the order of texts by length: answers of similar texts end together."""
+        """Return the order of texts by length: answers to similarly long texts end together."""
         return self.lengths[inputs].argsort(kind="stable")
 
     def prepare(self, inputs: slice) -> RunBatch:
