@@ -88,7 +88,7 @@ def test_questions_without_an_answer(tmp_path):
     [
         ("a.jsonl", '{"article": "x"}', "number 0, lacks highlights"),
         ("a.jsonl", "nothing", "line 1, is not JSON"),
-        ("a.json", '[{"article": "x", "highlights": "y"}]', "line 1, is no JSON object"),
+        ("a.json", '[{"article": "x", "highlights": "y"}]', "line 1, is not a JSON object"),
         ("a.txt", "", "must be a .jsonl"),
     ],
 )

@@ -94,7 +94,7 @@ class DeeDiff:
         refuse_training(model)
         if not hasattr(model, "image_shape"):
             raise TypeError(
-                "`model` must say of what shape its images are, as"
+                "`model` must have the shape of its images as an attribute:"
                 " `image_shape = (channels, height, width)`."
             )
         self.model = model

@@ -397,7 +397,7 @@ def test_tokenizers_that_differ():
     [
         (torch.zeros(1, 0, dtype=torch.long), {}, "not be empty"),
         (torch.ones(3, dtype=torch.long), {}, r"shape \(n, positions\)"),
-        (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "must be said"),
+        (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "is required"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": 0}, "at least 1"),
         (torch.ones(1, 60, dtype=torch.long), {}, "more than the 64 positions of the large model"),
         (torch.ones(1, 30, dtype=torch.long), {}, "more than the 32 positions of the small model"),

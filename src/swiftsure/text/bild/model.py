@@ -177,7 +177,7 @@ class BigLittle:
             check_same({name: value}, {name: given})
         found = {**options, **made_for}
         if found["max_new_tokens"] is None:
-            raise ValueError("`max_new_tokens` must be said: how long may an answer be?")
+            raise ValueError("`max_new_tokens` is required: how long may an answer be?")
         return found
 
     def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:

@@ -89,7 +89,7 @@ def _refuse_generation(model: Any) -> None:
         value = getattr(model.generation_config, name, None)
         if value not in neutral:
             raise ValueError(
-                f"`large` must not be told {name}={value!r}, which drafts cannot follow: set"
+                f"`large` has {name}={value!r}, which drafting does not support: set"
                 f" large.generation_config.{name} = {neutral[-1]!r}."
             )
 

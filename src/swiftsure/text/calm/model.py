@@ -304,7 +304,7 @@ def _check_inputs(family: Family, options: dict[str, Any]) -> None:
         )
     for name in ("assistant_model", "prompt_lookup_num_tokens"):
         if options.get(name) is not None:
-            raise ValueError(f"`{name}` feeds several tokens at once, which cannot leave early.")
+            raise ValueError(f"`{name}` feeds several tokens at once, which cannot exit early.")
     if options.get("use_cache") is False:
         raise ValueError("`use_cache` must not be False: later tokens attend to cached states.")
     inputs = options.get("input_ids")
