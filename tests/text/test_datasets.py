@@ -112,5 +112,5 @@ def test_other_paths(tmp_path):
         list(cnn_dailymail(tmp_path))
     path = tmp_path / "dev.json"
     path.write_text("[]")
-    with pytest.raises(ValueError, match="no SQuAD file"):
+    with pytest.raises(ValueError, match="not a SQuAD file"):
         list(squad(path))
