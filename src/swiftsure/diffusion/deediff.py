@@ -106,7 +106,7 @@ class DeeDiff:
         dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
         self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
-        self._recorded: dict[tuple[int, bool], RecordedSteps] = {}
+        self._captured: dict[tuple[int, bool], RecordedSteps] = {}
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
@@ -211,7 +211,7 @@ class DeeDiff:
                 noise: Tensor = estimated(self.model, last, self.model.advance(last, state))
                 return noise
 
-            self._walk(numbers[rows], labelled, seed, answer)
+            self._sample(numbers[rows], labelled, seed, answer)
             return torch.stack(seen, dim=1).cpu()
 
         return torch.cat(_by_batch(batch, len(numbers), classes, batch_size)).numpy()
@@ -237,8 +237,8 @@ class DeeDiff:
             advance()
             return found.noise
 
-        images = self._walk(numbers, labels, seed, answer)
-        _refuse_broken(images, left, numbers)
+        images = self._sample(numbers, labels, seed, answer)
+        _check_finite(images, left, numbers)
         taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
@@ -262,11 +262,11 @@ class DeeDiff:
                 " or leave `graphs` out."
             )
         key = len(levels), looks
-        if key not in self._recorded:
-            self._recorded[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
-        return self._recorded[key](batch, levels)
+        if key not in self._captured:
+            self._captured[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
+        return self._captured[key](batch, levels)
 
-    def _walk(
+    def _sample(
         self,
         numbers: NDArray[np.int64],
         labels: Labels,
@@ -294,7 +294,7 @@ class DeeDiff:
         return model_device(self.model) or torch.device("cpu")
 
 
-def _refuse_broken(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
+def _check_finite(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
     """Raise if an image is not finite, or exited at a confidence that is NaN."""
     broken = images.isfinite().flatten(1).all(dim=1).logical_not() | left.isnan()
     if broken.any():

@@ -68,7 +68,7 @@ class RecordedSteps:
             if apart:
                 parts[f"estimate {k}"] = partial(self._estimate, k)
         parts["rest"] = partial(self._finish, last if first < last else 0)
-        self._parts = self._recorded(parts) if device.type == "cuda" else parts
+        self._parts = self._capture(parts) if device.type == "cuda" else parts
         self._looks = range(first, last)
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
@@ -117,20 +117,20 @@ class RecordedSteps:
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
         self._n_active.copy_(self._active.sum())
         if output is not None:
-            self._answer(self._leaving, output)
+            self._write_noise(self._leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._answer(self._leaving, estimated(self._model, k, self._state))
+        self._write_noise(self._leaving, estimated(self._model, k, self._state))
 
     def _finish(self, first: int) -> None:
         self._advance(first, self._last)
-        self._answer(self._active, estimated(self._model, self._last, self._state))
+        self._write_noise(self._active, estimated(self._model, self._last, self._state))
 
-    def _answer(self, whose: Tensor, output: Tensor) -> None:
+    def _write_noise(self, whose: Tensor, output: Tensor) -> None:
         noise = self._found.noise
         noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
 
-    def _recorded(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
+    def _capture(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
         """Capture the parts as CUDA graphs, in the order in which they are replayed."""
         device, pool = self._levels.device, torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ class RecordedSteps:
         # Keep the states alive: later parts read them at the captured addresses.
         self._kept: list[Any] = []
         graphs = {name: torch.cuda.CUDAGraph() for name in parts}
-        with inference(device, self._dtype), _uncached(), torch.cuda.stream(side):
+        with inference(device, self._dtype), _no_autocast_cache(), torch.cuda.stream(side):
             for part in [*parts.values()] * 2:
                 part()
             for name, part in parts.items():
@@ -151,7 +151,7 @@ class RecordedSteps:
 
 
 @contextmanager
-def _uncached() -> Iterator[None]:
+def _no_autocast_cache() -> Iterator[None]:
     """Disable autocast's cache: cached casts would live in one graph's memory."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)

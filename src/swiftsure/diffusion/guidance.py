@@ -16,7 +16,7 @@ from swiftsure.torch.staged import Scored, Staged
 
 __all__ = ["Guided"]
 
-MOST = 1000.0
+MAX_SCALE = 1000.0
 """Largest scale; beyond it the amplified noise drowns everything else."""
 
 
@@ -71,7 +71,7 @@ class Guided(Staged):
         self.n_exits, self.n_blocks = model.n_exits, model.n_blocks
         self.image_shape = model.image_shape
         # A buffer, so that the fingerprint includes the scale.
-        self.register_buffer("scale", torch.tensor(checks.between("scale", scale, 0, MOST)))
+        self.register_buffer("scale", torch.tensor(checks.between("scale", scale, 0, MAX_SCALE)))
         self.training = model.training  # not train(), which would change the model's parts
 
     def begin(self, batch: Sequence[Tensor]) -> Any:
@@ -83,7 +83,7 @@ class Guided(Staged):
 
     def advance(self, exit_index: int, state: Any) -> Any:
         """Run one stage on both runs of each image."""
-        return _paired(self.model.advance(exit_index, _apart(state)))
+        return _paired(self.model.advance(exit_index, _unpaired(state)))
 
     def head(self, exit_index: int, state: Any) -> Scored:
         """Return an exit's guided noise estimate and its confidence."""
@@ -91,13 +91,13 @@ class Guided(Staged):
 
     def confidence_at(self, exit_index: int, state: Any) -> Tensor:
         """Return an exit's confidence, (n,): the mean over both runs."""
-        both: Tensor = _paired(self.model.confidence_at(exit_index, _apart(state)))
+        both: Tensor = _paired(self.model.confidence_at(exit_index, _unpaired(state)))
         return both.mean(dim=1)
 
     def estimate(self, exit_index: int, state: Any, rows: Tensor | None = None) -> Tensor:
         """Return the guided noise estimate for all images, or for some rows."""
         both = None if rows is None else torch.stack([2 * rows, 2 * rows + 1], dim=1).flatten()
-        noise = self.model.estimate(exit_index, _apart(state), both)
+        noise = self.model.estimate(exit_index, _unpaired(state), both)
         # In float32: in half precision the difference would be rounded before it is amplified.
         labelled, plain = _paired(noise.float()).unbind(dim=1)
         guided: Tensor = plain + self.scale * (labelled - plain)
@@ -109,6 +109,6 @@ def _paired(state: Any) -> Any:
     return pytree.tree_map(lambda each: each.unflatten(0, (-1, 2)), state)
 
 
-def _apart(state: Any) -> Any:
+def _unpaired(state: Any) -> Any:
     """Return (n, 2, ...) as (2n, ...)."""
     return pytree.tree_map(lambda each: each.flatten(0, 1), state)

@@ -17,7 +17,7 @@ __all__ = ["IMAGE_LOSSES", "ImageLoss", "Mse", "Ssim", "image_loss"]
 RANGES = ((-1, 1), (0, 1))
 """Supported pixel ranges."""
 
-SLACK = 1e-3
+TOLERANCE = 1e-3
 """Tolerance outside the range, for rounding, including half precision."""
 
 
@@ -74,7 +74,7 @@ def _refuse_arrays(**given: Any) -> None:
 def _scaled(name: str, images: Tensor, low: float, high: float) -> Tensor:
     """Return the images rescaled to [0, 1]."""
     values = images.float()
-    inside = (values >= low - SLACK) & (values <= high + SLACK)  # False for NaN
+    inside = (values >= low - TOLERANCE) & (values <= high + TOLERANCE)  # False for NaN
     if not inside.all():
         raise ValueError(
             f"`{name}` must lie in [{low:g}, {high:g}], as declared, but got"

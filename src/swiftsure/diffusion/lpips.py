@@ -26,7 +26,7 @@ MEAN = (-0.030, -0.088, -0.188)
 DEVIATION = (0.458, 0.448, 0.450)
 """Normalisation of images in [-1, 1]: subtract the mean, divide by the deviation."""
 
-SMALLEST = 31
+MIN_SIDE = 31
 """Minimum image side; smaller images leave nothing for AlexNet's later layers."""
 
 TINY = 1e-10
@@ -79,13 +79,13 @@ class Lpips(ImageLoss):
 
     def __init__(self, weights: Mapping[str, Any], side: int | None = None) -> None:
         super().__init__()
-        self.side = None if side is None else checks.count("side", side, SMALLEST)
+        self.side = None if side is None else checks.count("side", side, MIN_SIDE)
         if side is not None:
             self.name = f"lpips_{side}"
         found = plain_state_dict(weights)
         for k, layer in enumerate(LAYERS):
-            kernel = _found(found, _kernel_names(k, layer), layer.shape)
-            bias = _found(
+            kernel = _find_tensor(found, _kernel_names(k, layer), layer.shape)
+            bias = _find_tensor(
                 found,
                 [
                     each.replace("weight", "bias").replace("kernel", "bias")
@@ -93,7 +93,7 @@ class Lpips(ImageLoss):
                 ],
                 layer.shape[:1],
             )
-            linear = _found(found, _linear_names(k), (1, layer.shape[0], 1, 1))
+            linear = _find_tensor(found, _linear_names(k), (1, layer.shape[0], 1, 1))
             self.register_buffer(f"kernel{k}", kernel)
             self.register_buffer(f"bias{k}", bias)
             self.register_buffer(f"linear{k}", linear)
@@ -136,9 +136,9 @@ class Lpips(ImageLoss):
         """Return the distance of each pair of images in [0, 1]."""
         channels, height, width = images.shape[1:]
         smallest = min(height, width)
-        if channels != 3 or (self.side is None and smallest < SMALLEST):
+        if channels != 3 or (self.side is None and smallest < MIN_SIDE):
             raise ValueError(
-                f"`images` must have 3 channels and at least {SMALLEST} x {SMALLEST} pixels for"
+                f"`images` must have 3 channels and at least {MIN_SIDE} x {MIN_SIDE} pixels for"
                 f" LPIPS, but got {checks.shape_text((channels, height, width))}."
             )
         if self.side is not None and smallest < self.side:
@@ -183,7 +183,7 @@ def _linear_names(k: int) -> list[str]:
     ]
 
 
-def _found(weights: Weights, names: Sequence[str], shape: Sequence[int]) -> Tensor:
+def _find_tensor(weights: Weights, names: Sequence[str], shape: Sequence[int]) -> Tensor:
     """Return the tensor with one of these names, in PyTorch's layout."""
     name = next((each for each in names if each in weights), None)
     if name is None:

@@ -388,7 +388,7 @@ def test_tokenizers_that_differ():
     other = tokenizer()
     other.add_tokens(["w99"])
     BigLittle(large, small, 1.0, tokenizers=(tokenizer(), tokenizer()))
-    with pytest.raises(ValueError, match="token 48 is missing in the one and 'w99' in the other"):
+    with pytest.raises(ValueError, match="token 48 is missing in one and 'w99' in the other"):
         BigLittle(large, small, 1.0, tokenizers=(tokenizer(), other))
 
 

@@ -14,7 +14,7 @@ from swiftsure.torch.modes import refuse_training
 
 __all__ = ["checked_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -67,7 +67,7 @@ def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
                 f"`large` and `small` must be models that {what}, but got {found[0]} and"
                 f" {found[1]}."
             )
-    _refuse_generation(large)
+    _check_generation_config(large)
     return families
 
 
@@ -83,9 +83,9 @@ def start_token(model: Any) -> int | None:
     raise ValueError("`model` must say what answers begin with: set config.decoder_start_token_id.")
 
 
-def _refuse_generation(model: Any) -> None:
+def _check_generation_config(model: Any) -> None:
     """Raise if `generate` would do more than take or sample the next token."""
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in NEUTRAL_OPTIONS.items():
         value = getattr(model.generation_config, name, None)
         if value not in neutral:
             raise ValueError(
@@ -110,17 +110,17 @@ def refuse_other_tokenizer(large: Any, small: Any) -> None:
         if ours != theirs:
             raise ValueError(
                 "The large and the small model's tokenizers must be the same, but token"
-                f" {number} is {_shown(ours)} in the one and {_shown(theirs)} in the other."
+                f" {number} is {_token_text(ours)} in one and {_token_text(theirs)} in the other."
             )
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(large, name) != getattr(small, name):
             raise ValueError(
                 f"The large and the small model's tokenizers must be the same, but {name} is"
-                f" {getattr(large, name)} in the one and {getattr(small, name)} in the other."
+                f" {getattr(large, name)} in one and {getattr(small, name)} in the other."
             )
 
 
-def _shown(token: str | None) -> str:
+def _token_text(token: str | None) -> str:
     return "missing" if token is None else repr(token)
 
 
@@ -175,24 +175,26 @@ def self_draft(
             f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
         )
     # Shallow copies: new modules that share the model's submodules.
-    stack, draft = _shallow(family.stack), _shallow(model)
+    stack, draft = _shallow_copy(family.stack), _shallow_copy(model)
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = n_layers
     stack.config = draft.config = config
     draft.generation_config = copy.deepcopy(model.generation_config)
     blocks = nn.ModuleList(list(family.blocks)[:n_layers])
     blocks.training = family.blocks.training  # not train(), which would change the model's blocks
-    _exchange(stack, family.blocks, blocks)
+    _replace_submodule(stack, family.blocks, blocks)
     norm = family.norm
     if own_head:
         norm = copy.deepcopy(norm)
-        _exchange(draft, family.head, copy.deepcopy(family.head))
-    _exchange(stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm))
-    _exchange(draft, family.stack, stack)
+        _replace_submodule(draft, family.head, copy.deepcopy(family.head))
+    _replace_submodule(
+        stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm)
+    )
+    _replace_submodule(draft, family.stack, stack)
     return draft
 
 
-def _shallow(module: nn.Module) -> Any:
+def _shallow_copy(module: nn.Module) -> Any:
     """Return a module that shares the submodules but has its own dicts of modules, hooks etc."""
     twin = copy.copy(module)
     for name, value in module.__dict__.items():
@@ -201,7 +203,7 @@ def _shallow(module: nn.Module) -> Any:
     return twin
 
 
-def _exchange(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
+def _replace_submodule(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
     """Replace a direct submodule of `owner` with another module."""
     name = next(name for name, child in owner.named_children() if child is part)
     setattr(owner, name, other)

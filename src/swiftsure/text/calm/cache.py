@@ -43,7 +43,7 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def keys(self) -> Tensor | None:
         """All keys, (n, heads, positions, head width)."""
         if self._owed:
-            self._settle()
+            self._compute_owed()
         return self._held.get("keys")
 
     @keys.setter
@@ -54,7 +54,7 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def values(self) -> Tensor | None:
         """All values, (n, heads, positions, head width)."""
         if self._owed:
-            self._settle()
+            self._compute_owed()
         return self._held.get("values")
 
     @values.setter
@@ -73,9 +73,9 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().reset()
 
     @torch.no_grad()
-    def _settle(self) -> None:
+    def _compute_owed(self) -> None:
         states = torch.cat([each for each, _ in self._owed], dim=1)
-        rotary = _joined([turned for _, turned in self._owed])
+        rotary = _concat_rotary([turned for _, turned in self._owed])
         self._owed = []  # before `update`, which reads the keys
         self.update(*self._project(states, rotary))
 
@@ -151,14 +151,14 @@ class _Rows:
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append a position for all rows of the batch; return all positions of these rows."""
-        self.layer.update(*map(self._whole, (keys, values), self.propagated))
+        self.layer.update(*map(self._merge_rows, (keys, values), self.propagated))
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
         length: int = self.layer.get_seq_length()
         return length
 
-    def _whole(self, active: Tensor, left: Tensor) -> Tensor:
+    def _merge_rows(self, active: Tensor, left: Tensor) -> Tensor:
         n = len(active) + len(left)
         whole = active.new_empty((n, *active.shape[1:]))
         whole.index_copy_(0, self.rows, active)
@@ -194,7 +194,7 @@ class _EncoderDecoderRows(EncoderDecoderCache):
         self.is_updated = is_updated
 
 
-def _joined(rotaries: list[Rotary | None]) -> Rotary | None:
+def _concat_rotary(rotaries: list[Rotary | None]) -> Rotary | None:
     """Concatenate the positions' cosines and sines; a model has them for all positions or none."""
     known = [each for each in rotaries if each is not None]
     if not known:

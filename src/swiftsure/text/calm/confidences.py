@@ -103,15 +103,15 @@ class Softmax(Confidence):
         """Return p₁ − p₂ of each token."""
         inputs = self.family.exit_input(look.exit_index, look.states)
         if self.listed is not None:
-            return self._screened(look, inputs)
+            return self._shortlist_scores(look, inputs)
         logits = self.family.head(inputs)
         self.seen = Logits(None, logits)
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
-            self.listed = likely if look.rows is None else _spread(likely, look.rows, look.n)
+            self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
         return _probability_gap(logits)
 
-    def _screened(self, look: Look, inputs: Tensor) -> Tensor:
+    def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
         head = self.family.head
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
@@ -200,7 +200,7 @@ def _probability_gap(logits: Tensor) -> Tensor:
     return two[:, 0] - two[:, 1]
 
 
-def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
+def _scatter_rows(values: Tensor, rows: Tensor, n: int) -> Tensor:
     """Scatter values of some rows into a tensor of n rows; the other rows are never read."""
     whole = values.new_zeros((n, *values.shape[1:]))
     return whole.index_copy_(0, rows, values)

@@ -142,7 +142,7 @@ class Engine:
         output = self._run_block(step, index, forward, args, kwargs)
         heads = self.family.exit_heads
         if heads is not None and index == len(self.blocks) - 1 and step.exits_taken:
-            return _with_states(output, _through_heads(heads, step, _states(output)))
+            return _with_states(output, _apply_exit_heads(heads, step, _states(output)))
         return output
 
     def _is_exit(self, exit_index: int) -> bool:
@@ -167,7 +167,7 @@ class Engine:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
-            layer = _own_layers(arguments["past_key_values"])[index]
+            layer = _self_attention_layers(arguments["past_key_values"])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
         if step.compacts:
@@ -225,7 +225,7 @@ class Engine:
             )
 
 
-def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
+def _apply_exit_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
     """Return the states with those of exited tokens mapped through their exit heads."""
     mapped = states.clone()
     for depth in step.exits_taken:
@@ -254,7 +254,7 @@ def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | 
     return found
 
 
-def _own_layers(cache: Any) -> list[ExitLayer]:
+def _self_attention_layers(cache: Any) -> list[ExitLayer]:
     layers: list[ExitLayer] = getattr(cache, "self_attention_cache", cache).layers
     return layers
 

@@ -26,7 +26,7 @@ from swiftsure.torch.modes import refuse_training
 
 __all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_heads"]
 
-_running: "WeakSet[nn.Module]" = WeakSet()
+_models_in_use: "WeakSet[nn.Module]" = WeakSet()
 _lock = threading.Lock()
 
 
@@ -90,7 +90,7 @@ class CalmModel:
         refuse_training(model)
         self.model = model
         self.n_exits = len(self.family.blocks)
-        self.rule = _rule(policy, score)
+        self.rule = _resolve_exit_rule(policy, score)
         self.rule.check_exits(self.n_exits)
         self.classifier = classifier
         self.heads = heads
@@ -236,7 +236,7 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
     return family
 
 
-def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+def _resolve_exit_rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
     """Return the exit rule for a policy, a rule or a bare threshold, with this score."""
     rule = resolve_rule(given, ExitRule)
     if score is None or score == rule.score:
@@ -252,17 +252,17 @@ def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRul
 def _exclusive(model: nn.Module) -> Iterator[None]:
     """Reserve a model: only one early-exit run at a time."""
     with _lock:
-        if model in _running:
+        if model in _models_in_use:
             raise RuntimeError(
                 "`model` runs with early exits already: leave that context first, or use a copy of"
                 " the model."
             )
-        _running.add(model)
+        _models_in_use.add(model)
     try:
         yield
     finally:
         with _lock:
-            _running.discard(model)
+            _models_in_use.discard(model)
 
 
 @contextmanager
@@ -300,7 +300,7 @@ def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     if beams > 1:
         raise ValueError(
             f"`num_beams` must be 1, but is {beams} here or in the model's generation_config: beams"
-            " change places, and each of their tokens has a depth of its own."
+            " are reordered, so exit depths would be recorded for the wrong ones."
         )
     for name in ("assistant_model", "prompt_lookup_num_tokens"):
         if options.get(name) is not None:

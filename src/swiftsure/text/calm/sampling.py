@@ -24,7 +24,7 @@ from swiftsure import checks
 
 __all__ = ["SequenceNoise", "sampling_processors"]
 
-UNKNOWN = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+UNSUPPORTED = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """Options that shape `generate`'s distribution and would be silently ignored here."""
 
 
@@ -72,7 +72,7 @@ def sampling_processors(
     As in `generate`, missing options come from the model's generation config, and `top_k` is 50 by
     default; 0 draws from all tokens.
     """
-    for name in UNKNOWN:
+    for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(
                 f"`{name}` is not supported here; pass it as a `logits_processor` instead."

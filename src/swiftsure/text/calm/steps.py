@@ -136,7 +136,7 @@ class Step:
         if self.split is not None:
             rows = self.split.active
             now, before = now.index_select(0, rows), before.index_select(0, rows)
-        return Look(exit_index, now, before, rows, self.n, _on(self.levels, self.device))
+        return Look(exit_index, now, before, rows, self.n, _levels_on(self.levels, self.device))
 
     def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
         """Let the rows exit whose confidence passes."""
@@ -171,11 +171,11 @@ class Step:
             index = None if everybody else torch.tensor(leaving, device=self.device)
             rows = [self.under_way[place] for place in leaving]
             self._known.append((rows, seen.of(index, self.n_active)))
-        self._note_left(depth, leaving, known=seen is not None)
+        self._record_exits(depth, leaving, known=seen is not None)
         if not everybody:
             self.split = SplitRows(self.under_way, self.n, self.device)
 
-    def _note_left(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
+    def _record_exits(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
         """Record which rows exited, and which still run; `known`: their logits are known."""
         for place in leaving:
             self.depths[self.under_way[place]] = depth
@@ -251,7 +251,7 @@ class MaskedStep(Step):
 
     @cached_property
     def _device_levels(self) -> float | Tensor:
-        return _on(self.asked, self.device)
+        return _levels_on(self.asked, self.device)
 
     @cached_property
     def _with_logits(self) -> list[tuple[Tensor, Tensor]]:
@@ -291,11 +291,11 @@ class MaskedStep(Step):
             self._with_logits.append((now.unsqueeze(1), seen.of(None, self.n)))
             self._unknown.difference_update(self.under_way[place] for place in leaving)
         self._gone = passed if self._gone is None else self._gone | passed
-        self._note_left(look.exit_index + 1, leaving, known=seen is not None)
+        self._record_exits(look.exit_index + 1, leaving, known=seen is not None)
 
     def finish(self, rows: Sequence[int]) -> None:
         """Let the rows of finished sequences exit before any block; they need no mask."""
-        self._note_left(0, rows, known=False)
+        self._record_exits(0, rows, known=False)
 
     def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of all rows, (n, 1, vocabulary); the head runs on unknown ones."""
@@ -315,7 +315,7 @@ def step_on(device: torch.device) -> type[Step]:
     return Step if device.type == "cpu" else MaskedStep
 
 
-def _on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
+def _levels_on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
     """Return thresholds to compare with on a device: a float, or a float32 tensor."""
     if isinstance(levels, float):
         return levels

@@ -199,14 +199,14 @@ def _answer_states(
         full = CalmModel(model, None).generate(
             **given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
         )
-        yield _fed_back(family, given, full.sequences)
+        yield _replay_states(family, given, full.sequences)
 
 
-def _fed_back(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
+def _replay_states(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
     """Run the answers through the model in one pass; return their states after each block."""
     model = family.model
     prompt = 1 if "encoder_outputs" in given else given["input_ids"].shape[1]
-    with _recorded(family) as outputs:
+    with _record_outputs(family) as outputs:
         if "encoder_outputs" in given:
             model(**given, decoder_input_ids=sequences[:, :-1], use_cache=False)
         else:
@@ -228,7 +228,7 @@ def _before_end(tokens: Tensor, end: int | list[int] | None) -> Tensor:
 
 
 @contextmanager
-def _recorded(family: Family) -> Iterator[list[Tensor]]:
+def _record_outputs(family: Family) -> Iterator[list[Tensor]]:
     """Collect the output of every block."""
     outputs: list[Tensor] = []
 
