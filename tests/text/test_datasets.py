@@ -88,7 +88,7 @@ def test_questions_without_an_answer(tmp_path):
     [
         ("a.jsonl", '{"article": "x"}', "number 0, lacks highlights"),
         ("a.jsonl", "nothing", "line 1, is not JSON"),
-        ("a.json", '[{"article": "x", "highlights": "y"}]', "line 1, is no JSON object"),
+        ("a.json", '[{"article": "x", "highlights": "y"}]', "line 1, is not a JSON object"),
         ("a.txt", "", "must be a .jsonl"),
     ],
 )
@@ -112,5 +112,5 @@ def test_other_paths(tmp_path):
         list(cnn_dailymail(tmp_path))
     path = tmp_path / "dev.json"
     path.write_text("[]")
-    with pytest.raises(ValueError, match="no SQuAD file"):
+    with pytest.raises(ValueError, match="not a SQuAD file"):
         list(squad(path))

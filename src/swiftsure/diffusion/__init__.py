@@ -1,4 +1,4 @@
-"""Diffusion that stops early at each step (DeeDiff), its training, and its records."""
+"""Early-exit diffusion (DeeDiff): generation, training and sweeps."""
 
 try:
     import torch as _torch  # noqa: F401

@@ -1,9 +1,9 @@
-"""DeeDiff: diffusion whose network stops at each step as soon as it is sure of the noise.
+"""DeeDiff: early-exit diffusion; at each step the network stops once it is sure of the noise.
 
 Tang et al., *DeeDiff: Dynamic Uncertainty-Aware Early Exiting for Accelerating Diffusion Model
-Generation* (2023). Two corrections of the code published with the paper that this library
-implements: an image meets the same noise under every threshold, so that pairs match; and exited
-images are dropped from the batch, so that what is saved is saved.
+Generation* (2023). Two corrections to the code published with the paper that this library
+implements: an image gets the same noise at every threshold, so that pairs match; and exited images
+are dropped from the batch, so that their compute is really saved.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,37 +33,36 @@ from swiftsure.torch.staged import StagedModel, refuse_unstaged
 __all__ = ["DeeDiff"]
 
 Batch = tuple[Tensor, ...]
-"""What the network takes: images, times and, where it has classes, labels."""
+"""The network's input: images, times and, if it has classes, labels."""
 
 Labels = NDArray[np.int64] | None
 Part = TypeVar("Part")
 
 
 class DeeDiff:
-    """A diffusion model under a policy.
+    """A diffusion model with early exits under a policy.
 
     Parameters
     ----------
     model : StagedModel
-        From (images, times[, labels]) to the noise, with its own confidence at every exit, as
+        Maps (images, times[, labels]) to the noise, with its own confidence at every exit, like
         `swiftsure.torch.models.UViT` or `Guided`; in evaluation mode. It has `image_shape`,
-        (channels, height, width), and where it takes labels `n_classes`. Where it has
+        (channels, height, width), and `n_classes` if it takes labels. If it has
         `confidence_at(exit_index, state)` and `estimate(exit_index, state, rows=None)`, noise is
-        estimated for those alone who leave; otherwise `head` gives both at every exit. Without a
-        policy it needs no early exits.
+        estimated only for the images that exit; otherwise `head` computes both at every exit.
+        Without a policy it needs no early exits.
     policy : Policy, ExitRule or float, optional
-        A policy made from a record of `sweep`; or a threshold, without a promise. None: the full
-        model at all steps.
+        A policy made from a record of `sweep`; or a rule or a threshold, which promises nothing.
+        None runs the full model at all steps.
     sampler : Sampler, optional
         The policy's by default, or DDIM with 50 steps.
     dtype : str, optional
-        Inference dtype ("bfloat16", "float16") to run the network in, under autocast; the
-        policy's by default.
+        Autocast dtype for the network ("bfloat16", "float16"); the policy's by default.
     graphs : bool
-        Record the network's steps as CUDA graphs, once for each batch size, when it first comes;
-        the network must then stay where it is. Worth it for small networks and batches, which keep
-        a GPU waiting for work; images that left then stay in their batch, so that large ones are
-        faster without.
+        Capture the network's steps as CUDA graphs, once per batch size on first use; the network
+        must not move to another device afterwards. Faster for small networks and batches, which
+        are bound by kernel launches; slower for large batches, since exited images stay in the
+        batch.
 
     Raises
     ------
@@ -95,7 +94,7 @@ class DeeDiff:
         refuse_training(model)
         if not hasattr(model, "image_shape"):
             raise TypeError(
-                "`model` must say of what shape its images are, as"
+                "`model` must have the shape of its images as an attribute:"
                 " `image_shape = (channels, height, width)`."
             )
         self.model = model
@@ -107,33 +106,33 @@ class DeeDiff:
         dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
         self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
-        self._recorded: dict[tuple[int, bool], RecordedSteps] = {}
+        self._captured: dict[tuple[int, bool], RecordedSteps] = {}
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the network and the dtype it is run in, which policies are bound to."""
+        """Hash of the network and its inference dtype, which policies are bound to."""
         if not isinstance(self.model, nn.Module):
             raise ValueError("`model` must be an nn.Module to have a fingerprint.")
         return fingerprint(self.model, dtype=self.dtype)
 
     @property
     def n_classes(self) -> int | None:
-        """Classes that the network is conditioned on; None for none."""
+        """Number of classes that the network is conditioned on, or None."""
         n_classes: int | None = getattr(self.model, "n_classes", None)
         return n_classes
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the threshold that a record and its policies must insist on."""
+        """Everything but the threshold that a record binds its policies to."""
         found = self.rule.settings(self.model.n_exits) | {"sampler": self.sampler.settings()}
         return found if self.dtype is None else found | {"dtype": self.dtype}
 
     @cached_property
     def costs(self) -> StepCosts:
-        """What a step costs, by exit."""
+        """Cost of a step by the exit taken."""
         device = self._device()
         images = torch.zeros(1, *self.image_shape, device=device)
         batch = [images, images.new_zeros(1)]
@@ -153,22 +152,22 @@ class DeeDiff:
     ) -> Generated:
         """Generate images.
 
-        What a sample's noise is depends on seed and number alone: the same sample comes out of any
-        batch (but for rounding), and pairs of two thresholds share all their noise.
+        A sample's noise depends only on the seed and the sample's number, so a sample is the same
+        in any batch (up to rounding) and gets the same noise at every threshold.
 
         Parameters
         ----------
         samples : int or (n,)
-            How many, for those numbered from 0; or the numbers themselves.
+            How many samples to generate, numbered from 0; or their numbers.
         labels : (n,), optional
-            Classes, where the network is conditioned on them.
+            Classes, for a class-conditional network.
         thresholds : (n,), optional
-            One per image, in place of the policy's, whose promise then does not hold.
+            One per image, instead of the policy's; the policy's promise then does not hold.
 
         Raises
         ------
         ValueError
-            If labels are missing or no classes, or an image or a confidence is not finite.
+            If labels are missing or out of range, or an image or a confidence is not finite.
         """
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
@@ -195,7 +194,7 @@ class DeeDiff:
         seed: int = 0,
         batch_size: int = 64,
     ) -> NDArray[np.float32]:
-        """Return every exit's confidence along full generations, (n, n_steps, n_exits - 1)."""
+        """Return every exit's confidence while the full model runs, (n, n_steps, n_exits - 1)."""
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
         refuse_training(self.model)
@@ -212,7 +211,7 @@ class DeeDiff:
                 noise: Tensor = estimated(self.model, last, self.model.advance(last, state))
                 return noise
 
-            self._walk(numbers[rows], labelled, seed, answer)
+            self._sample(numbers[rows], labelled, seed, answer)
             return torch.stack(seen, dim=1).cpu()
 
         return torch.cat(_by_batch(batch, len(numbers), classes, batch_size)).numpy()
@@ -238,8 +237,8 @@ class DeeDiff:
             advance()
             return found.noise
 
-        images = self._walk(numbers, labels, seed, answer)
-        _refuse_broken(images, left, numbers)
+        images = self._sample(numbers, labels, seed, answer)
+        _check_finite(images, left, numbers)
         taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
@@ -263,18 +262,18 @@ class DeeDiff:
                 " or leave `graphs` out."
             )
         key = len(levels), looks
-        if key not in self._recorded:
-            self._recorded[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
-        return self._recorded[key](batch, levels)
+        if key not in self._captured:
+            self._captured[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
+        return self._captured[key](batch, levels)
 
-    def _walk(
+    def _sample(
         self,
         numbers: NDArray[np.int64],
         labels: Labels,
         seed: int,
         answer: Callable[[Batch], Tensor],
     ) -> Tensor:
-        """Go from noise to images; `answer` gives the noise in what the network sees at a step."""
+        """Run the sampler from noise to images; `answer` estimates the noise in a batch."""
         device, sampler = self._device(), self.sampler
         samples = torch.from_numpy(numbers).to(device)
         classes = () if labels is None else (torch.from_numpy(labels).to(device),)
@@ -295,8 +294,8 @@ class DeeDiff:
         return model_device(self.model) or torch.device("cpu")
 
 
-def _refuse_broken(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
-    """Raise if an image is not finite, or one left by a confidence that is NaN."""
+def _check_finite(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
+    """Raise if an image is not finite, or exited at a confidence that is NaN."""
     broken = images.isfinite().flatten(1).all(dim=1).logical_not() | left.isnan()
     if broken.any():
         row = int(broken.nonzero()[0, 0])
@@ -310,6 +309,6 @@ def _refuse_broken(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> 
 def _by_batch(
     make: Callable[[slice, Labels], Part], n: int, labels: Labels, size: int
 ) -> list[Part]:
-    """Return what each batch of n samples gives, with the labels of its own."""
+    """Call `make` on each batch of n samples, with its labels; return the results."""
     parts = [slice(start, start + size) for start in range(0, n, checks.count("batch_size", size))]
     return [make(rows, None if labels is None else labels[rows]) for rows in parts]

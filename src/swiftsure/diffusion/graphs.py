@@ -1,9 +1,8 @@
-"""Steps of denoising that a GPU records once and replays: for small batches.
+"""Denoising steps captured as CUDA graphs, for small batches.
 
-There the time goes into starting kernels one by one, and a network that leaves early starts as many
-more to look at its exits as it saves. Recorded (CUDA graphs), a block and the look after it are one
-start. A recording has fixed shapes, so images that left stay in the batch, masked; in large batches
-it is better to drop them (`denoise`).
+Small batches are bound by kernel launches, and evaluating exits launches as many kernels as
+exiting early saves. Captured, a block and its exit are one launch. A graph has fixed shapes, so
+exited images stay in the batch, masked; in large batches it is better to drop them (`denoise`).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,19 +24,19 @@ Batch = tuple[Tensor, ...]
 
 
 class RecordedSteps:
-    """Steps of one network on batches of one size; recorded where that is possible, on a GPU.
+    """Denoising steps of one network at one batch size; captured on a GPU, eager elsewhere.
 
     Parameters
     ----------
     model : StagedModel
-        Without random numbers, and without anything that waits for the device.
+        It must not draw random numbers or synchronise with the device.
     batch : tensors
-        (images, times) or (images, times, labels); any of the size wanted.
+        Any (images, times) or (images, times, labels) of the right batch size.
     rule : ExitRule
     looks : bool
-        Whether any level can be reached; if none can, no early head runs.
+        Whether any threshold can be reached; if not, no early head runs.
     dtype : str, optional
-        Of autocast.
+        Autocast dtype.
     """
 
     def __init__(
@@ -62,25 +61,25 @@ class RecordedSteps:
         self._last = last
         first = rule.min_exit if looks else last
         apart = hasattr(model, "confidence_at")
-        # What runs between two decisions of the host is one part; in the order of recordings.
+        # Each part is what runs between two decisions of the host; listed in capture order.
         parts: dict[str, Callable[[], None]] = {}
         for k in range(first, last):
             parts[f"look {k}"] = partial(self._advance_and_look, k, 0 if k == first else k)
             if apart:
                 parts[f"estimate {k}"] = partial(self._estimate, k)
         parts["rest"] = partial(self._finish, last if first < last else 0)
-        self._parts = self._recorded(parts) if device.type == "cuda" else parts
+        self._parts = self._capture(parts) if device.type == "cuda" else parts
         self._looks = range(first, last)
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
-        """Return what a step found; its noise is overwritten by the next one."""
+        """Return the result of a step; its noise is overwritten by the next step."""
         for held, new in zip(self._batch, batch, strict=True):
             held.copy_(new)
         self._levels.copy_(levels)
         under_way = len(levels)
         for k in self._looks:
             self._parts[f"look {k}"]()
-            before, under_way = under_way, int(self._n_active)  # the one wait for the device
+            before, under_way = under_way, int(self._n_active)  # the only synchronisation
             if under_way < before and f"estimate {k}" in self._parts:
                 self._parts[f"estimate {k}"]()
             if not under_way:
@@ -93,7 +92,7 @@ class RecordedSteps:
         )
 
     def _advance(self, first: int, until: int) -> None:
-        """Run stages; the first of them begins a step."""
+        """Run the stages from `first` to `until`; stage 0 begins a step."""
         if first == 0:
             self._active.fill_(True)
             _, exits, stayed, left = self._found
@@ -105,10 +104,10 @@ class RecordedSteps:
             self._state = self._model.advance(k, self._state)
 
     def _advance_and_look(self, k: int, first: int) -> None:
-        """Run stages up to an exit, and let those leave who are sure enough."""
+        """Run the stages up to exit k, and let the confident images exit."""
         self._advance(first, k)
         scores, output = looked(self._model, k, self._state)
-        # NaN counts as leaving: it must not run on unseen, and who leaves by it is refused.
+        # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
         staying = scores <= self._levels if self._rule.strict else scores < self._levels
         torch.bitwise_and(self._active, ~staying, out=self._leaving)
         self._active &= staying
@@ -118,28 +117,28 @@ class RecordedSteps:
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
         self._n_active.copy_(self._active.sum())
         if output is not None:
-            self._answer(self._leaving, output)
+            self._write_noise(self._leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._answer(self._leaving, estimated(self._model, k, self._state))
+        self._write_noise(self._leaving, estimated(self._model, k, self._state))
 
     def _finish(self, first: int) -> None:
         self._advance(first, self._last)
-        self._answer(self._active, estimated(self._model, self._last, self._state))
+        self._write_noise(self._active, estimated(self._model, self._last, self._state))
 
-    def _answer(self, whose: Tensor, output: Tensor) -> None:
+    def _write_noise(self, whose: Tensor, output: Tensor) -> None:
         noise = self._found.noise
         noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
 
-    def _recorded(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
-        """Record the parts, in the order in which they are replayed."""
+    def _capture(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
+        """Capture the parts as CUDA graphs, in the order in which they are replayed."""
         device, pool = self._levels.device, torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
-        # States outlive their parts, for those that follow read them where they lie.
+        # Keep the states alive: later parts read them at the captured addresses.
         self._kept: list[Any] = []
         graphs = {name: torch.cuda.CUDAGraph() for name in parts}
-        with inference(device, self._dtype), _uncached(), torch.cuda.stream(side):
+        with inference(device, self._dtype), _no_autocast_cache(), torch.cuda.stream(side):
             for part in [*parts.values()] * 2:
                 part()
             for name, part in parts.items():
@@ -152,8 +151,8 @@ class RecordedSteps:
 
 
 @contextmanager
-def _uncached() -> Iterator[None]:
-    """Let autocast keep nothing: what it keeps lies in one recording, and others would read it."""
+def _no_autocast_cache() -> Iterator[None]:
+    """Disable autocast's cache: cached casts would live in one graph's memory."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: labels count for more than they do in the data.
+"""Classifier-free guidance with early exits.
 
 Ho and Salimans, *Classifier-Free Diffusion Guidance* (2022).
 """
@@ -16,26 +16,26 @@ from swiftsure.torch.staged import Scored, Staged
 
 __all__ = ["Guided"]
 
-MOST = 1000.0
-"""No scale is larger: there noise is enlarged until nothing else is left."""
+MAX_SCALE = 1000.0
+"""Largest scale; beyond it the amplified noise drowns everything else."""
 
 
 class Guided(Staged):
-    """A network with classes, guided: to be given to `DeeDiff` and `sweep` in its place.
+    """A class-conditional network with guidance; pass it to `DeeDiff` and `sweep` as the model.
 
-    Every image runs twice, with its label and without; its noise is
-    `without + scale * (with - without)`. Both runs leave at the same exit, by the mean of their
-    confidences: errors that they have in common then cancel in the difference, which guidance
-    enlarges. FLOPs count both; layers are those of one.
+    Every image runs twice, with and without its label, and its noise is
+    `without + scale * (with - without)`. Both runs take the same exit, by the mean of their
+    confidences, so that the errors they share cancel in the difference, which guidance amplifies.
+    FLOPs count both runs; layers count one.
 
     Parameters
     ----------
     model : UViT
-        Its last class stands for "no label", and was trained as such on a share of the images, as
-        in published networks.
+        Its last class means "no label", and was trained as such on a share of the images, as in
+        published networks.
     scale : float
-        1 takes labels as they are, and is not worth a second run; 1.5 to 4 are common. (Where
-        others write `with + s * (with - without)`, this is 1 + s.) Policies are bound to it.
+        Usually 1.5 to 4; at 1 guidance has no effect and the second run is wasted. (Where others
+        write `with + s * (with - without)`, this is 1 + s.) Policies are bound to it.
 
     Raises
     ------
@@ -70,9 +70,9 @@ class Guided(Staged):
         self.n_classes = model.n_classes - 1
         self.n_exits, self.n_blocks = model.n_exits, model.n_blocks
         self.image_shape = model.image_shape
-        # A buffer, so that fingerprints tell scales apart.
-        self.register_buffer("scale", torch.tensor(checks.between("scale", scale, 0, MOST)))
-        self.training = model.training  # and leave the modes of its parts alone
+        # A buffer, so that the fingerprint includes the scale.
+        self.register_buffer("scale", torch.tensor(checks.between("scale", scale, 0, MAX_SCALE)))
+        self.training = model.training  # not train(), which would change the model's parts
 
     def begin(self, batch: Sequence[Tensor]) -> Any:
         """Return the state of both runs of each image, (n, 2, ...)."""
@@ -82,33 +82,33 @@ class Guided(Staged):
         return _paired(self.model.begin((*twice, torch.stack([labels, none], dim=1).flatten())))
 
     def advance(self, exit_index: int, state: Any) -> Any:
-        """Run one stage on both."""
-        return _paired(self.model.advance(exit_index, _apart(state)))
+        """Run one stage on both runs of each image."""
+        return _paired(self.model.advance(exit_index, _unpaired(state)))
 
     def head(self, exit_index: int, state: Any) -> Scored:
-        """Return the guided noise that an exit estimates, and its confidence."""
+        """Return an exit's guided noise estimate and its confidence."""
         return Scored(self.estimate(exit_index, state), self.confidence_at(exit_index, state))
 
     def confidence_at(self, exit_index: int, state: Any) -> Tensor:
-        """Return how sure an exit is of both runs, (n,), on average."""
-        both: Tensor = _paired(self.model.confidence_at(exit_index, _apart(state)))
+        """Return an exit's confidence, (n,): the mean over both runs."""
+        both: Tensor = _paired(self.model.confidence_at(exit_index, _unpaired(state)))
         return both.mean(dim=1)
 
     def estimate(self, exit_index: int, state: Any, rows: Tensor | None = None) -> Tensor:
-        """Return the guided noise of all images, or those of some rows."""
+        """Return the guided noise estimate for all images, or for some rows."""
         both = None if rows is None else torch.stack([2 * rows, 2 * rows + 1], dim=1).flatten()
-        noise = self.model.estimate(exit_index, _apart(state), both)
-        # In half precision the difference would be rounded before it is enlarged.
+        noise = self.model.estimate(exit_index, _unpaired(state), both)
+        # In float32: in half precision the difference would be rounded before it is amplified.
         labelled, plain = _paired(noise.float()).unbind(dim=1)
         guided: Tensor = plain + self.scale * (labelled - plain)
         return guided.to(noise.dtype)
 
 
 def _paired(state: Any) -> Any:
-    """Return (2n, ...) as (n, 2, ...): rows are images, as whoever drops some of them expects."""
+    """Return (2n, ...) as (n, 2, ...): one row per image, so that `select` can drop images."""
     return pytree.tree_map(lambda each: each.unflatten(0, (-1, 2)), state)
 
 
-def _apart(state: Any) -> Any:
+def _unpaired(state: Any) -> Any:
     """Return (n, 2, ...) as (2n, ...)."""
     return pytree.tree_map(lambda each: each.flatten(0, 1), state)

@@ -1,4 +1,4 @@
-"""Distances of images on tensors, each a loss in [0, 1]: what `swiftsure.losses.image` declares."""
+"""Image losses in [0, 1] on tensors; the counterpart of `swiftsure.losses.image`."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from swiftsure.losses.image import DEVIATION, STABILISERS, WINDOW
 __all__ = ["IMAGE_LOSSES", "ImageLoss", "Mse", "Ssim", "image_loss"]
 
 RANGES = ((-1, 1), (0, 1))
-"""Where images may lie, as declared."""
+"""Supported pixel ranges."""
 
-SLACK = 1e-3
-"""How far outside of that rounding, of half precision too, may carry a pixel."""
+TOLERANCE = 1e-3
+"""Tolerance outside the range, for rounding, including half precision."""
 
 
 class ImageLoss(nn.Module):
-    """A distance of pairs of images, clipped to [0, 1].
+    """A distance between pairs of images, clipped to [0, 1].
 
-    To add one, set `name` and write `distance`; pass it to `sweep`.
+    To add one, set `name`, implement `distance` and pass it to `sweep`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ImageLoss(nn.Module):
 
     @abstractmethod
     def distance(self, images: Tensor, others: Tensor) -> Tensor:
-        """Return the distance of each pair, (n,), of images in [0, 1]."""
+        """Return the distance of each pair of images in [0, 1], (n,)."""
 
     @torch.no_grad()
     def forward(
@@ -44,12 +44,12 @@ class ImageLoss(nn.Module):
         ----------
         images, others : (n, channels, height, width)
         image_range : (-1, 1) or (0, 1)
-            Where the pixels lie.
+            Range of the pixels.
 
         Raises
         ------
         ValueError
-            If the shapes differ, or a pixel lies outside of the declared range or is NaN.
+            If the shapes differ, or a pixel is NaN or outside the declared range.
         """
         _refuse_arrays(images=images, others=others)
         if image_range not in [*RANGES, *map(list, RANGES)]:
@@ -72,9 +72,9 @@ def _refuse_arrays(**given: Any) -> None:
 
 
 def _scaled(name: str, images: Tensor, low: float, high: float) -> Tensor:
-    """Return images in [0, 1]."""
+    """Return the images rescaled to [0, 1]."""
     values = images.float()
-    inside = (values >= low - SLACK) & (values <= high + SLACK)  # and no NaN
+    inside = (values >= low - TOLERANCE) & (values <= high + TOLERANCE)  # False for NaN
     if not inside.all():
         raise ValueError(
             f"`{name}` must lie in [{low:g}, {high:g}], as declared, but got"
@@ -118,7 +118,7 @@ class Ssim(ImageLoss):
                 f"`images` must be at least {WINDOW} pixels wide and high for SSIM, but got"
                 f" {images.shape[2]} x {images.shape[3]}."
             )
-        # Variances are small differences of large numbers.
+        # In float64: variances are small differences of large numbers.
         x, y = images.double(), others.double()
         a, b = self._blurred(x), self._blurred(y)
         luminance, contrast = STABILISERS
@@ -142,11 +142,11 @@ def _lpips() -> ImageLoss:
 
 
 IMAGE_LOSSES: dict[str, Callable[[], ImageLoss]] = {"lpips": _lpips, "ssim": Ssim, "mse": Mse}
-"""Losses by name; LPIPS by name alone is that of an installed `lpips`."""
+"""Losses by name; "lpips" needs the `lpips` package."""
 
 
 def image_loss(loss: str | ImageLoss) -> ImageLoss:
-    """Return a loss by name, or as it is."""
+    """Return a loss by name; a loss object is returned unchanged."""
     if isinstance(loss, ImageLoss):
         return loss
     return IMAGE_LOSSES[checks.choice("losses", loss, IMAGE_LOSSES)]()

@@ -1,4 +1,4 @@
-"""Checks of what a generation is given."""
+"""Checks of sample numbers, samplers and labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["class_labels", "resolve_sampler", "sample_numbers"]
 
 
 def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
-    """Return the numbers of samples: those given, or so many from 0."""
+    """Return sample numbers: those given, or 0 to n - 1."""
     if isinstance(samples, int | np.integer) and not isinstance(samples, bool):
         return np.arange(checks.count("samples", int(samples)))
     numbers = checks.numbers("samples", samples)
@@ -26,7 +26,7 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
 
 
 def resolve_sampler(settings: Mapping[str, Any], sampler: Sampler | None) -> Sampler:
-    """Return the sampler of a policy's settings, which one that is given must equal."""
+    """Return the sampler of a policy's settings; raise if another one is given."""
     if not isinstance(sampler, Sampler | None):
         raise TypeError(f"`sampler` must be one, such as DDIM(50) or DDPM(), but got {sampler!r}.")
     if "sampler" not in settings:

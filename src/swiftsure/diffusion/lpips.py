@@ -1,8 +1,8 @@
-"""LPIPS: how different two images look, by what AlexNet makes of them.
+"""LPIPS: perceptual distance of two images, by their AlexNet features.
 
 Zhang et al., *The Unreasonable Effectiveness of Deep Features as a Perceptual Metric* (CVPR 2018),
-version 0.1, with AlexNet: as `lpips.LPIPS(net="alex")` has it, which is what the paper uses. The
-weights are read from files that others published; none come with the library.
+version 0.1, with AlexNet: the same as `lpips.LPIPS(net="alex")`, which the paper uses. Weights are
+read from published files; the library ships none.
 """
 
 import os
@@ -24,10 +24,10 @@ __all__ = ["Lpips"]
 
 MEAN = (-0.030, -0.088, -0.188)
 DEVIATION = (0.458, 0.448, 0.450)
-"""What images in [-1, 1] are shifted and divided by."""
+"""Normalisation of images in [-1, 1]: subtract the mean, divide by the deviation."""
 
-SMALLEST = 31
-"""Smaller images leave nothing for AlexNet's later layers."""
+MIN_SIDE = 31
+"""Minimum image side; smaller images leave nothing for AlexNet's later layers."""
 
 TINY = 1e-10
 
@@ -49,7 +49,7 @@ LAYERS = (
     Layer(8, (256, 384, 3, 3), 1, 1, pooled=False),
     Layer(10, (256, 256, 3, 3), 1, 1, pooled=False),
 )
-"""AlexNet's convolutions; some see the layer before through a maximum over 3 x 3 places."""
+"""AlexNet's convolutions; `pooled` ones have 3 x 3 max pooling in front."""
 
 Weights = Mapping[str, Tensor]
 
@@ -57,34 +57,35 @@ Weights = Mapping[str, Tensor]
 class Lpips(ImageLoss):
     """LPIPS as a loss in [0, 1]: the published distance, clipped at 1.
 
-    Distances above 1 are possible and rare; what a policy promises is about the clipped one.
+    Distances above 1 are possible but rare; a policy's promise is about the clipped distance.
 
     Parameters
     ----------
     weights
         Tensors under any of the published names; see `load`.
     side : int, optional
-        Enlarge smaller images to so many pixels a side first (bilinear). LPIPS was made for images
-        of 64 pixels and more: of 32, AlexNet's first layer leaves 7 places a side, and images full
-        of noise come out nearly as near as blurred ones. The loss is then called "lpips_64", say.
+        First enlarge images whose shorter side is smaller than this (bilinear). LPIPS was made for
+        images of 64 pixels and more: of a 32-pixel image AlexNet's first layer keeps 7 x 7
+        positions, and noisy images get nearly as small a distance as blurred ones. The loss is then
+        called "lpips_64", for example.
 
     Raises
     ------
     ValueError
-        If a tensor is missing or of another shape; the error says which.
+        If a tensor is missing or has the wrong shape; the error names it.
     """
 
     name = "lpips"
 
     def __init__(self, weights: Mapping[str, Any], side: int | None = None) -> None:
         super().__init__()
-        self.side = None if side is None else checks.count("side", side, SMALLEST)
+        self.side = None if side is None else checks.count("side", side, MIN_SIDE)
         if side is not None:
             self.name = f"lpips_{side}"
         found = plain_state_dict(weights)
         for k, layer in enumerate(LAYERS):
-            kernel = _found(found, _kernel_names(k, layer), layer.shape)
-            bias = _found(
+            kernel = _find_tensor(found, _kernel_names(k, layer), layer.shape)
+            bias = _find_tensor(
                 found,
                 [
                     each.replace("weight", "bias").replace("kernel", "bias")
@@ -92,7 +93,7 @@ class Lpips(ImageLoss):
                 ],
                 layer.shape[:1],
             )
-            linear = _found(found, _linear_names(k), (1, layer.shape[0], 1, 1))
+            linear = _find_tensor(found, _linear_names(k), (1, layer.shape[0], 1, 1))
             self.register_buffer(f"kernel{k}", kernel)
             self.register_buffer(f"bias{k}", bias)
             self.register_buffer(f"linear{k}", linear)
@@ -106,19 +107,19 @@ class Lpips(ImageLoss):
         Parameters
         ----------
         *files
-            One file with all of them, or AlexNet and LPIPS's own linear layers apart. Each is npz
-            (kernels as the JAX ports have them, height first), safetensors, or a state dict of
-            `lpips` or torchvision (`.pth`, read as plain tensors). Without AlexNet among them, that
-            of an installed torchvision is taken; without any file, an installed `lpips`.
+            One file with all weights, or separate files for AlexNet and LPIPS's own linear layers.
+            Each is npz (kernels height first, as in the JAX ports), safetensors, or a state dict of
+            `lpips` or torchvision (`.pth`, read as plain tensors). If AlexNet is missing,
+            torchvision's is used; without any file, the `lpips` package's weights are.
         side : int, optional
-            To which smaller images are enlarged.
+            Enlarge smaller images to this side.
 
         Raises
         ------
         ValueError
-            If a file is not LPIPS; the error says which tensor is missing.
+            If a file does not hold LPIPS weights; the error names the missing tensor.
         ImportError
-            If a package is needed and not installed.
+            If torchvision or `lpips` is needed but not installed.
         """
         if not files:
             return cls(_installed("lpips", "LPIPS", net="alex", verbose=False), side)
@@ -135,9 +136,9 @@ class Lpips(ImageLoss):
         """Return the distance of each pair of images in [0, 1]."""
         channels, height, width = images.shape[1:]
         smallest = min(height, width)
-        if channels != 3 or (self.side is None and smallest < SMALLEST):
+        if channels != 3 or (self.side is None and smallest < MIN_SIDE):
             raise ValueError(
-                f"`images` must have 3 channels and at least {SMALLEST} x {SMALLEST} pixels for"
+                f"`images` must have 3 channels and at least {MIN_SIDE} x {MIN_SIDE} pixels for"
                 f" LPIPS, but got {checks.shape_text((channels, height, width))}."
             )
         if self.side is not None and smallest < self.side:
@@ -145,7 +146,7 @@ class Lpips(ImageLoss):
             images, others = (
                 interpolate(each, size=size, mode="bilinear") for each in (images, others)
             )
-        # Both in one go: twice as many images take less than twice as long.
+        # Both in one batch, which takes less than twice as long.
         both = torch.cat([images, others]) * 2 - 1
         layer = (both - self.get_buffer("mean")) / self.get_buffer("deviation")
         total = torch.zeros(len(images), device=images.device)
@@ -165,7 +166,7 @@ class Lpips(ImageLoss):
 
 
 def _kernel_names(k: int, layer: Layer) -> list[str]:
-    """Return what a convolution's kernel is called: in torchvision, in `lpips`, in JAX ports."""
+    """Return the names of a convolution's kernel in torchvision, `lpips` and the JAX ports."""
     number = layer.number
     return [
         f"features.{number}.weight",
@@ -182,8 +183,8 @@ def _linear_names(k: int) -> list[str]:
     ]
 
 
-def _found(weights: Weights, names: Sequence[str], shape: Sequence[int]) -> Tensor:
-    """Return the tensor of one of these names, as PyTorch has it."""
+def _find_tensor(weights: Weights, names: Sequence[str], shape: Sequence[int]) -> Tensor:
+    """Return the tensor with one of these names, in PyTorch's layout."""
     name = next((each for each in names if each in weights), None)
     if name is None:
         raise ValueError(
@@ -219,14 +220,14 @@ def _read(file: Path) -> dict[str, Any]:
         return dict(plain_state_dict(loaded))
     except ImportError:
         raise
-    except Exception as error:  # whatever is wrong with a file, the user needs its name
+    except Exception as error:  # always name the broken file
         raise ValueError(
             f"{file} is not a state dict of plain tensors ({type(error).__name__})."
         ) from None
 
 
 def _installed(module: str, maker: str, **options: Any) -> dict[str, Any]:
-    """Return the state dict of a network that another package makes."""
+    """Return the state dict of a network from another package."""
     package = module.partition(".")[0]
     try:
         found: nn.Module = getattr(import_module(module), maker)(**options)

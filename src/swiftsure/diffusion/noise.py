@@ -1,8 +1,8 @@
-"""Noise that belongs to a sample: a function of seed, sample and place, whatever the batch.
+"""Per-sample noise: a function of seed, sample and step only, independent of the batch.
 
-So a sample starts from the same noise, and meets the same noise at each step, under every threshold
-and in the full model: pairs differ by early exits alone. It is counted, not drawn in turn
-(SplitMix64; Steele et al., 2014), so any part of it can be had by itself, where it is needed.
+A sample gets the same noise at the start and at each step, at every threshold and in the full
+model, so pairs differ only by early exits. The generator is counter-based (SplitMix64; Steele et
+al., 2014), so any part can be computed on its own, on the device where it is needed.
 """
 
 from collections.abc import Sequence
@@ -16,29 +16,29 @@ from swiftsure import checks
 __all__ = ["sample_noise"]
 
 
-def _signed(word: int) -> int:
-    """Return 64 bits as PyTorch has them, which knows no unsigned ones."""
+def _as_int64(word: int) -> int:
+    """Return an unsigned 64-bit word as a signed one, since PyTorch's int64 is signed."""
     return word - (1 << 64) if word >> 63 else word
 
 
-GOLDEN = _signed(0x9E3779B97F4A7C15)
-FIRST = _signed(0xBF58476D1CE4E5B9)
-SECOND = _signed(0x94D049BB133111EB)
+GOLDEN = _as_int64(0x9E3779B97F4A7C15)
+MULTIPLIER_1 = _as_int64(0xBF58476D1CE4E5B9)
+MULTIPLIER_2 = _as_int64(0x94D049BB133111EB)
 HALF_WORD = 1 << 32
 
 
 def sample_noise(seed: int, samples: Tensor, place: int, shape: Sequence[int]) -> Tensor:
     """Return standard normal noise, (n, *shape) in float32, on the device of `samples`.
 
-    On another device it is the same but for rounding.
+    It is the same on every device, up to rounding.
 
     Parameters
     ----------
     seed : int
     samples : (n,)
-        Numbers of the samples.
+        Sample numbers.
     place : int
-        What tells the noises of one sample apart: the time of a step.
+        Distinguishes the noises of one sample: the time of a step.
 
     Examples
     --------
@@ -47,33 +47,33 @@ def sample_noise(seed: int, samples: Tensor, place: int, shape: Sequence[int]) -
     True
     """
     checks.count("seed", seed, 0)
-    # MPS has no float64, without which the noise would depend on the device.
+    # MPS has no float64, so compute on the CPU: in float32 the noise would depend on the device.
     where = torch.device("cpu") if samples.device.type == "mps" else samples.device
-    stream = _mixed(torch.full((1, 1), _signed(seed % (1 << 64)), device=where))
+    stream = _mix_bits(torch.full((1, 1), _as_int64(seed % (1 << 64)), device=where))
     for number in (samples.to(where).long()[:, None], torch.full((1, 1), place, device=where)):
-        stream = _mixed(stream + (number + 1) * GOLDEN)
+        stream = _mix_bits(stream + (number + 1) * GOLDEN)
     size = prod(shape)
     pairs = torch.arange(1, (size + 1) // 2 + 1, device=where)
-    words = _mixed(stream + pairs * GOLDEN)
-    # Box and Muller: a length and an angle from the halves of a word, to two normal numbers.
-    length = (_uniform(_shifted(words, 32)).log() * -2).sqrt()
+    words = _mix_bits(stream + pairs * GOLDEN)
+    # Box-Muller: the halves of a word give a length and an angle, and these two normal numbers.
+    length = (_uniform(_shift_right(words, 32)).log() * -2).sqrt()
     angle = _uniform(words & (HALF_WORD - 1)) * (2 * pi)
     normal = torch.cat([length * angle.cos(), length * angle.sin()], dim=1)[:, :size]
     return normal.float().view(-1, *shape).to(samples.device)
 
 
-def _mixed(words: Tensor) -> Tensor:
-    """Return words whose every bit depends on every bit of what was given."""
-    words = (words ^ _shifted(words, 30)) * FIRST
-    words = (words ^ _shifted(words, 27)) * SECOND
-    return words ^ _shifted(words, 31)
+def _mix_bits(words: Tensor) -> Tensor:
+    """Mix the bits of 64-bit words (the SplitMix64 finalizer)."""
+    words = (words ^ _shift_right(words, 30)) * MULTIPLIER_1
+    words = (words ^ _shift_right(words, 27)) * MULTIPLIER_2
+    return words ^ _shift_right(words, 31)
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shift to the right, with zeros from the left."""
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Return a logical right shift, filled with zeros."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _uniform(half_words: Tensor) -> Tensor:
-    """Return numbers in (0, 1), never an end."""
+    """Return numbers in the open interval (0, 1)."""
     return (half_words.double() + 0.5) / HALF_WORD

@@ -1,4 +1,4 @@
-"""What a generation gives."""
+"""Results of early-exit diffusion: images, exits and costs."""
 
 from dataclasses import dataclass
 
@@ -14,21 +14,21 @@ __all__ = ["Generated", "joined"]
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated images and what they took.
+    """Generated images, their exits and costs.
 
     Attributes
     ----------
     images : (n, channels, height, width)
-        In [-1, 1], clipped.
+        Clipped to [-1, 1].
     exits : (n, n_steps)
         Exit that each image took at each step, 0-based.
     layers : (n,)
-        Mean number of blocks a step.
+        Mean number of blocks per step.
     flops : (n,)
         Of the whole generation.
     stayed, left : (n,)
-        Largest confidence that did not make the image leave, and the smallest that did: every
-        threshold between them gives the same image. NaN where nobody looked.
+        Largest confidence at which the image did not exit, and smallest at which it did: every
+        threshold between them gives the same image. NaN if no confidences were computed.
     """
 
     images: Tensor
@@ -40,10 +40,10 @@ class Generated:
     strict: bool = False
 
     def same_at(self, thresholds: ArrayLike) -> NDArray[np.bool_]:
-        """Return at which thresholds, (K,), each image would have come out the same, (n, K)."""
+        """Return a mask of the thresholds, (K,), that give each image unchanged, (n, K)."""
         levels = threshold_levels("thresholds", thresholds)[None]
         stayed, left = self.stayed[:, None], self.left[:, None]
-        # Comparisons with NaN are false: where nobody looked, nothing is known.
+        # Comparisons with NaN are false: without confidences nothing is known.
         if self.strict:
             return (levels >= stayed) & (levels < left)
         return (levels > stayed) & (levels <= left)
@@ -55,7 +55,7 @@ class Generated:
 
 
 def joined(parts: list[Generated]) -> Generated:
-    """Put the images of all batches together."""
+    """Concatenate the results of all batches."""
     if len(parts) == 1:
         return parts[0]
     arrays = ("exits", "layers", "flops", "stayed", "left")

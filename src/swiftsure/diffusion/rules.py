@@ -1,4 +1,4 @@
-"""The exit rule of a generation, and its form in a policy."""
+"""The exit rule for diffusion."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -16,7 +16,7 @@ class ExitRule(ThresholdRule):
     Parameters
     ----------
     threshold : float, optional
-        λ, the same at all steps and exits; None: never.
+        λ, the same at all steps and exits; None: never exit.
     strict : bool
         Exit on `>` instead of `≥`, as the published code does.
     min_exit : int
@@ -31,7 +31,7 @@ class ExitRule(ThresholdRule):
 
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy, which must not be for generation of text."""
+        """Return a policy's rule; raise if the policy is for text generation."""
         binding = cls.bind(policy)
         if "generation" in policy.settings:
             raise binding.refusal()

@@ -1,4 +1,4 @@
-"""How much noise there is at each time, and the two ways from noise to images: DDPM and DDIM."""
+"""Noise schedules, and the DDPM and DDIM samplers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,17 +20,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Variances of the noise that is added at each time, rising linearly (Ho et al., 2020).
+    """A noise schedule whose variances rise linearly with time (Ho et al., 2020).
 
     Parameters
     ----------
     n_times : int
         T; times are 0 to T - 1.
     first_beta, last_beta : float
-        Variance that the first and the last time add.
+        Variance added at the first and the last time.
     time_scale : float
-        Networks see the time t as time_scale * t / T. DeeDiff was published with 1; 1000 lets the
-        sinusoids of a U-ViT tell neighbouring times apart.
+        Networks see the time t as time_scale * t / T. DeeDiff was published with 1; with 1000, the
+        sinusoids of a U-ViT can tell neighbouring times apart.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Schedule:
     time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no schedule."""
+        """Check every field."""
         checks.count("n_times", self.n_times, 2)
         checks.between("first_beta", self.first_beta, 0, 1)
         checks.between("last_beta", self.last_beta, 0, 1)
@@ -52,20 +52,20 @@ class Schedule:
 
     @cached_property
     def betas(self) -> Floats:
-        """Variance that each time adds, (T,)."""
+        """Variance added at each time, (T,)."""
         return np.linspace(self.first_beta, self.last_beta, self.n_times, dtype=np.float64)
 
     @cached_property
     def signal(self) -> Floats:
-        """Share of an image's variance that is left at each time, (T,): ᾱ."""
+        """Share of the image's variance left at each time, (T,): ᾱ."""
         return np.asarray(np.cumprod(1 - self.betas), np.float64)
 
     def times(self, times: Tensor) -> Tensor:
-        """Return times as networks see them."""
+        """Return times as the network sees them."""
         return times.float() * (self.time_scale / self.n_times)
 
     def noised(self, images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """Return images as they are at some times, (n,), with this noise in them."""
+        """Return the images with noise added for the given times, (n,)."""
         share = _signal_on(self, images.device)[times].float()[:, None, None, None]
         return share.sqrt() * images + (1 - share).sqrt() * noise
 
@@ -73,17 +73,17 @@ class Schedule:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 def _signal_on(schedule: Schedule, device: torch.device) -> Tensor:
-    """Return a schedule's signal on a device; to bring it there each time would wait for it."""
+    """Return a schedule's signal on a device; cached, since each copy would synchronise."""
     return torch.from_numpy(schedule.signal).to(device)
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """A way from noise to images, one step at each of its times."""
+    """A sampler: goes from noise to images, one step at each of its times."""
 
     @property
     def schedule(self) -> Schedule:
-        """What the network was trained on."""
+        """The schedule that the network was trained with."""
 
     @property
     def times(self) -> tuple[int, ...]:
@@ -93,15 +93,15 @@ class Sampler(Protocol):
         """Whether a step adds fresh noise."""
 
     def step(self, step: int, images: Tensor, noise: Tensor, fresh: Tensor | None) -> Tensor:
-        """Return the images after a step, from those before it and the noise found in them."""
+        """Return the images after a step, given those before it and the estimated noise."""
 
     def settings(self) -> dict[str, Any]:
-        """Return all that tells it from others, as a policy keeps it."""
+        """Return the sampler's parameters, as stored in a policy."""
 
 
 @dataclass(frozen=True)
 class DDPM:
-    """A step at every time, with fresh noise in each (Ho et al., 2020), as published with DeeDiff.
+    """DDPM sampler (Ho et al., 2020): a step at every time with fresh noise, as in DeeDiff's code.
 
     The last step is at time 1, as in the published code.
 
@@ -109,14 +109,14 @@ class DDPM:
     ----------
     schedule : Schedule
     variance : {"beta", "beta_tilde"}
-        Of the fresh noise: what the time adds, or that of the exact step between two images.
+        Variance of the fresh noise: the schedule's β, or that of the exact posterior step, β̃.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
     variance: Literal["beta", "beta_tilde"] = "beta"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown variance."""
+        """Check the variance."""
         checks.choice("variance", self.variance, ["beta", "beta_tilde"])
 
     @property
@@ -141,22 +141,22 @@ class DDPM:
         return cleaner + sqrt(variance) * fresh
 
     def settings(self) -> dict[str, Any]:
-        """Return all that tells it from others."""
+        """Return the sampler's parameters, as stored in a policy."""
         return {"name": "ddpm", "variance": self.variance, **asdict(self.schedule)}
 
 
 @dataclass(frozen=True)
 class DDIM:
-    """A few steps, evenly spaced in time, without fresh noise unless asked for (Song et al., 2021).
+    """DDIM sampler (Song et al., 2021): a few evenly spaced steps, by default without fresh noise.
 
     Parameters
     ----------
     n_steps : int
     schedule : Schedule
     eta : float
-        In [0, 1]: how much fresh noise; 1 is as much as DDPM's "beta_tilde".
+        Amount of fresh noise, in [0, 1]; 1 is as much as DDPM's "beta_tilde".
     clip : bool
-        Keep the clean image that a step foresees in [-1, 1], where images lie.
+        Clip each step's prediction of the clean image to [-1, 1].
 
     Examples
     --------
@@ -170,7 +170,7 @@ class DDIM:
     clip: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no sampler."""
+        """Check every field."""
         if checks.count("n_steps", self.n_steps) > self.schedule.n_times:
             raise ValueError(
                 f"`n_steps` must be at most the schedule's {self.schedule.n_times} times, but got"
@@ -207,7 +207,7 @@ class DDIM:
         return moved if fresh is None else moved + sqrt(variance) * fresh
 
     def settings(self) -> dict[str, Any]:
-        """Return all that tells it from others."""
+        """Return the sampler's parameters, as stored in a policy."""
         own = {"n_steps": self.n_steps, "eta": self.eta, "clip": self.clip}
         return {"name": "ddim", **own, **asdict(self.schedule)}
 

@@ -1,9 +1,9 @@
-"""One step of denoising: every image leaves the network where it is sure enough.
+"""One denoising step: each image exits the network once the confidence is high enough.
 
-A network may say how sure an exit is without its output, by `confidence_at(exit_index, state)`, and
-give the output alone, of all rows or some, by `estimate(exit_index, state, rows=None)`, as `UViT`
-does. It has both or neither. With them an exit's noise is estimated for those alone who leave
-there; without, `head` gives noise and confidence at once.
+A network may compute an exit's confidence without its output, `confidence_at(exit_index, state)`,
+and the output alone for all or some rows, `estimate(exit_index, state, rows=None)`, as `UViT` does.
+It has both methods or neither. With them, noise is estimated only for the images that exit;
+without, `head` computes noise and confidence together.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = ["Denoised", "StepCosts", "denoise", "estimated", "looked"]
 
 
 class Denoised(NamedTuple):
-    """What a step found, in the order of the batch.
+    """Result of a step, in batch order.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class Denoised(NamedTuple):
     exits : (n,)
         0-based.
     stayed : (n,)
-        Largest confidence of the exits that were looked at and passed; -inf if there was none.
+        Largest confidence at the exits that were evaluated but not taken; -inf if there were none.
     left : (n,)
-        The confidence by which an image left; inf at the last exit, which asks for none.
+        The confidence at the exit taken; inf at the last exit, which needs none.
     """
 
     noise: Tensor
@@ -46,16 +46,16 @@ class Denoised(NamedTuple):
 def denoise(
     model: StagedModel, batch: tuple[Tensor, ...], levels: Tensor, rule: ExitRule, looks: bool
 ) -> Denoised:
-    """Run the network on a batch; images that have left are dropped, and the rest goes on.
+    """Run the network on a batch, dropping images from it as they exit.
 
     Parameters
     ----------
     batch
-        (images, times) or (images, times, labels), as the model takes it.
+        (images, times) or (images, times, labels), the model's input.
     levels : (n,)
-        Each image's own threshold.
+        Each image's threshold.
     looks : bool
-        Whether any level can be reached; if none can, no early head runs.
+        Whether any threshold can be reached; if not, no early head runs.
     """
     images, last = batch[0], model.n_exits - 1
     n, device = len(images), images.device
@@ -72,12 +72,12 @@ def denoise(
         if not looks or k < rule.min_exit:
             continue
         scores, output = looked(model, k, state)
-        # NaN counts as leaving: it must not run on unseen, and who leaves by it is refused.
+        # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
         staying = scores <= levels if rule.strict else scores < levels
-        # The one synchronisation of an exit: how many leave decides what shapes follow.
+        # The only synchronisation per exit: later shapes depend on how many images exit.
         n_stay = int(staying.sum())
         if n_stay < len(here):
-            order = staying.logical_not().byte().argsort(stable=True)  # who stays first, in order
+            order = staying.logical_not().byte().argsort(stable=True)  # staying images first
             stay, gone = order[:n_stay], order[n_stay:]
             out = here[gone]
             noise = output[gone] if output is not None else estimated(model, k, state, gone)
@@ -99,7 +99,7 @@ def denoise(
 
 
 def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any]:
-    """Return how sure an exit is, (n,), and its output if that came along."""
+    """Return an exit's confidence, (n,), and its output if that was computed too, else None."""
     if hasattr(model, "confidence_at"):
         alone = Scored(None, model.confidence_at(exit_index, state))
         return confidence(MODEL_SCORE, alone), None
@@ -108,7 +108,7 @@ def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any
 
 
 def estimated(model: StagedModel, exit_index: int, state: Any, rows: Tensor | None = None) -> Any:
-    """Return the output of an exit, for all rows or some."""
+    """Return an exit's output, for all rows or some."""
     if hasattr(model, "confidence_at"):
         return model.estimate(exit_index, state, rows)  # type: ignore[attr-defined]
     output = plain_output(model.head(exit_index, state))
@@ -116,16 +116,16 @@ def estimated(model: StagedModel, exit_index: int, state: Any, rows: Tensor | No
 
 
 class StepCosts(NamedTuple):
-    """What one step of one image costs, by the exit it takes, (n_exits,).
+    """Cost of one step for one image, by the exit taken, (n_exits,).
 
     Attributes
     ----------
     layers
-        Blocks that run.
+        Number of blocks that run.
     flops
-        Where a threshold can be reached: blocks, looks at exits, and the estimate at the one taken.
+        If a threshold can be reached: blocks, confidences, and the estimate at the exit taken.
     full_flops : float
-        Of a step that never looks: all blocks, and the last head alone.
+        Of a step that evaluates no exits: all blocks and the last head only.
     """
 
     layers: NDArray[np.float64]
@@ -134,24 +134,24 @@ class StepCosts(NamedTuple):
 
     @classmethod
     def of(cls, model: StagedModel, batch: tuple[Tensor, ...], min_exit: int) -> "StepCosts":
-        """Count, on a batch of one image or more."""
+        """Count the costs on a batch of at least one image."""
         stages, looks, answers = (
-            exit_flops(_With(model, head), batch)
+            exit_flops(_WithHead(model, head), batch)
             for head in (lambda *_: None, partial(looked, model), partial(estimated, model))
         )
         looks, answers = (np.diff(each - stages, prepend=0.0) for each in (looks, answers))
         exits = np.arange(model.n_exits)
         last = exits == model.n_exits - 1
         if not hasattr(model, "confidence_at"):
-            answers = np.where(last, answers, 0.0)  # a look has the answer already
+            answers = np.where(last, answers, 0.0)  # computed together with the confidence
         looks = np.where(last | (exits < min_exit), 0.0, looks)
         n_blocks = getattr(model, "n_blocks", model.n_exits)
         layers = np.where(last, n_blocks, np.minimum(exits + 1, n_blocks)).astype(np.float64)
         return cls(layers, stages + np.cumsum(looks) + answers, float(stages[-1] + answers[-1]))
 
 
-class _With:
-    """A staged model with another head, to count what its parts cost."""
+class _WithHead:
+    """A staged model with another head, to count the FLOPs of its parts."""
 
     def __init__(self, model: StagedModel, head: Callable[[int, Any], Any]) -> None:
         self.n_exits, self.head = model.n_exits, head

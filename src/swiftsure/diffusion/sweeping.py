@@ -1,4 +1,4 @@
-"""`sweep`: from a diffusion model to a threshold record."""
+"""`sweep`: generate images at every threshold and record how they differ from the full model's."""
 
 import os
 from collections.abc import Sequence
@@ -46,42 +46,43 @@ def sweep(
     shard_size: int = 256,
     progress: bool | None = None,
 ) -> ThresholdRecord:
-    """Generate at every threshold and in full, from the same noise, and record how they differ.
+    """Generate images with and without early exits, from the same noise; record the differences.
 
     Parameters
     ----------
     model : StagedModel
-        As `DeeDiff` takes it.
+        As in `DeeDiff`.
     n : int
-        How many pairs.
+        Number of images.
     thresholds : (K,)
-        Safest first; the full model is put before them where it is not. Fix them beforehand, or
+        Safest first; the full model is added in front if it is missing. Choose them in advance or
         from other samples: see `pilot_thresholds`.
-    losses : names among "lpips", "ssim" and "mse", or `ImageLoss`es
-        LPIPS with weights from a file: `Lpips.load(file)`.
+    losses : names among "lpips", "ssim" and "mse", or `ImageLoss` objects
+        For LPIPS with weights from a file: `Lpips.load(file)`.
     sampler, dtype
-        As `DeeDiff` takes them; the policy will insist on them.
+        As in `DeeDiff`; the policy will require the same.
     labels : (n,), optional
-        Classes, where the network is conditioned on them; drawn at random, as requests will be.
+        Classes, for a class-conditional network; draw them at random, as requests will be.
     seed, first : int
-        Samples are the numbers from `first` of this seed.
+        The images are the samples of this seed numbered from `first`.
     strict, min_exit
-        Of the exit rule; see `ExitRule`.
+        As in `ExitRule`.
     shards : folder, optional
         Where to write the record in pieces of `shard_size` images, and to resume from.
     progress : bool, optional
-        Show a progress bar; by default where standard error is a terminal.
+        Show a progress bar; by default only if standard error is a terminal.
 
     Returns
     -------
     record : ThresholdRecord
-        Of inconsistencies with the full model, for `risk="consistency"`; costs "layers" (mean
-        blocks a step) and "flops" of every image at every threshold; the model's fingerprint.
+        With inconsistencies against the full model, for `risk="consistency"`; the costs "layers"
+        (mean blocks per step) and "flops" of every image at every threshold; and the model's
+        fingerprint.
 
     Raises
     ------
     ValueError
-        If an argument is none, or the shards come from another run.
+        If an argument is invalid, or the shards come from another run.
 
     Examples
     --------
@@ -121,19 +122,19 @@ def pilot_thresholds(
     dtype: str | None = None,
     batch_size: int = 64,
 ) -> list[float | None]:
-    """Return thresholds, safest first, at which a pilot's steps take ever fewer layers, evenly.
+    """Return thresholds, safest first, spaced evenly by mean layers per step in a pilot run.
 
-    Confidences of diffusion models crowd where nobody expects them. The pilot shows where they
-    are; since its images are other ones, of another seed than the sweep's, whatever is calibrated
-    on these thresholds keeps its guarantee. Thresholds whose looks at exits cost more FLOPs than
-    leaving saves are left out.
+    The confidences of diffusion models bunch up in places that are hard to guess; a pilot run shows
+    where. By default its seed differs from the sweep's, so its images do too, and calibration on
+    these thresholds keeps its guarantee. Thresholds at which evaluating exits costs more FLOPs
+    than exiting saves are left out.
 
     Parameters
     ----------
     n_thresholds : int
-        At most so many beside the full model; fewer where confidences leave no more.
+        Maximum number besides the full model; fewer if the confidences do not allow more.
     n : int
-        Images of the pilot.
+        Number of pilot images.
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
@@ -149,7 +150,7 @@ def pilot_thresholds(
         for taken in map(leave, candidates)
     ]
     layers, flops = np.asarray(means).T
-    # The full model does not look at exits: who looks and hardly leaves is slower than that.
+    # The full model evaluates no exits, so a threshold that rarely exits is slower than it.
     saving = np.flatnonzero(flops < fast.costs.full_flops)
     kept = saving if len(saving) else [-1]
     candidates, layers = candidates[kept], layers[kept]
@@ -160,7 +161,7 @@ def pilot_thresholds(
 
 @dataclass(frozen=True)
 class _DiffusionSweep(Sweep):
-    """Generates images; every image of a batch has its own threshold."""
+    """Sweep over images; every image of a batch has its own threshold."""
 
     fast: DeeDiff
     grid: NDArray[np.float32]
@@ -171,7 +172,7 @@ class _DiffusionSweep(Sweep):
     batch_size: int = 64
 
     def identity(self) -> dict[str, Any]:
-        """Return what shards of this sweep have in common."""
+        """Return what identifies this sweep; its shards must agree on it."""
         return {
             "model": self.fast.fingerprint,
             "settings": self.fast.settings,
@@ -183,7 +184,7 @@ class _DiffusionSweep(Sweep):
         }
 
     def prepare(self, inputs: slice) -> RunBatch:
-        """Return what generates images and compares them with those of the full model."""
+        """Return a function that generates images and compares them with the full model's."""
         numbers = self.numbers[inputs]
         labels = None if self.labels is None else self.labels[inputs]
         full: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""DeeDiff's training: denoising, and two losses that teach exits to know how wrong they are."""
+"""DeeDiff's training losses: denoising, and two that teach exits to estimate their own error."""
 
 from typing import NamedTuple
 
@@ -12,20 +12,20 @@ __all__ = ["DeeDiffLosses", "deediff_losses"]
 
 
 class DeeDiffLosses(NamedTuple):
-    """Losses of a batch; their sum, equally weighted, is what DeeDiff descends.
+    """Losses of a batch; DeeDiff minimises their unweighted sum.
 
     Attributes
     ----------
     denoising
         Mean squared error of the full output's noise.
     uncertainty
-        Sum over exits of the mean squared error of uncertainties, against tanh of how far each
-        exit's noise is off.
+        Sum over exits of the mean squared error between the uncertainty and tanh of the absolute
+        error of the exit's noise.
     layers
-        Sum over exits of the mean squared error of their noise, where it counts the less the less
-        sure they are ("uncertainty-aware layer-wise").
+        Sum over exits of the mean squared error of their noise, weighted by 1 minus the uncertainty
+        ("uncertainty-aware layer-wise").
     exits : (n_exits,)
-        Mean squared error of each exit's noise, the full output's last; for reports, detached.
+        Mean squared error of each exit's noise, with the full output last; detached, for reports.
     """
 
     denoising: Tensor
@@ -35,7 +35,7 @@ class DeeDiffLosses(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """Their sum."""
+        """Sum of the three losses."""
         return self.denoising + self.uncertainty + self.layers
 
 
@@ -46,18 +46,18 @@ def deediff_losses(
     noise: Tensor,
     labels: Tensor | None = None,
 ) -> DeeDiffLosses:
-    """Return the losses of a batch.
+    """Return DeeDiff's training losses on a batch.
 
     Parameters
     ----------
     model : UViT
         With early exits.
     images : (n, channels, height, width)
-        Noisy ones, as of `Schedule.noised`.
+        Noisy images, from `Schedule.noised`.
     times : (n,)
-        As the network sees them, as of `Schedule.times`.
+        As the network sees them, from `Schedule.times`.
     noise
-        The noise in them.
+        The noise in the images.
 
     Examples
     --------

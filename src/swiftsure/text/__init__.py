@@ -1,4 +1,4 @@
-"""Generation with Hugging Face models, early exits (CALM) or drafts (BiLD), and its records."""
+"""Early-exit generation (CALM) and draft models (BiLD) for Hugging Face models."""
 
 try:
     import torch as _torch  # noqa: F401

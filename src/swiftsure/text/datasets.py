@@ -1,4 +1,4 @@
-"""CNN/DailyMail, SQuAD and IWSLT, from the files that they are published in."""
+"""Readers for the published files of CNN/DailyMail, SQuAD and IWSLT."""
 
 import csv
 import html
@@ -13,22 +13,22 @@ from typing import Any
 __all__ = ["TextSample", "cnn_dailymail", "iwslt", "squad"]
 
 LARGE_FIELD = 2**24
-"""Most characters of a field of a CSV file: articles are longer than Python expects."""
+"""Maximum characters in a CSV field: articles exceed Python's default."""
 
 
 @dataclass(frozen=True)
 class TextSample:
-    """One text and what is expected of it.
+    """A text and its reference answers.
 
     Attributes
     ----------
     id : str
     text : str
-        What the model is given.
+        The model's input.
     references : tuple of str
-        Any of which is right; a single empty one where there is no answer (SQuAD v2).
+        Correct answers; a single empty one if there is no answer (SQuAD v2).
     group : str
-        What samples share that are not independent: SQuAD's questions on one article.
+        The same for samples that are not independent, such as SQuAD's questions on one article.
     """
 
     id: str
@@ -40,16 +40,16 @@ class TextSample:
 def cnn_dailymail(
     path: str | os.PathLike[str], *, prefix: str = "summarize: "
 ) -> Iterator[TextSample]:
-    """Read articles and their highlights; empty articles, of which there are some, are left out.
+    """Read CNN/DailyMail articles and their highlights; the few empty articles are left out.
 
     Parameters
     ----------
     path : file or folder
         A file of JSON lines (`.jsonl`, `.json`) or CSV with `article`, `highlights` and `id`, as
-        Hugging Face and Kaggle publish them; one `.story` file; or a folder of those, as they were
-        first published.
+        Hugging Face and Kaggle publish them; one `.story` file; or a folder of those, the original
+        format.
     prefix : str
-        What T5 is told before the article.
+        T5's task prefix.
 
     Examples
     --------
@@ -86,21 +86,21 @@ def cnn_dailymail(
 
 
 def squad(path: str | os.PathLike[str]) -> Iterator[TextSample]:
-    """Read questions on paragraphs, of SQuAD v1.1 or v2: "question: … context: …".
+    """Read the questions of SQuAD v1.1 or v2 as "question: … context: …".
 
-    Questions on one article are a group: they are not independent. A question of v2 that has no
-    answer has one empty reference.
+    Questions on one article form a group: they are not independent. A v2 question without an answer
+    has one empty reference.
 
     Parameters
     ----------
     path : file
-        `dev-v1.1.json`, `dev-v2.0.json` or of their layout.
+        `dev-v1.1.json`, `dev-v2.0.json` or another file in their format.
     """
     source = _existing(path)
     try:
         articles = json.loads(source.read_text(encoding="utf-8"))["data"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{source} is no SQuAD file: JSON with `data` is expected.") from None
+        raise ValueError(f"{source} is not a SQuAD file: expected JSON with `data`.") from None
     for number, article in enumerate(articles):
         group = str(article.get("title") or number)
         for paragraph in article["paragraphs"]:
@@ -135,7 +135,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, str]]:
                 raise ValueError(f"{path}, line {number + 1}, is not JSON ({error}).") from None
             if not isinstance(row, dict):
                 raise ValueError(
-                    f"{path}, line {number + 1}, is no JSON object: one sample a line is expected."
+                    f"{path}, line {number + 1}, is not a JSON object; expected one per line."
                 )
             yield row
 
@@ -151,7 +151,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _story(path: Path) -> dict[str, str]:
-    """Read a story: paragraphs of the article, then highlights, each after a line "@highlight"."""
+    """Read a story: the article's paragraphs, then highlights, each after a line "@highlight"."""
     article, *highlights = path.read_text(encoding="utf-8").split("@highlight")
     return {
         "id": path.stem,
@@ -170,23 +170,23 @@ def iwslt(
     *,
     prefix: str = "translate German to English: ",
 ) -> Iterator[TextSample]:
-    """Read sentences of talks and their translations, of IWSLT 2017.
+    """Read sentences and their translations from the talks of IWSLT 2017.
 
-    Sentences of one talk are a group: they are not independent. Pairs of which one side is empty
-    are left out.
+    Sentences of one talk form a group: they are not independent. Pairs with an empty side are left
+    out.
 
     Parameters
     ----------
     source, target : files
-        Of the two languages: `IWSLT17.TED.dev2010.de-en.de.xml` and `….en.xml`;
-        `train.tags.de-en.de` and `….en`; or plain text, a sentence a line, each its own group.
+        In the two languages: `IWSLT17.TED.dev2010.de-en.de.xml` and `….en.xml`;
+        `train.tags.de-en.de` and `….en`; or plain text, one sentence per line, each its own group.
     prefix : str
-        What T5 is told before the sentence.
+        T5's task prefix.
 
     Raises
     ------
     ValueError
-        If the files do not hold the same talks and sentences.
+        If the files do not have the same talks and sentences.
 
     Examples
     --------
@@ -227,12 +227,12 @@ _TALK_TAGS = frozenset(
         "transcript",
     ]
 )
-"""What begins a line of a training file that is no sentence."""
+"""Tags that start the lines of a training file that are not sentences."""
 
 
 def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Give name, talk and text of every sentence of one language."""
-    with path.open(encoding="utf-8", newline="\n") as file:  # other separators are part of a text
+    """Yield name, talk and text of every sentence of one language."""
+    with path.open(encoding="utf-8", newline="\n") as file:  # other separators belong to the text
         lines = list(file)
     if path.suffix == ".xml":
         return _xml_sentences(lines)
@@ -242,7 +242,7 @@ def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _xml_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Read a development or test set, a segment a line; not all of these files are valid XML."""
+    """Read a development or test set, one segment per line; some of the files are not valid XML."""
     talk = ""
     for line in lines:
         found = re.search(r'<doc[^>]*docid="([^"]*)"', line)
@@ -253,7 +253,7 @@ def _xml_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _tagged_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Read a training set: a talk's description in tags, then its sentences."""
+    """Read a training set: each talk's description in tags, then its sentences."""
     talk, place = "", 0
     for line in lines:
         tag = _TAG.match(line.strip())

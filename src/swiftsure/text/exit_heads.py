@@ -1,8 +1,8 @@
-"""Exit heads: light maps that let a model leave early which was never trained to.
+"""Exit heads: linear maps that let a model exit early without being trained to.
 
-The state after an early block is not what the model's head expects. A linear map from it to the
-state after the last block, fitted in closed form on the model's own answers, is a fraction of a
-block's cost, and needs no training loop.
+The state after an early block is not what the model's head expects. An exit head maps it to the
+state after the last block. It is fitted in closed form on the model's own answers, without a
+training loop, and costs a fraction of a block.
 """
 
 import os
@@ -17,23 +17,23 @@ from swiftsure.text.weights import load_weights, save_weights
 __all__ = ["ExitHeads", "solve_exit_heads"]
 
 EPS = 1e-6
-"""Of the scaling of states to a mean square of 1."""
+"""Added to the mean square before states are scaled to 1."""
 
 
 class ExitHeads(nn.Module):
-    """For some blocks, a linear map from the states after it to those after the last block.
+    """Linear maps from the states after some blocks to those after the last block.
 
-    States are scaled to a mean square of 1 first, which is all that the model's own norm, which
-    follows, would see of their size.
+    States are scaled to a mean square of 1 first; the model's own norm, which follows, ignores
+    their size anyway.
 
     Parameters
     ----------
     width : int
-        Of the hidden states.
+        Width of the hidden states.
     exits : ints
-        Blocks after which tokens may leave, 0-based; after the others none does.
+        Blocks after which tokens may exit, 0-based; tokens never exit after other blocks.
     trained_on : hashes of inputs
-        What they were fitted on (`input_hashes`), which `sweep` refuses to record.
+        Hashes of the texts they were fitted on (`input_hashes`), which `sweep` refuses to record.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class ExitHeads(nn.Module):
         self.maps = nn.ModuleDict({str(k): nn.Linear(width, width) for k in self.exits})
 
     def forward(self, exit_index: int, states: Tensor) -> Tensor:
-        """Return states after the last block, guessed from those after block `exit_index`."""
+        """Return the predicted states after the last block, from those after `exit_index`."""
         guessed: Tensor = self.maps[str(exit_index)](scaled(states))
         return guessed
 
@@ -62,7 +62,7 @@ class ExitHeads(nn.Module):
         return 2 * self.width**2
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights, and what they were fitted on, to a safetensors file."""
+        """Write the weights and the hashes of the training texts to a safetensors file."""
         save_weights(path, self.maps.state_dict(), self.trained_on)
 
     @classmethod
@@ -79,15 +79,15 @@ class ExitHeads(nn.Module):
 
 
 class HeadedNorm(nn.Module):
-    """The norm before the head of a model that ends early: an exit head's map comes first.
+    """The final norm of a truncated model, with an exit head's map in front.
 
     Parameters
     ----------
     heads : ExitHeads
     exit_index : int
-        The last block that the model has.
+        The truncated model's last block.
     norm : nn.Module
-        The full model's.
+        The full model's norm.
     """
 
     def __init__(self, heads: ExitHeads, exit_index: int, norm: nn.Module) -> None:
@@ -95,16 +95,16 @@ class HeadedNorm(nn.Module):
         self.map = heads.maps[str(exit_index)]
         self.norm = norm
         self.trained_on = heads.trained_on
-        self.training = norm.training  # by itself: the parts are of others
+        self.training = norm.training  # not train(), which would change shared modules
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return normed states after the last block of the full model, as they are guessed."""
+        """Return the predicted normed states after the full model's last block."""
         normed: Tensor = self.norm(self.map(scaled(states)))
         return normed
 
 
 def scaled(states: Tensor) -> Tensor:
-    """Return states of mean square 1."""
+    """Return the states scaled to mean square 1."""
     wide = states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPS)).to(states.dtype)
 
@@ -116,16 +116,16 @@ def solve_exit_heads(
     ridge: float = 1e-3,
     trained_on: Iterable[str] = (),
 ) -> ExitHeads:
-    """Return the heads of least squared error, with a small penalty on large weights.
+    """Fit exit heads by ridge regression.
 
     Parameters
     ----------
     answers : iterable
-        States of tokens after every block, (tokens, width) each, in as many parts as one likes.
+        Batches of states after every block, (tokens, width) each.
     exits : ints
         As in `ExitHeads`.
     ridge : float
-        The penalty, as a share of the states' mean square.
+        Penalty on large weights, as a share of the states' mean square.
     """
     chosen = tuple(exits)
     sums = _Sums(chosen)
@@ -141,7 +141,7 @@ def solve_exit_heads(
 
 
 class _Sums:
-    """What least squares needs of all tokens: products of states, in float64."""
+    """Sums of products of states over all tokens, in float64, for least squares."""
 
     def __init__(self, exits: Sequence[int]) -> None:
         self.exits = exits

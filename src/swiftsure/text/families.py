@@ -1,4 +1,4 @@
-"""Model families: where a Hugging Face model keeps its decoder blocks, norm, head, keys and values.
+"""Model families: where a Hugging Face model has its decoder blocks, norm, head, keys and values.
 
 To add one, write a `Family` and pass it to `register_family`.
 """
@@ -26,7 +26,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class Family(ABC):
-    """What early exits need to know of one model.
+    """Access to the parts of one model that early exits need.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class Family(ABC):
     """
 
     model_types: tuple[str, ...]
-    """`config.model_type` of the models that it takes."""
+    """`config.model_type` of the models in this family."""
     first_token_may_exit: bool
-    """Whether the first token comes from one position alone, and not from a whole prompt."""
+    """Whether the first token comes from a single position rather than a whole prompt."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class Family(ABC):
     @property
     @abstractmethod
     def stack(self) -> nn.Module:
-        """The decoder: embeddings in, hidden states of the last block, normed, out."""
+        """The decoder: from embeddings to the last block's normed hidden states."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class Family(ABC):
 
     @abstractmethod
     def project(self, block: nn.Module, states: Tensor, rotary: Rotary | None) -> Rotary:
-        """Return the self-attention keys and values of a block that is fed these states.
+        """Return the self-attention keys and values of a block for these states.
 
         Parameters
         ----------
@@ -75,11 +75,11 @@ class Family(ABC):
 
     @abstractmethod
     def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
-        """Return what a block returns, for one that leaves the states as they are."""
+        """Return the output of a skipped block: the states unchanged, in the block's format."""
 
     @abstractmethod
     def kept_flops(self, block: nn.Module) -> int:
-        """Return the FLOPs of the keys and values of one token: what a skipped block still does."""
+        """Return the FLOPs of one token's keys and values, which a skipped block still computes."""
 
     @abstractmethod
     def block_flops(self, block: nn.Module) -> int:
@@ -92,29 +92,29 @@ class Family(ABC):
         return head
 
     def head_input(self, states: Tensor) -> Tensor:
-        """Return what the head takes, from hidden states of any block."""
+        """Return the head's input for hidden states of any block."""
         normed: Tensor = self.norm(states)
         return normed
 
     def exit_input(self, exit_index: int, states: Tensor) -> Tensor:
-        """Return what the head takes of a token that leaves after a block."""
+        """Return the head's input for tokens that exit after a block."""
         if self.exit_heads is not None:
             states = self.exit_heads(exit_index, states)
         return self.head_input(states)
 
-    def fill_cross_attention(  # noqa: B027 (most decoders have no source)
+    def fill_cross_attention(  # noqa: B027 (most decoders have no cross-attention)
         self, block: nn.Module, index: int, arguments: Mapping[str, Any]
     ) -> None:
-        """Cache the keys and values of the source, if the block has any and has not done so."""
+        """Cache the source's keys and values, if the block needs them and they are missing."""
 
     @property
     def context_length(self) -> int | None:
-        """The most positions that prompt and answer may take together; None: any number."""
+        """Maximum number of positions of prompt and answer together; None: no limit."""
         return None
 
     @property
     def attention_width(self) -> int:
-        """Heads times head width."""
+        """Number of heads times head width."""
         config = self.model.config
         heads = getattr(config, "num_attention_heads", None) or config.num_heads
         width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
@@ -148,12 +148,12 @@ class T5(Family):
     def head_input(self, states: Tensor) -> Tensor:
         """Return normed states, scaled where the head is tied to the embeddings."""
         normed = super().head_input(states)
-        if getattr(self.model.config, "scale_decoder_outputs", False):  # mT5 knows of none
+        if getattr(self.model.config, "scale_decoder_outputs", False):  # mT5 lacks it
             normed = normed * (self.model.model_dim**-0.5)
         return normed
 
     def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:  # noqa: ARG002
-        """Return keys and values; T5 keeps positions out of both."""
+        """Return keys and values, which do not depend on positions in T5."""
         normed = block.layer[0].layer_norm(states)
         return _heads_of(block.layer[0].SelfAttention, normed)
 
@@ -163,7 +163,7 @@ class T5(Family):
         return (states, *(arguments.get(name) for name in biases))
 
     def fill_cross_attention(self, block: Any, index: int, arguments: Mapping[str, Any]) -> None:
-        """Cache the keys and values of the encoder's states, as the block's first run would."""
+        """Cache the keys and values of the encoder's states, as the block's first call would."""
         cache = arguments["past_key_values"]
         if not cache.is_updated.get(index):
             keys, values = _heads_of(
@@ -178,7 +178,7 @@ class T5(Family):
         return 2 * int(attention.k.weight.numel() + attention.v.weight.numel())
 
     def block_flops(self, block: Any) -> int:
-        """Return the FLOPs of all matrices but those of the source's keys and values."""
+        """Return the FLOPs of all matrices except the source's keys and values."""
         source = block.layer[1].EncDecAttention
         return matrix_flops(block) - 2 * int(source.k.weight.numel() + source.v.weight.numel())
 
@@ -208,7 +208,7 @@ class Llama(Family):
         return norm
 
     def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:
-        """Return keys, turned by their positions, and values."""
+        """Return keys, with rotary positions applied, and values."""
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         if rotary is None:
@@ -236,7 +236,7 @@ class Llama(Family):
 
     @property
     def context_length(self) -> int | None:
-        """As many positions as the model was made for."""
+        """Maximum number of positions of prompt and answer together."""
         return int(self.model.config.max_position_embeddings)
 
 
@@ -245,7 +245,7 @@ FAMILIES: dict[str, type[Family]] = {}
 
 
 def register_family(family: type[Family]) -> type[Family]:
-    """Make a family known for its model types, and return it."""
+    """Register a family for its model types, and return it."""
     for model_type in family.model_types:
         if FAMILIES.get(model_type, family) is not family:
             raise ValueError(f"`family`: model type {model_type!r} is taken.")
@@ -258,14 +258,14 @@ register_family(Llama)
 
 
 def family_of(model: Any) -> Family:
-    """Return what is known of a model.
+    """Return the family of a model.
 
     Raises
     ------
     TypeError
-        If it is no Hugging Face model with a language-model head.
+        If it is not a Hugging Face model with a language-model head.
     ValueError
-        If its family is not known.
+        If its family is unknown.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if not isinstance(model, nn.Module) or model_type is None:
@@ -284,7 +284,7 @@ def family_of(model: Any) -> Family:
 
 
 def _heads_of(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a T5 attention's keys and values of states."""
+    """Return a T5 attention's keys and values for these states."""
     shape = (*states.shape[:-1], -1, attention.key_value_proj_dim)
     keys = attention.k(states).view(shape).transpose(1, 2)
     values = attention.v(states).view(shape).transpose(1, 2)
@@ -292,6 +292,6 @@ def _heads_of(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matrix_flops(module: nn.Module) -> int:
-    """Return the FLOPs of one token in all linear layers of a module."""
+    """Return the FLOPs of a module's linear layers for one token."""
     layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
     return sum(2 * layer.weight.numel() for layer in layers)

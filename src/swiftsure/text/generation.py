@@ -1,4 +1,4 @@
-"""Options of `generate`: which of them change answers, and what a policy says of them."""
+"""Checks of `generate` options: which of them change answers, and whether they match a policy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ OUTPUT_OPTIONS = {
     "return_dict_in_generate",
     "use_cache",
 }
-"""Options that say how answers are returned, and do not change them."""
+"""Options that change how answers are returned, but not the answers."""
 
 ANSWER_ARGUMENTS = {
     "assistant_model",
@@ -26,14 +26,14 @@ ANSWER_ARGUMENTS = {
     "prefix_allowed_tokens_fn",
     "stopping_criteria",
 }
-"""Arguments of `generate` that change answers and are not options."""
+"""Arguments of `generate` that change answers but are not in a generation_config."""
 
 DEFAULTS = {"do_sample": False, "num_return_sequences": 1, "repetition_penalty": 1.0}
-"""Values of options that a model's generation_config leaves out."""
+"""Defaults for options that are missing from a model's generation_config."""
 
 
 def check_options(options: Mapping[str, Any], made_for: Mapping[str, Any], model: Any) -> None:
-    """Raise if options of `generate` could give other answers than those that were certified."""
+    """Raise if options of `generate` could give other answers than those certified."""
     own = model.generation_config
     for name, value in options.items():
         changes_answers = name in made_for or name in ANSWER_ARGUMENTS or hasattr(own, name)

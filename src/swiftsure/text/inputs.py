@@ -1,4 +1,4 @@
-"""From texts to what a model takes, and back."""
+"""Tokenized and encoded model inputs."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
@@ -13,11 +13,11 @@ from swiftsure import checks
 __all__ = ["Source", "encode", "input_hashes", "refuse_seen", "token_rows"]
 
 UNLIMITED = 10**6
-"""Tokenizers that know no limit say a number far above this one."""
+"""Tokenizers without a length limit report a number far above this one."""
 
 
 def input_hashes(texts: Iterable[str]) -> list[str]:
-    """Return a short hash of each text: to tell whether two sets of data overlap.
+    """Return a short hash of each text, to tell whether two datasets overlap.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def input_hashes(texts: Iterable[str]) -> list[str]:
 
 
 def refuse_seen(texts: Iterable[str], name: str, trained_on: Collection[str]) -> None:
-    """Raise if something was trained on one of these texts, of which it knows the hashes."""
+    """Raise if the hash of one of these texts is in `trained_on`."""
     seen = [k for k, each in enumerate(input_hashes(texts)) if each in trained_on]
     if seen:
         raise ValueError(
@@ -40,15 +40,15 @@ def refuse_seen(texts: Iterable[str], name: str, trained_on: Collection[str]) ->
 def encode(
     texts: Sequence[str], tokenizer: Any, model: Any, max_source_length: int | None = None
 ) -> dict[str, Tensor]:
-    """Return token numbers and mask of texts, padded to the longest: on the left for causal models.
+    """Return token ids and mask, padded to the longest text; on the left for causal models.
 
     Parameters
     ----------
     texts : texts
-    tokenizer : of the model
+    tokenizer : the model's tokenizer
     model : PreTrainedModel
     max_source_length : int, optional
-        Where to cut longer texts. Without it they are refused if the model cannot take them.
+        Where to cut longer texts. Without it, texts that are too long for the model are refused.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def encode(
 def token_rows(
     texts: Sequence[str], tokenizer: Any, model: Any, max_source_length: int | None = None
 ) -> list[list[int]]:
-    """Return the token numbers of each text; parameters and errors are those of `encode`."""
+    """Return the token ids of each text; parameters and errors are those of `encode`."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"`texts` must hold texts, but got {text!r} at {place}.")
@@ -114,14 +114,14 @@ def _padded(rows: list[list[int]], pad: int, left: bool) -> dict[str, Tensor]:
 
 
 class Source:
-    """Encoded texts, of which any rows can be generated from; an encoder runs once on each.
+    """Encoded texts, to generate from any rows of them; an encoder runs once on each text.
 
     Parameters
     ----------
     model : PreTrainedModel
-    encoded : token numbers and mask
+    encoded : token ids and mask
     batch_size : int
-        Of the encoder.
+        For the encoder.
     """
 
     def __init__(self, model: Any, encoded: dict[str, Tensor], batch_size: int) -> None:
@@ -143,7 +143,7 @@ class Source:
             self.states = torch.cat(parts)
 
     def rows(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return what `generate` takes, for some rows, padded no more than these need."""
+        """Return the arguments of `generate` for some rows, without superfluous padding."""
         index = torch.as_tensor(rows, device=self.mask.device)
         mask = self.mask[index]
         used = mask.any(dim=0).nonzero().squeeze(1)

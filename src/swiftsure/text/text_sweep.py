@@ -1,4 +1,4 @@
-"""Sweeps over texts: what the sweeps of CALM and of BiLD share."""
+"""Base class for sweeps over texts, shared by CALM and BiLD."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class TextData:
         ids: ArrayLike | None,
         groups: ArrayLike | None,
     ) -> "TextData":
-        """Return the data, checked to hold one of everything per text."""
+        """Check that there is one reference, id and group per text, and return the data."""
         n = len(texts)
         if n == 0:
             raise ValueError("`texts` must not be empty.")
@@ -50,7 +50,7 @@ class TextData:
         return cls(list(texts), expected, id_array(names, n), grouped)
 
     def hash(self) -> str:
-        """Return a hash of everything, which binds shards to this data."""
+        """Return a hash of all data, which binds shards to it."""
         groups = [] if self.groups is None else [self.groups.tolist()]
         content = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -58,9 +58,9 @@ class TextData:
 
 @dataclass(frozen=True)
 class TextSweep(Sweep):
-    """A sweep over texts; a subclass says how to run them, with `prepare`.
+    """A sweep over texts; subclasses implement `prepare`, which runs them.
 
-    Runs have a value "answers", texts, and one for each cost.
+    Runs return "answers" (texts) and one value per cost.
     """
 
     data: TextData
@@ -75,7 +75,7 @@ class TextSweep(Sweep):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What policies of this record are bound to, beside the model."""
+        """Settings that policies of this record are bound to, besides the model."""
 
     @property
     def dial(self) -> str:
@@ -83,7 +83,7 @@ class TextSweep(Sweep):
         return "threshold"
 
     def identity(self) -> dict[str, Any]:
-        """Return what shards of this sweep have in common."""
+        """Return what identifies this sweep; its shards must agree on it."""
         return {
             "model": self.fingerprint,
             "settings": self.settings,

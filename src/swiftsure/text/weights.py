@@ -1,4 +1,4 @@
-"""Weights in safetensors files, with hashes of what they were trained on."""
+"""Weights in safetensors files, with hashes of the training texts."""
 
 import json
 import os
@@ -15,7 +15,7 @@ __all__ = ["load_weights", "save_weights"]
 def save_weights(
     path: str | os.PathLike[str], weights: Mapping[str, Tensor], trained_on: Iterable[str]
 ) -> None:
-    """Write weights, whole or not at all."""
+    """Write weights and training hashes atomically."""
     from safetensors.torch import save_file
 
     held = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
@@ -25,7 +25,7 @@ def save_weights(
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Return weights, and hashes of what they were trained on."""
+    """Return weights, and hashes of the training texts."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
@@ -35,5 +35,5 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], froze
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             note = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is no readable safetensors file ({error}).") from None
+        raise ValueError(f"{path} is not a readable safetensors file ({error}).") from None
     return weights, frozenset(json.loads(note.get("trained_on", "[]")))

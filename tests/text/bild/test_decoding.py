@@ -388,7 +388,7 @@ def test_tokenizers_that_differ():
     other = tokenizer()
     other.add_tokens(["w99"])
     BigLittle(large, small, 1.0, tokenizers=(tokenizer(), tokenizer()))
-    with pytest.raises(ValueError, match="token 48 is missing in the one and 'w99' in the other"):
+    with pytest.raises(ValueError, match="token 48 is missing in one and 'w99' in the other"):
         BigLittle(large, small, 1.0, tokenizers=(tokenizer(), other))
 
 
@@ -397,11 +397,11 @@ def test_tokenizers_that_differ():
     [
         (torch.zeros(1, 0, dtype=torch.long), {}, "not be empty"),
         (torch.ones(3, dtype=torch.long), {}, r"shape \(n, positions\)"),
-        (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "must be said"),
+        (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "is required"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": 0}, "at least 1"),
         (torch.ones(1, 60, dtype=torch.long), {}, "more than the 64 positions of the large model"),
         (torch.ones(1, 30, dtype=torch.long), {}, "more than the 32 positions of the small model"),
-        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one a sequence, 1"),
+        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one per sequence, 1"),
         (
             torch.ones(2, 3, dtype=torch.long),
             {"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},

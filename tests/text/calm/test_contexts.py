@@ -166,7 +166,7 @@ def test_models_that_do_not_fit():
         ({"use_cache": False}, "use_cache"),
         ({"prompt_lookup_num_tokens": 3}, "several tokens at once"),
         ({"cache_implementation": "static"}, "DynamicCache"),
-        ({"thresholds": [0.5]}, "one a sequence, 2"),
+        ({"thresholds": [0.5]}, "one per sequence, 2"),
         ({"thresholds": [0.5, 2.0]}, "at most 1"),
     ],
 )

@@ -105,5 +105,5 @@ def test_files_that_hold_no_classifier(tmp_path):
         MetaClassifier.load(tmp_path / "none")
     path = tmp_path / "text"
     path.write_text("hello")
-    with pytest.raises(ValueError, match="no readable safetensors"):
+    with pytest.raises(ValueError, match="not a readable safetensors"):
         MetaClassifier.load(path)

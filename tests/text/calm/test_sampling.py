@@ -47,7 +47,7 @@ def test_noise_of_different_tokens_is_unrelated():
 
 def test_ids_that_do_not_fit():
     model = t5()
-    with pytest.raises(ValueError, match="one a sequence, 2, but got 1"):
+    with pytest.raises(ValueError, match="one per sequence, 2, but got 1"):
         CalmModel(model, 0.4).generate(**batch(2, model), **OPTIONS, sequence_ids=[3])
 
 
@@ -64,5 +64,5 @@ def test_the_generation_config_has_its_say():
 
 def test_what_sampling_does_not_know():
     model = t5()
-    with pytest.raises(ValueError, match="`min_p` is not known"):
+    with pytest.raises(ValueError, match="`min_p` is not supported"):
         CalmModel(model, 0.4).generate(**batch(2, model), **OPTIONS, min_p=0.1)

@@ -1,4 +1,4 @@
-"""Big-little decoding of one sequence: the small model drafts, the large one verifies."""
+"""The decoding loop for one sequence: the small model drafts, the large model verifies."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ __all__ = ["Call", "Decoding", "PublishedDecoding", "decoding_of"]
 
 @dataclass(frozen=True)
 class Call:
-    """One pass of a model.
+    """One forward pass of a model.
 
     Attributes
     ----------
     model : {"large", "small"}
     start : int
-        Tokens that it had read before.
+        Number of tokens that it had read before.
     fed : tuple of int
         Tokens that it read.
     event : str
-        "accept": its token is written; "fallback": the small model was not sure enough;
-        "rollback": the large model replaced a drafted token; "same token": it would have, but by
-        the same (`Rollback.published`).
+        "accept": its token is kept; "fallback": the small model was not sure enough; "rollback":
+        the large model replaced a drafted token; "same token": it rejected a drafted token, but its
+        own choice is the same (`Rollback.published`).
     token : int
         The token that it wrote or, on a fallback, would have written.
     confidence : float, optional
         The small model's largest probability.
     distances : tuple of float
-        One a drafted token that was verified.
+        One per verified token of the draft.
     """
 
     model: Literal["large", "small"]
@@ -43,17 +43,17 @@ class Call:
 
 
 class Decoding:
-    """The state of one sequence while it is written.
+    """The state of one sequence while it is generated.
 
     Parameters
     ----------
     large, small : Reader
     rule : DraftRule
-    tokens : what is there before the first new token
+    tokens : tokens before the first new one
     limit : int
-        The most tokens, those included.
+        Maximum number of tokens, including those.
     ends : tokens that end the sequence
-    noise : random numbers of each place
+    noise : random numbers for each position
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Decoding:
         All tokens so far.
     calls : list of Call
     low, high : float
-        Every level from `low` on, and below `high`, leads to the same tokens and calls.
+        Every level in [low, high) leads to the same tokens and calls.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Decoding:
         self.calls: list[Call] = []
         self.low, self.high = 0.0, float("inf")
         self._draft: list[Proposal] = []
-        """Proposals among the tokens, which are the last ones, still to be verified."""
+        """Proposals for the last tokens, not yet verified."""
 
     def run(self) -> None:
-        """Write the sequence to its end."""
+        """Generate the sequence to its end."""
         if self.rule.large_first:
             self._verify()
         while not self._ended:
@@ -98,7 +98,7 @@ class Decoding:
 
     @property
     def _room(self) -> int:
-        """How long a draft may be: the large model adds a token to it."""
+        """Longest possible draft; the large model adds one token to it."""
         return self.limit - len(self.tokens) - 1
 
     def _write_draft(self) -> None:
@@ -113,7 +113,7 @@ class Decoding:
                 return
 
     def _propose(self) -> Proposal | None:
-        """Return the small model's next token; None if it is not sure enough."""
+        """Return the small model's next token, or None if it is not sure enough."""
         start, place = self.small.length, len(self.tokens)
         logits = self.small.read(self.tokens, 1)[0]
         proposal = self.rule.propose(logits, self.noise, place - self.begin)
@@ -131,7 +131,7 @@ class Decoding:
         return proposal if sure else None
 
     def _verify(self) -> None:
-        """Let the large model read the draft, replace a token of it, or add one."""
+        """Let the large model read the draft, and replace one of its tokens or add one."""
         start, fed, judgement = self._judge()
         rejected = self._first_beyond(judgement.distances)
         if rejected is None:
@@ -144,7 +144,7 @@ class Decoding:
         self._draft = []
 
     def _judge(self) -> tuple[int, tuple[int, ...], Judgement]:
-        """Return what the large model had read and was fed, and what it says of the draft."""
+        """Return the large model's position before the pass, the tokens fed, and its judgement."""
         start = self.large.length
         logits = self.large.read(self.tokens, len(self._draft) + 1)
         first = len(self.tokens) - len(self._draft) - self.begin
@@ -152,17 +152,17 @@ class Decoding:
         return start, tuple(self.tokens[start:]), judgement
 
     def _first_beyond(self, distances: Sequence[float]) -> int | None:
-        """Return which token is the first beyond the level; note which levels say the same."""
+        """Return the first token beyond the level; narrow [low, high) to levels that agree."""
         level = self.rule.level or 0.0
         for place, distance in enumerate(distances):
-            if not distance <= level:  # nor does a token stand of which nothing is known, NaN
+            if not distance <= level:  # written so that NaN is rejected too
                 self.high = min(self.high, distance)
                 return place
             self.low = max(self.low, distance)
         return None
 
     def _replace(self, place: int, judgement: Judgement) -> None:
-        """Put the large model's token where a drafted one was; drop what follows."""
+        """Replace a drafted token with the large model's, and drop the rest of the draft."""
         del self.tokens[len(self.tokens) - len(self._draft) + place :]
         self.tokens.append(judgement.token_at(place))
         self.small.forget(len(self.tokens) - 1)
@@ -179,10 +179,10 @@ class Decoding:
 
 
 class PublishedDecoding(Decoding):
-    """Big-little decoding with the oddities of the published code; see `Rollback.published`."""
+    """Big-little decoding with the quirks of the published code; see `Rollback.published`."""
 
     def run(self) -> None:
-        """Write the sequence to its end, which may be the small model's, unverified."""
+        """Generate the sequence; an end token of the small model is not verified."""
         self._verify()
         while not self._ended:
             self._write_draft()
@@ -201,7 +201,7 @@ class PublishedDecoding(Decoding):
         return proposal
 
     def _verify(self) -> None:
-        """As published: after a rollback the large model reads what is kept once more."""
+        """Verify as published: after a rollback the large model reads the kept tokens again."""
         while True:
             start, fed, judgement = self._judge()
             rejected = self._first_beyond(judgement.distances)
@@ -217,6 +217,6 @@ class PublishedDecoding(Decoding):
 
 
 def decoding_of(rule: DraftRule) -> type[Decoding]:
-    """Return how a rule decodes."""
+    """Return the decoding class for a rule."""
     published = isinstance(rule, Rollback) and rule.published
     return PublishedDecoding if published else Decoding

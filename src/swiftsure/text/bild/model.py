@@ -1,4 +1,4 @@
-"""Big-little decoding: a small model drafts, a large one verifies (BiLD, speculative sampling)."""
+"""Decoding with a small draft model and a large verifier: BiLD and speculative sampling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,23 +31,24 @@ EndTokens = int | Sequence[int] | Literal["model"] | None
 
 
 class BigLittle:
-    """A large model that generates with a small one's help.
+    """A large model that generates with the help of a small draft model.
 
-    The small model writes a draft until it is not sure of its next token; the large model reads
-    the draft in one pass, replaces the first token that is too far from what it would have said,
-    and drops what follows. Sequences are written one by one: drafts are for low latency.
+    The small model drafts until it is unsure of its next token. The large model reads the draft in
+    one pass, replaces the first token that is too far from its own choice, and drops the rest.
+    Sequences are generated one at a time: drafting is for low latency.
 
     Parameters
     ----------
     large, small : PreTrainedModel
-        Of known families (`swiftsure.text.FAMILIES`), with one vocabulary, in evaluation mode.
+        From known families (`swiftsure.text.FAMILIES`), with the same vocabulary, in evaluation
+        mode.
     policy : Policy, DraftRule, float or None
-        A policy made from a record of `sweep_pair`, which is compared with both models once, here;
-        or `Rollback`, `Speculative` or a bare rollback threshold, without a promise. None: the
+        A policy made from a record of `sweep_pair`, checked against both models once, here; or
+        `Rollback`, `Speculative` or a bare rollback threshold, which promise nothing. None runs the
         large model alone.
     tokenizers : pair of tokenizers, optional
-        The large and the small model's, to be compared; models themselves say no more than how many
-        tokens they know.
+        Of the large and the small model, to check that they are the same. The models alone tell
+        only the size of their vocabularies.
 
     Attributes
     ----------
@@ -57,7 +58,7 @@ class BigLittle:
     Raises
     ------
     ValueError
-        If the models or their tokenizers do not fit together, or a policy was made for others.
+        If the models or their tokenizers do not match, or the policy was made for other models.
 
     Examples
     --------
@@ -99,26 +100,26 @@ class BigLittle:
         seed: int = 0,
         sequence_ids: Sequence[int] | None = None,
     ) -> BildOutput:
-        """Generate, one sequence after the other.
+        """Generate, one sequence at a time.
 
         Parameters
         ----------
         input_ids : (n, positions)
-            Sources, or prompts.
+            Sources or prompts.
         attention_mask : (n, positions), optional
-            0 where there is padding.
+            0 for padding.
         max_new_tokens : int
-            Must be said, but for a policy that says it.
+            Required, unless the policy has it.
         eos_token_id : int, ints, None or "model"
-            What ends a sequence; None: nothing does.
+            Tokens that end a sequence; None: no token does.
         seed, sequence_ids
-            Of sampling; ids are the places in the batch by default. A sequence's random numbers
-            depend on nothing else.
+            For sampling; ids default to positions in the batch. A sequence's random numbers depend
+            on nothing else.
 
         Raises
         ------
         ValueError
-            If an input is empty or, with what is to be generated, longer than a model's context.
+            If an input is empty, or input and `max_new_tokens` together exceed a model's context.
         """
         given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         options = self._with_policy_options(given)
@@ -126,7 +127,7 @@ class BigLittle:
         ids = range(len(rows)) if sequence_ids is None else sequence_ids
         if len(ids) != len(rows):
             raise ValueError(
-                f"`sequence_ids` must be one a sequence, {len(rows)}, but got {len(ids)}."
+                f"`sequence_ids` must be one per sequence, {len(rows)}, but got {len(ids)}."
             )
         runs = tuple(
             self.passage(row, seed=seed, sequence=each, **options).run(self.rule)
@@ -144,10 +145,9 @@ class BigLittle:
         sequence: int = 0,
         remember: bool = False,
     ) -> "Passage":
-        """Return one sequence, (1, positions), to be written under any rules; encoders run once.
+        """Prepare one sequence, (1, positions), to be generated under any rules; encoders run once.
 
-        With `remember`, models run on what several runs have in common once, and their logits are
-        kept.
+        With `remember`, logits are kept, so that runs which share a prefix compute it once.
         """
         checks.count("max_new_tokens", max_new_tokens)
         for name, family in (("large", self.large), ("small", self.small)):
@@ -166,7 +166,7 @@ class BigLittle:
         )
 
     def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options with those of the policy, which must not be contradicted."""
+        """Return the options merged with the policy's; raise if they contradict it."""
         made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
         if made_for:
             made_for = {"eos_token_id": "model", **made_for}
@@ -177,16 +177,16 @@ class BigLittle:
             check_same({name: value}, {name: given})
         found = {**options, **made_for}
         if found["max_new_tokens"] is None:
-            raise ValueError("`max_new_tokens` must be said: how long may an answer be?")
+            raise ValueError("`max_new_tokens` is required: how long may an answer be?")
         return found
 
     def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:
-        """Whether the same tokens end a sequence; the default, the model's, contradicts nothing."""
+        """Whether the same tokens end a sequence; the default, "model", always agrees."""
         ends = [end_tokens(self.large.model, each) for each in (given, expected)]
         return given == "model" or ends[0] == ends[1]
 
     def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
-        """Return what was written as `generate` does, padded to the longest."""
+        """Return the sequences as `generate` does, padded to the longest."""
         start, ends = start_token(self.large.model), end_tokens(self.large.model, "model")
         pad = self.large.model.generation_config.pad_token_id
         filler = pad if pad is not None else next(iter(ends), 0)
@@ -198,7 +198,7 @@ class BigLittle:
 
 @dataclass(frozen=True)
 class Passage:
-    """One sequence that can be written again and again, under one rule or another."""
+    """One prepared sequence, which can be generated repeatedly under different rules."""
 
     large: ModelReader
     small: ModelReader
@@ -211,7 +211,7 @@ class Passage:
 
     @torch.inference_mode()
     def run(self, rule: DraftRule) -> BildRun:
-        """Write it."""
+        """Generate the sequence under a rule."""
         self.large.restart()
         self.small.restart()
         decoding = decoding_of(rule)(
@@ -236,18 +236,18 @@ class Passage:
         )
 
     def _noise(self, place: int) -> NDArray[np.float64]:
-        """Return three uniform numbers of a place, the same in every run.
+        """Return three uniform numbers for a position, the same in every run.
 
-        A place may be drafted again after a rollback before it. Its numbers have then decided
-        nothing that is kept, so they are as good as new ones.
+        A position may be drafted again after a rollback before it. Nothing that its numbers decided
+        is then kept, so they can be reused.
         """
-        # Philox counts blocks in its first word, so the places' own blocks never meet.
+        # Philox counts blocks in its first word, so the streams of two positions never overlap.
         bits = np.random.Philox(key=[self.seed, self.sequence], counter=[0, 0, 0, place])
         return np.random.Generator(bits).random(3)
 
 
 def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
-    """Return each input by itself, (1, positions), without padding."""
+    """Split the inputs into rows, (1, positions) each, without padding."""
     if input_ids.ndim != 2 or input_ids.numel() == 0:
         raise ValueError(
             "`input_ids` must have shape (n, positions) and not be empty, but got"

@@ -1,4 +1,4 @@
-"""Pairs of models: which fit together, and a draft model out of a model's own first blocks."""
+"""Pairs of models: compatibility checks, and a draft model made of a model's first blocks."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from swiftsure.torch.modes import refuse_training
 
 __all__ = ["checked_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -31,24 +31,25 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1.0),
     "cache_implementation": (None, "dynamic", "dynamic_full"),
 }
-"""What a generation config may say of things that are not done here."""
+"""Values that a generation config may have for options that are not supported here."""
 
 
 def pair_fingerprint(large: nn.Module, small: nn.Module) -> str:
-    """Return the fingerprint of two models, each in its part."""
+    """Return the fingerprint of a pair; which model is the large one matters."""
     return fingerprint(nn.ModuleDict({"large": large, "small": small}))
 
 
 def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
-    """Return what is known of two models that can write one text together.
+    """Return the families of two models, checked to be compatible.
 
     Raises
     ------
     TypeError
-        If one is no Hugging Face model with a language-model head.
+        If one is not a Hugging Face model with a language-model head.
     ValueError
-        If one is of no known family or in training mode, if they differ in kind, vocabulary, start
-        token or device, or if the large one is told to generate in a way that is not known here.
+        If a model's family is unknown, a model is in training mode, they differ in kind,
+        vocabulary, start token or device, or the large model's generation config has unsupported
+        options.
     """
     families = family_of(large), family_of(small)
     for model in (large, small):
@@ -66,12 +67,12 @@ def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
                 f"`large` and `small` must be models that {what}, but got {found[0]} and"
                 f" {found[1]}."
             )
-    _refuse_generation(large)
+    _check_generation_config(large)
     return families
 
 
 def start_token(model: Any) -> int | None:
-    """Return what an encoder-decoder model's answers begin with; None for causal models."""
+    """Return an encoder-decoder model's start token; None for causal models."""
     if not model.config.is_encoder_decoder:
         return None
     for config in (model.generation_config, model.config):
@@ -82,24 +83,24 @@ def start_token(model: Any) -> int | None:
     raise ValueError("`model` must say what answers begin with: set config.decoder_start_token_id.")
 
 
-def _refuse_generation(model: Any) -> None:
-    """Raise where `generate` would do more than take or draw the next token."""
-    for name, neutral in NEUTRAL.items():
+def _check_generation_config(model: Any) -> None:
+    """Raise if `generate` would do more than take or sample the next token."""
+    for name, neutral in NEUTRAL_OPTIONS.items():
         value = getattr(model.generation_config, name, None)
         if value not in neutral:
             raise ValueError(
-                f"`large` must not be told {name}={value!r}, which drafts cannot follow: set"
+                f"`large` has {name}={value!r}, which drafting does not support: set"
                 f" large.generation_config.{name} = {neutral[-1]!r}."
             )
 
 
 def refuse_other_tokenizer(large: Any, small: Any) -> None:
-    """Raise if two tokenizers differ, with the first entry that does.
+    """Raise if two tokenizers differ.
 
     Raises
     ------
     ValueError
-        If a token's number is another's, or missing, in the other tokenizer.
+        If a token id means another token, or none, in the other tokenizer; names the first one.
     """
     of_large, of_small = (
         {number: token for token, number in each.get_vocab().items()} for each in (large, small)
@@ -109,45 +110,44 @@ def refuse_other_tokenizer(large: Any, small: Any) -> None:
         if ours != theirs:
             raise ValueError(
                 "The large and the small model's tokenizers must be the same, but token"
-                f" {number} is {_shown(ours)} in the one and {_shown(theirs)} in the other."
+                f" {number} is {_token_text(ours)} in one and {_token_text(theirs)} in the other."
             )
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(large, name) != getattr(small, name):
             raise ValueError(
                 f"The large and the small model's tokenizers must be the same, but {name} is"
-                f" {getattr(large, name)} in the one and {getattr(small, name)} in the other."
+                f" {getattr(large, name)} in one and {getattr(small, name)} in the other."
             )
 
 
-def _shown(token: str | None) -> str:
+def _token_text(token: str | None) -> str:
     return "missing" if token is None else repr(token)
 
 
 def self_draft(
     model: Any, n_layers: int, *, heads: ExitHeads | None = None, own_head: bool = False
 ) -> Any:
-    """Return a draft model out of a causal model's first blocks, with which it shares its weights.
+    """Return a draft model made of a causal model's first blocks; it shares their weights.
 
-    The model's own norm and head read the states of the last block that is kept.
+    The model's own norm and head follow the last block that is kept.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Causal, of a known family.
+        Causal, from a known family.
     n_layers : int
-        How many of its blocks to keep: less than all.
+        Number of blocks to keep; fewer than the model has.
     heads : ExitHeads, optional
-        From `fit_exit_heads`, with one for the last block that is kept: what that block says is
-        then mapped first, since the norm and the head know only what the model's last one says.
+        From `fit_exit_heads`, with a head for the last block that is kept. It maps that block's
+        states to those of the model's last block, which the norm and the head expect.
     own_head : bool
-        Copy norm and head, so that they can be trained for the earlier block and the model stays
-        as it is.
+        Copy norm and head, so that they can be trained for the draft without changing the model.
 
     Raises
     ------
     ValueError
-        If the model has an encoder, or not more than `n_layers` blocks, or no head is for the last
-        block that is kept.
+        If the model has an encoder or no more than `n_layers` blocks, or `heads` has none for the
+        last block that is kept.
 
     Examples
     --------
@@ -174,26 +174,28 @@ def self_draft(
             f"`heads` must have one for the model's first {n_layers} blocks, but has those for"
             f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
         )
-    # Shallow copies: modules of their own, with the very parts of the model.
-    stack, draft = _shallow(family.stack), _shallow(model)
+    # Shallow copies: new modules that share the model's submodules.
+    stack, draft = _shallow_copy(family.stack), _shallow_copy(model)
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = n_layers
     stack.config = draft.config = config
     draft.generation_config = copy.deepcopy(model.generation_config)
     blocks = nn.ModuleList(list(family.blocks)[:n_layers])
-    blocks.training = family.blocks.training  # by itself: the blocks are the model's
-    _exchange(stack, family.blocks, blocks)
+    blocks.training = family.blocks.training  # not train(), which would change the model's blocks
+    _replace_submodule(stack, family.blocks, blocks)
     norm = family.norm
     if own_head:
         norm = copy.deepcopy(norm)
-        _exchange(draft, family.head, copy.deepcopy(family.head))
-    _exchange(stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm))
-    _exchange(draft, family.stack, stack)
+        _replace_submodule(draft, family.head, copy.deepcopy(family.head))
+    _replace_submodule(
+        stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm)
+    )
+    _replace_submodule(draft, family.stack, stack)
     return draft
 
 
-def _shallow(module: nn.Module) -> Any:
-    """Return a module with the same parts, in tables of its own: of parts, hooks and all others."""
+def _shallow_copy(module: nn.Module) -> Any:
+    """Return a module that shares the submodules but has its own dicts of modules, hooks etc."""
     twin = copy.copy(module)
     for name, value in module.__dict__.items():
         if isinstance(value, dict):
@@ -201,7 +203,7 @@ def _shallow(module: nn.Module) -> Any:
     return twin
 
 
-def _exchange(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
-    """Put another module in the place of one of a module's own."""
+def _replace_submodule(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
+    """Replace a direct submodule of `owner` with another module."""
     name = next(name for name, child in owner.named_children() if child is part)
     setattr(owner, name, other)

@@ -1,4 +1,4 @@
-"""A model that reads one sequence as it grows, and takes back what was dropped from it."""
+"""Readers: a model and its cache for one sequence, which can be extended and cropped."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,31 +14,31 @@ __all__ = ["Flops", "ModelReader", "Reader", "RememberingReader"]
 
 
 class Reader(Protocol):
-    """What decoding asks of a model."""
+    """The interface that decoding needs from a model."""
 
     @property
     def length(self) -> int:
-        """How many tokens it has read."""
+        """Number of tokens read."""
 
     def read(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Read what is new of a sequence; return logits after its last tokens, (last, vocabulary).
+        """Read the new tokens of a sequence; return the last logits, (last, vocabulary).
 
-        Of the last tokens all but the first must be new.
+        All but the first of the last tokens must be new.
         """
 
     def forget(self, length: int) -> None:
-        """Take back all tokens but the first ones."""
+        """Forget all but the first `length` tokens."""
 
 
 class ModelReader:
-    """A Hugging Face model with its cache, which is cropped and never computed anew.
+    """A Hugging Face model with its cache, which is cropped and never recomputed.
 
     Parameters
     ----------
-    family : of the model
+    family : the model's family
     counts : Flops
     source : (1, positions)
-        What an encoder is given; a causal model's prompt is read like any other token.
+        The encoder's input; a causal model's prompt is read like any other tokens.
     """
 
     def __init__(self, family: Family, counts: "Flops", source: Tensor) -> None:
@@ -59,24 +59,24 @@ class ModelReader:
         return int(self._source.shape[1]) if self._crossed else 0
 
     def restart(self) -> None:
-        """Forget all tokens and counts; a source stays encoded, but will be counted again."""
+        """Forget all tokens and counts; the source stays encoded, but is counted again."""
         self.forget(0)
         self.passes, self.flops = 0, 0.0
 
     @property
     def length(self) -> int:
-        """How many tokens it has read."""
+        """Number of tokens read."""
         return int(self._cache.get_seq_length())
 
     def read(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Read what is new of a sequence; return logits after its last tokens."""
+        """Read the new tokens of a sequence; return the last logits."""
         start = self.length
         logits = self._run(tokens[start:], last)
         self._count(start, len(tokens), last)
         return logits
 
     def _run(self, new: Sequence[int], last: int) -> Tensor:
-        """Run the model on tokens after the cached ones; return logits after the last of them."""
+        """Run the model on tokens after the cached ones; return the last logits."""
         model, fed = self.family.model, torch.tensor([new], device=self.family.model.device)
         if self._crossed:
             output = model(
@@ -88,7 +88,7 @@ class ModelReader:
         return logits
 
     def _states(self) -> BaseModelOutput:
-        """Return the source's states; a model that never reads has none computed."""
+        """Return the encoder's states, computed on first use."""
         if self._encoded is None:
             states = self.family.model.get_encoder()(input_ids=self._source).last_hidden_state
             self._encoded = BaseModelOutput(last_hidden_state=states)
@@ -98,20 +98,20 @@ class ModelReader:
         if self.passes == 0:
             self.flops += self.counts.encoding(self.source_length)
         self.passes += 1
-        heads = end - start if self._crossed else last  # T5's runs on all that is fed
+        heads = end - start if self._crossed else last  # T5's head runs on all fed tokens
         self.flops += self.counts.reading(start, end, heads, self.source_length)
 
     def forget(self, length: int) -> None:
-        """Take back all tokens but the first ones."""
+        """Forget all but the first `length` tokens."""
         surplus = self.length - length
         if surplus > 0:
             self._cache.crop(-surplus)
 
 
 class RememberingReader(ModelReader):
-    """A reader for many runs of one sequence, of which the model runs on no beginning twice.
+    """A reader for many runs of one sequence; the model never runs on the same prefix twice.
 
-    What it counts is what each run would have cost by itself.
+    FLOPs are counted as if each run were alone.
     """
 
     def __init__(self, family: Family, counts: "Flops", source: Tensor) -> None:
@@ -119,19 +119,19 @@ class RememberingReader(ModelReader):
         self._length = 0
         self._cached: list[int] = []
         self._known: dict[tuple[int, ...], Tensor] = {}
-        """Logits after every beginning that was asked for."""
+        """Logits after every prefix that was asked for."""
 
     @property
     def length(self) -> int:
-        """How many tokens this run has read."""
+        """Number of tokens read in this run."""
         return self._length
 
     def forget(self, length: int) -> None:
-        """Take back all tokens but the first ones; they may come again, so the cache stays."""
+        """Forget all but the first `length` tokens; the cache stays, as they may come again."""
         self._length = min(self._length, length)
 
     def read(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Read what is new of a sequence; return logits after its last tokens."""
+        """Read the new tokens of a sequence; return the last logits."""
         ends = range(len(tokens) - last + 1, len(tokens) + 1)
         beginnings = [tuple(tokens[:end]) for end in ends]
         unknown = [place for place, each in enumerate(beginnings) if each not in self._known]
@@ -143,7 +143,7 @@ class RememberingReader(ModelReader):
         return torch.stack([self._known[each] for each in beginnings])
 
     def _reread(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Crop the cache to what it shares with a sequence, and run on the rest."""
+        """Crop the cache to the prefix shared with a sequence, and run on the rest."""
         pairs = zip(self._cached, tokens[: len(tokens) - last], strict=False)
         shared = next((k for k, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
         kept = min(len(self._cached), len(tokens) - last) if shared is None else shared
@@ -154,16 +154,16 @@ class RememberingReader(ModelReader):
 
 
 class Flops:
-    """What a model's passes cost; looking through its parts is done once, not at each pass.
+    """FLOPs of a model's passes; its modules are counted once, not at each pass.
 
     Parameters
     ----------
-    family : of the model
+    family : the model's family
     """
 
     def __init__(self, family: Family) -> None:
         blocks = [family.block_flops(block) for block in family.blocks]
-        self._token = float(sum(blocks) + matrix_flops(family.norm))  # which may have a map
+        self._token = float(sum(blocks) + matrix_flops(family.norm))  # `HeadedNorm` has a map
         self._attended = 4.0 * family.attention_width * len(blocks)
         self._head = 2.0 * family.head.weight.numel()
         self._source = self._source_attended = 0.0
@@ -173,15 +173,15 @@ class Flops:
             self._source_attended = 4.0 * family.attention_width * family.model.config.num_layers
 
     def encoding(self, source: int) -> float:
-        """Return the FLOPs of a source's states, and of their keys and values in the decoder."""
+        """Return the FLOPs of encoding a source, including its keys and values in the decoder."""
         return source * (self._source + self._source_attended * source)
 
     def reading(self, start: int, end: int, heads: int, source: int) -> float:
-        """Return the FLOPs of the decoder on the tokens from one place to another."""
+        """Return the FLOPs of the decoder on the tokens from `start` to `end`."""
         n = end - start
         attended = n * source + (end * (end + 1) - start * (start + 1)) / 2
         return n * self._token + self._attended * attended + self._head * heads
 
     def alone(self, begin: int, end: int, source: int) -> float:
-        """Return the FLOPs of a model that writes the tokens from one place to another alone."""
+        """Return the FLOPs of a model that generates the tokens from `begin` to `end` alone."""
         return self.encoding(source) + self.reading(0, end - 1, end - begin, source)

@@ -1,4 +1,4 @@
-"""What big-little decoding gives: tokens, and what each model did for them."""
+"""Results of big-little decoding: sequences, and the passes of each model."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,20 @@ __all__ = ["BildOutput", "BildRun"]
 
 @dataclass(frozen=True)
 class BildRun:
-    """How one sequence was written.
+    """How one sequence was generated.
 
     Attributes
     ----------
     tokens : tuple of int
-        New tokens, the end token included.
+        New tokens, including the end token.
     calls : tuple of Call
         All passes of both models, in order.
     same_from, same_below : float
-        Every level of the dial from the one on, and below the other, leads to the same calls.
+        Every level in [same_from, same_below) leads to the same calls.
     flops : float
-        Of both models: source or prompt, drafts and verifications.
+        Both models' FLOPs: source or prompt, drafts and verification.
     alone_flops : float
-        Of the large model, had it written the same tokens by itself.
+        FLOPs of the large model generating the same tokens alone.
     """
 
     tokens: tuple[int, ...]
@@ -38,35 +38,35 @@ class BildRun:
 
     @property
     def large_passes(self) -> int:
-        """How often the large model ran."""
+        """Number of passes of the large model."""
         return sum(call.model == "large" for call in self.calls)
 
     @property
     def small_passes(self) -> int:
-        """How often the small model ran."""
+        """Number of passes of the small model."""
         return sum(call.model == "small" for call in self.calls)
 
     @property
     def drafted(self) -> int:
-        """Tokens that the small model wrote."""
+        """Number of tokens that the small model drafted."""
         return sum(call.model == "small" and call.event == "accept" for call in self.calls)
 
     @property
     def rollbacks(self) -> int:
-        """How often the large model replaced a drafted token."""
+        """Number of drafted tokens that the large model replaced."""
         return sum(call.event == "rollback" for call in self.calls)
 
 
 @dataclass(frozen=True)
 class BildOutput:
-    """Sequences, and how they were written.
+    """Generated sequences, and how they were generated.
 
     Attributes
     ----------
     sequences : Tensor
         As `generate` returns them: after the start token, or after the prompt.
     runs : tuple of BildRun
-        One a sequence.
+        One per sequence.
     """
 
     sequences: Tensor
@@ -74,17 +74,17 @@ class BildOutput:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """New tokens of each sequence."""
+        """Number of new tokens in each sequence."""
         return np.asarray([len(run.tokens) for run in self.runs], np.int64)
 
     @property
     def large_passes(self) -> NDArray[np.float64]:
-        """Passes of the large model per token, of each sequence; 1 for the large model alone."""
+        """Large-model passes per token, for each sequence; 1 for the large model alone."""
         return np.asarray([run.large_passes for run in self.runs]) / self.lengths
 
     @property
     def small_passes(self) -> NDArray[np.float64]:
-        """Passes of the small model per token, of each sequence."""
+        """Small-model passes per token, for each sequence."""
         return np.asarray([run.small_passes for run in self.runs]) / self.lengths
 
     @property

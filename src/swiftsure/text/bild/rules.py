@@ -1,8 +1,8 @@
-"""When a draft is handed over, and which of its tokens stand: the dials of big-little decoding.
+"""Draft rules: when the small model hands over, and which drafted tokens are kept.
 
-Each rule turns a drafted token into a distance from the large model, and has one dial, a level: the
-first token that is further away is replaced, and what follows it is dropped. At level 0 nothing
-but the large model's own output comes out.
+Each rule gives a drafted token a distance from the large model and has one dial, the level: the
+first token beyond it is replaced, and the rest of the draft is dropped. At level 0 the output is
+the large model's own.
 """
 
 import math
@@ -29,7 +29,7 @@ from swiftsure.systems import PolicyBinding
 __all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative"]
 
 Noise = Callable[[int], NDArray[np.float64]]
-"""From a token's place to its random numbers: of draft, acceptance and the large model's draw."""
+"""Maps a token's position to its random numbers: for draft, acceptance and large model's draw."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,29 @@ class Proposal:
     confidence: float
     """The largest probability of the small model."""
     probabilities: Tensor | None = None
-    """What the token was drawn from; None where it was not drawn."""
+    """The distribution that the token was drawn from; None if it was not drawn."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the large model says of a draft, from one pass."""
+    """The large model's verdict on a draft, from one pass."""
 
     distances: list[float]
-    """One a drafted token."""
+    """One per drafted token."""
     token_at: Callable[[int], int]
-    """The large model's token in place of a drafted one, or after the last of them."""
+    """The large model's token instead of a drafted one, or after the last one."""
 
 
 @dataclass(frozen=True)
 class DraftRule(ABC):
-    """What all rules share.
+    """Base class of the draft rules.
 
     Parameters
     ----------
     fallback : float
-        The small model hands over as soon as its largest probability is below this.
+        The small model hands over when its largest probability is below this.
     max_draft : int
-        The most tokens that it writes in a row.
+        Maximum number of tokens in a draft.
     """
 
     scheme: ClassVar[str]
@@ -72,9 +72,9 @@ class DraftRule(ABC):
     level_name: ClassVar[str]
     """Name of the level among a rule's own arguments."""
     samples: ClassVar[bool]
-    """Whether tokens are drawn, and not the most probable ones."""
+    """Whether tokens are sampled rather than the most probable ones."""
     large_first: ClassVar[bool]
-    """Whether the first token is the large model's, before any draft."""
+    """Whether the large model writes the first token, before any draft."""
 
     fallback: float = field(default=0.5, kw_only=True)
     max_draft: int = field(default=10, kw_only=True)
@@ -88,53 +88,53 @@ class DraftRule(ABC):
 
     @property
     def level(self) -> float | None:
-        """The setting of the dial; None: the large model alone."""
+        """The dial's setting; None: the large model alone."""
         level: float | None = getattr(self, self.level_name)
         return level
 
     def at(self, level: float | None) -> Self:
-        """Return the same rule with another setting of its dial."""
+        """Return the same rule at another level."""
         changed: dict[str, Any] = {self.level_name: level}
         return replace(self, **changed)
 
     @classmethod
     @abstractmethod
     def check_level(cls, level: float | None) -> None:
-        """Raise if a setting of the dial is out of range."""
+        """Raise if a level is out of range."""
 
     @abstractmethod
     def propose(self, logits: Tensor, noise: Noise, place: int) -> Proposal:
-        """Return the token that the small model would write, from its logits, (vocabulary,)."""
+        """Return the small model's next token from its logits, (vocabulary,)."""
 
     @abstractmethod
     def judge(
         self, logits: Tensor, draft: Sequence[Proposal], noise: Noise, first: int
     ) -> Judgement:
-        """Return what the large model says of a draft.
+        """Return the large model's verdict on a draft.
 
         Parameters
         ----------
         logits : (drafted tokens + 1, vocabulary)
-            Of the large model, for every drafted token and the one after.
+            The large model's logits for every drafted token and the one after.
         draft : the proposals
-        noise : random numbers of each place
-        first : place of the first drafted token
+        noise : random numbers for each position
+        first : position of the first drafted token
         """
 
     def settings(self) -> dict[str, Any]:
-        """Return everything but the level, as a record and its policies keep it."""
+        """Return everything but the level, as stored in a record and its policies."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found[self.level_name]
         return {"scheme": self.scheme, **found}
 
     @classmethod
     def bind(cls, policy: Policy) -> PolicyBinding:
-        """Return the binding of a policy for drafting."""
+        """Return the binding of a drafting policy."""
         return PolicyBinding(policy, "drafting with a small model", "swiftsure.text.sweep_pair")
 
     @classmethod
     def from_policy(cls, policy: Policy) -> "DraftRule":
-        """Return the rule of a policy, which must be for drafting."""
+        """Return the rule of a drafting policy."""
         binding, settings = cls.bind(policy), policy.settings
         schemes = {rule.scheme: rule for rule in (Rollback, Speculative)}
         scheme: type[DraftRule] | None = schemes.get(settings.get("scheme", ""))
@@ -142,13 +142,13 @@ class DraftRule(ABC):
             raise binding.refusal()
         own = {each.name for each in fields(scheme)} - {scheme.level_name}
         known: dict[str, Any] = {name: value for name, value in settings.items() if name in own}
-        # If nothing was certified, the large model runs alone: the record's first column.
+        # If nothing was certified, the large model runs alone, as in the record's first column.
         known[scheme.level_name] = binding.dial(scheme.dial)
         return scheme(**known)
 
     @classmethod
     def from_threshold(cls, threshold: float | None) -> "DraftRule":
-        """Return the rule of a bare rollback threshold."""
+        """Return the rule for a bare rollback threshold."""
         return Rollback(threshold)
 
 
@@ -156,21 +156,21 @@ class DraftRule(ABC):
 class Rollback(DraftRule):
     """Big-little decoding (BiLD): greedy, with the distance −log p of the large model.
 
-    A drafted token that is the large model's own choice has nothing to be replaced by: its distance
-    is 0. Any other has a probability of at most 1/2, so all thresholds below log 2 = 0.693 give the
-    large model's own output, token for token (but for ties within rounding).
+    A drafted token that is also the large model's choice has distance 0. Any other token has a
+    probability of at most 1/2, so all thresholds below log 2 = 0.693 give the large model's own
+    output, token for token (except for ties within rounding).
 
     Parameters
     ----------
     threshold : float, optional
-        The largest distance of tokens that stand, at least 0; None: the large model alone.
+        Largest distance of tokens that are kept, at least 0; None: the large model alone.
     fallback, max_draft
         As in `DraftRule`.
     published : bool
-        Do as the published code does: ends of a sequence by the small model stand unverified, the
-        large model runs twice after a rollback, a look at the small model that ends in a fallback
-        is thrown away, and where the first distance above the threshold is that of the large
-        model's own choice, the rest of the draft goes unchecked. Level 0 is then not safe.
+        Behave like the published code: end tokens of the small model are not verified, the large
+        model runs twice after a rollback, a small-model pass that ends in a fallback is thrown
+        away, and if the first token above the threshold is the large model's own choice, the rest
+        of the draft is not checked. Level 0 is then not safe.
 
     References
     ----------
@@ -193,7 +193,7 @@ class Rollback(DraftRule):
 
     @classmethod
     def check_level(cls, level: float | None) -> None:
-        """Raise if a threshold is negative or no number."""
+        """Raise if a threshold is negative or not a finite number."""
         if level is not None and not (_number("threshold", level) >= 0 and math.isfinite(level)):
             raise ValueError(
                 f"`threshold` must be at least 0, or None for the large model alone, but got"
@@ -229,25 +229,26 @@ class Rollback(DraftRule):
 
 @dataclass(frozen=True)
 class Speculative(DraftRule):
-    """Speculative sampling: lossless at tolerance 0, and cheaper above it.
+    """Speculative sampling: lossless at tolerance 0, cheaper above it.
 
-    A token drawn from the small model's q stands with probability min(1, p / ((1 − tolerance) q)),
-    p being the large model's; else one is drawn in its place from what p has more than q.
+    A token drawn from the small model's q is kept with probability min(1, p / ((1 − tolerance) q)),
+    where p is the large model's distribution; otherwise it is redrawn from the positive part of
+    p − q.
 
     Guarantee: given what stands before it, every token's distribution is within `tolerance` of the
     large model's, in total variation; at tolerance 0 it is the large model's.
 
-    Random numbers belong to seed, sequence and place, and a token's distance is
-    1 − p / (u q), with the u that decides: so runs at different tolerances can be compared.
+    Random numbers depend on seed, sequence and position. A token's distance is 1 − p / (u q), where
+    u is the number that decides its acceptance, so runs at different tolerances can be compared.
 
     Parameters
     ----------
     tolerance : float, optional
         In [0, 1]; None: the large model alone.
     fallback, max_draft
-        As in `DraftRule`. Neither changes the distribution; by default every draft is full.
+        As in `DraftRule`. Neither changes the distribution; by default every draft has full length.
     temperature, top_k, top_p
-        As in `generate`, for both models; `top_k=0` for all tokens.
+        As in `generate`, for both models; `top_k=0` keeps all tokens.
 
     References
     ----------
@@ -303,7 +304,7 @@ class Speculative(DraftRule):
     def judge(
         self, logits: Tensor, draft: Sequence[Proposal], noise: Noise, first: int
     ) -> Judgement:
-        """Return the distances, and what draws the large model's tokens."""
+        """Return the distances, and a function that draws the large model's tokens."""
         large = self._probabilities(logits)
         small = [each.probabilities for each in draft if each.probabilities is not None]
 
@@ -317,13 +318,13 @@ class Speculative(DraftRule):
             tokens = torch.tensor([each.token for each in draft], device=logits.device)[:, None]
             ratios = large[:-1].gather(1, tokens) / torch.stack(small).gather(1, tokens)
             distances = [
-                1.0 - ratio / (1.0 - float(noise(place)[1]))  # by a number in (0, 1]
+                1.0 - ratio / (1.0 - float(noise(place)[1]))  # divide by a number in (0, 1]
                 for place, ratio in enumerate(ratios.squeeze(1).tolist(), first)
             ]
         return Judgement(distances, token_at)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Return what tokens are drawn from, in double precision, (n, vocabulary)."""
+        """Return the sampling distribution in float64, (n, vocabulary)."""
         warped: Tensor = self._warpers(None, logits)  # type: ignore[arg-type]
         return warped.double().softmax(dim=-1)
 
@@ -340,17 +341,17 @@ class Speculative(DraftRule):
 
 
 def excess(large: Tensor, small: Tensor) -> Tensor:
-    """Return what one distribution has more than the other, not normalised.
+    """Return the positive part of large − small, not normalised.
 
-    Drawn from where a token of the other was rejected, it makes up for what rejection took away.
+    Redrawing rejected tokens from it restores the large model's distribution.
     """
     more = (large - small).clamp(min=0)
-    # Where rounding leaves nothing, both say the same.
+    # If rounding leaves nothing, the two distributions are the same.
     return more if bool(more.sum() > 0) else large
 
 
 def _draw(chances: Tensor, uniform: float) -> int:
-    """Return a token drawn from probabilities, which need not sum to 1, with a number in [0, 1)."""
+    """Return a token drawn with a uniform number in [0, 1); probabilities need not sum to 1."""
     heights = chances.cumsum(dim=-1)
     return int(
         torch.searchsorted(heights, heights[-1:] * uniform, right=True).clamp(max=len(heights) - 1)

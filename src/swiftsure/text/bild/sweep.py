@@ -1,4 +1,4 @@
-"""`sweep_pair`: from two models and texts to a record over the levels of a drafting rule."""
+"""`sweep_pair`: run two models on texts at every level of a draft rule and record the results."""
 
 import os
 from collections.abc import Sequence
@@ -45,52 +45,52 @@ def sweep_pair(
     shard_size: int = 64,
     progress: bool | None = None,
 ) -> ThresholdRecord:
-    """Generate at every level of a rule's dial, and record losses and costs.
+    """Generate at every level of a draft rule and return a record of losses and costs.
 
-    The first column, level 0, is the large model alone, with its costs. Drafts that change nothing,
-    to be compared with it, are those of a rollback threshold below log 2 = 0.693. Where tokens are
-    drawn, the first column's are drawn with tolerance 0, that is from the large model, with the
-    random numbers of the other columns; its costs are the large model's.
+    The first column, level 0, is the large model alone, with its costs. A rollback threshold below
+    log 2 = 0.693 drafts without changing the output, for comparison. With `Speculative`, the first
+    column is sampled at tolerance 0, which is the large model's distribution, with the random
+    numbers of the other columns; its costs are still those of the large model alone.
 
     Parameters
     ----------
     large, small : PreTrainedModel
         As in `BigLittle`.
     texts : (n,)
-        Not empty; too long ones are refused unless `max_source_length` says where to cut.
+        Not empty; texts that are too long are refused unless `max_source_length` cuts them.
     references : (n,), optional
-        One text or several each, for the gap risk; without them only consistency is recorded.
-    tokenizer : of both models
+        One or several per text, for the gap risk; without them only consistency is recorded.
+    tokenizer : the tokenizer of both models
     small_tokenizer : optional
-        The small model's, to be compared.
+        The small model's, to check that it is the same.
     thresholds : (K,)
-        Levels of the dial, rising; 0 is put before them where it is not.
+        Levels, rising; 0 is added in front if it is missing.
     rule : DraftRule, optional
-        `Rollback` with fallback threshold 0.5, or another; its level is of no account.
-    losses : names among "bleu", "rouge_l", "token_f1", or `Loss`es of texts
+        `Rollback` with fallback threshold 0.5 by default; its level is ignored.
+    losses : names among "bleu", "rouge_l", "token_f1", or text `Loss` objects
     max_new_tokens : int
-        The policy will insist on it.
+        The policy will require the same.
     eos_token_id : int or ints, optional
-        The model's by default; the policy will insist on others.
+        The model's by default; if given, the policy will require the same.
     seed : int
-        Of rules that draw tokens.
+        For rules that sample.
     ids, groups : (n,), optional
     shards : folder, optional
         Where to write the record in pieces of `shard_size` texts, and to resume from.
     progress : bool, optional
-        Show a progress bar; by default where standard error is a terminal.
+        Show a progress bar; by default only if standard error is a terminal.
 
     Returns
     -------
     record : ThresholdRecord
-        With costs "large_passes" and "small_passes" (per token) and "flops" of every text at every
-        level, and the pair's fingerprint. Its dial is "rollback" (or "tolerance").
+        With the costs "large_passes" and "small_passes" (per token) and "flops" of every text at
+        every level, and the pair's fingerprint. Its dial is "rollback" (or "tolerance").
 
     Raises
     ------
     ValueError
-        If the models do not fit together, a text is empty, too long or one that the draft's head
-        was fitted on, a level is out of range, or the shards come from another run.
+        If the models do not match, a text is empty, too long or was used to fit the draft's head, a
+        level is out of range, or the shards come from another run.
     """
     chosen = rule if rule is not None else Rollback(None)
     tokenizers = None if small_tokenizer is None else (tokenizer, small_tokenizer)
@@ -120,14 +120,14 @@ def sweep_pair(
 
 @dataclass(frozen=True)
 class _PairSweep(TextSweep):
-    """Runs texts one by one; what several runs of a text have in common is computed once."""
+    """Sweep over texts one by one; prefixes that runs of a text share are computed once."""
 
     pair: BigLittle
-    chunk_size = 1  # models remember the runs of one text only
+    chunk_size = 1  # readers remember the runs of one text only
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What policies of this record are bound to, beside the models."""
+        """Settings that policies of this record are bound to, besides the models."""
         return self.pair.rule.settings() | {"generation": self.generation}
 
     @property
@@ -149,8 +149,8 @@ class _PairSweep(TextSweep):
 
         def run(_rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
             column = int(columns[0])
-            # Where tokens are drawn, the large model draws with tolerance 0: its own random numbers
-            # would give another answer that is no better to compare with.
+            # When sampling, the large model runs at tolerance 0: with other random numbers its
+            # answer would differ, and be no better for comparison.
             alone = column == 0 and not rule.samples
             found = passage.run(rule.at(None if alone else float(self.grid[column])))
             costs = {
@@ -166,7 +166,7 @@ class _PairSweep(TextSweep):
         return run
 
     def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of some texts; the first column costs what the large model costs."""
+        """Return the record of some texts; the first column has the large model's costs."""
         tables["large_passes"][:, 0], tables["small_passes"][:, 0] = 1.0, 0.0
         tables["flops"][:, 0] = tables.pop("alone_flops")[:, 0]
         return super().record(inputs, tables)

@@ -1,8 +1,8 @@
-"""The cache under early exits: blocks that are skipped still get keys and values, when needed.
+"""A key-value cache for early exits: skipped blocks get their keys and values when needed.
 
-A skipped block owes the cache the keys and values of the exit state. They are computed once a
-later token reaches the block, for all skipped positions at once: one product of matrices in place
-of one a token, and none at all where nobody comes that far.
+A skipped block owes the cache the keys and values of the exit state. They are computed when a
+later token reaches the block, for all skipped positions at once: one matrix product instead of one
+per token, and none at all if no token gets that far.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ __all__ = ["ExitLayer", "prepare_cache", "rows_of_cache"]
 
 Rotary = tuple[Tensor, Tensor]
 Project = Callable[[Tensor, Rotary | None], tuple[Tensor, Tensor]]
-"""From states (n, positions, width) and their rotary positions to keys and values."""
+"""Maps states (n, positions, width) and their rotary positions to keys and values."""
 
 
 class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one block; those of skipped positions are computed on first sight.
+    """Keys and values of one block; those of skipped positions are computed on first access.
 
     Parameters
     ----------
     project : callable
-        Gives the block's keys and values of hidden states.
+        Computes the block's keys and values from hidden states.
     """
 
     def __init__(self, project: Project, **kwargs: Any) -> None:
@@ -35,15 +35,15 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
 
     def owe(self, states: Tensor, rotary: Rotary | None) -> None:
-        """Note one more position, (n, 1, width), whose keys and values are due later."""
+        """Add a position, (n, 1, width), whose keys and values are computed later."""
         self._owed.append((states, rotary))
 
-    # The base class keeps plain attributes; here whoever looks at them gets complete ones.
+    # Plain attributes in the base class. Properties here, so that reading them adds what is owed.
     @property
     def keys(self) -> Tensor | None:
         """All keys, (n, heads, positions, head width)."""
         if self._owed:
-            self._settle()
+            self._compute_owed()
         return self._held.get("keys")
 
     @keys.setter
@@ -54,7 +54,7 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def values(self) -> Tensor | None:
         """All values, (n, heads, positions, head width)."""
         if self._owed:
-            self._settle()
+            self._compute_owed()
         return self._held.get("values")
 
     @values.setter
@@ -62,7 +62,7 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._held["values"] = value
 
     def get_seq_length(self) -> int:
-        """Return the number of positions, those still owed included."""
+        """Return the number of positions, including those still owed."""
         held = self._held.get("keys")
         known = 0 if held is None or held.numel() == 0 else held.shape[-2]
         return known + len(self._owed)
@@ -73,20 +73,20 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().reset()
 
     @torch.no_grad()
-    def _settle(self) -> None:
+    def _compute_owed(self) -> None:
         states = torch.cat([each for each, _ in self._owed], dim=1)
-        rotary = _joined([turned for _, turned in self._owed])
-        self._owed = []  # before `update`, which looks at the keys
+        rotary = _concat_rotary([turned for _, turned in self._owed])
+        self._owed = []  # before `update`, which reads the keys
         self.update(*self._project(states, rotary))
 
 
 def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
-    """Give a fresh or partly filled cache layers that skipped blocks can owe to.
+    """Replace the layers of an empty or partly filled cache with `ExitLayer`s.
 
     Raises
     ------
     ValueError
-        If it is not made of plain growing layers: static, offloaded, quantised or sliding caches.
+        If its layers do not simply grow: static, offloaded, quantised or sliding caches.
     """
     crossed = isinstance(cache, EncoderDecoderCache)
     inner = cache.self_attention_cache if crossed else cache
@@ -97,7 +97,7 @@ def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
             f" but got {type(inner).__name__}: call generate without `cache_implementation` and"
             " `past_key_values`."
         )
-    # By the number of blocks, not of layers given: `generate` counts an encoder's instead.
+    # One per block, however many layers were given: `generate` may count the encoder's instead.
     layers = [ExitLayer(project) for project in projects]
     for given, layer in zip(inner.layers, layers, strict=False):
         if given.get_seq_length() > 0:
@@ -112,7 +112,7 @@ def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
 def rows_of_cache(
     cache: Any, index: int, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
 ) -> Any:
-    """Return a cache of one block that shows some rows of the batch, and writes for all of them.
+    """Return a view of one block's cache that reads some rows of the batch and writes all.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def rows_of_cache(
     index : the block
     rows : rows that go through the block
     left : rows that do not
-    propagated : keys and values of those, which join the others' on writing
+    propagated : keys and values of the rows in `left`, written together with the others
     """
     if isinstance(cache, EncoderDecoderCache):
         shown = _Rows(cache.self_attention_cache.layers[index], rows, left, propagated)
@@ -132,7 +132,7 @@ def rows_of_cache(
 
 
 class _Rows:
-    """Some rows of a cache layer."""
+    """A view of some rows of a cache layer."""
 
     def __init__(
         self, layer: Any, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
@@ -151,14 +151,14 @@ class _Rows:
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append a position for all rows of the batch; return all positions of these rows."""
-        self.layer.update(*map(self._whole, (keys, values), self.propagated))
+        self.layer.update(*map(self._merge_rows, (keys, values), self.propagated))
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
         length: int = self.layer.get_seq_length()
         return length
 
-    def _whole(self, active: Tensor, left: Tensor) -> Tensor:
+    def _merge_rows(self, active: Tensor, left: Tensor) -> Tensor:
         n = len(active) + len(left)
         whole = active.new_empty((n, *active.shape[1:]))
         whole.index_copy_(0, self.rows, active)
@@ -166,7 +166,7 @@ class _Rows:
 
 
 class _RowsCache(Cache):
-    """What a block's attention asks of a cache, for one block."""
+    """The cache methods that one block's attention uses."""
 
     def __init__(self, index: int, layer: _Rows) -> None:
         self.layers: Mapping[int, _Rows] = {index: layer}  # type: ignore[assignment]
@@ -186,7 +186,7 @@ class _RowsCache(Cache):
 
 
 class _EncoderDecoderRows(EncoderDecoderCache):
-    """The same for a block that also attends to the source."""
+    """`_RowsCache` for a block with cross-attention to the source."""
 
     def __init__(self, own: _RowsCache, source: _RowsCache, is_updated: dict[int, bool]) -> None:
         self.self_attention_cache: Any = own
@@ -194,8 +194,8 @@ class _EncoderDecoderRows(EncoderDecoderCache):
         self.is_updated = is_updated
 
 
-def _joined(rotaries: list[Rotary | None]) -> Rotary | None:
-    """Put the positions' cosines and sines one after the other; models have them all or none."""
+def _concat_rotary(rotaries: list[Rotary | None]) -> Rotary | None:
+    """Concatenate the positions' cosines and sines; a model has them for all positions or none."""
     known = [each for each in rotaries if each is not None]
     if not known:
         return None

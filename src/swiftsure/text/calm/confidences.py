@@ -16,31 +16,31 @@ __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of
 
 @dataclass(frozen=True)
 class Look:
-    """What a confidence sees: the m tokens of a batch that are still under way, after a block."""
+    """Input of a confidence: the m tokens of a batch still running after a block."""
 
     exit_index: int
-    """Of the block, from 0."""
+    """Index of the block, 0-based."""
     states: Tensor
     """(m, width), after the block."""
     previous: Tensor
-    """(m, width), before it."""
+    """(m, width), before the block."""
     rows: Tensor | None
-    """Their rows in the batch of n; None: all of them."""
+    """Rows of these tokens in the batch of n; None: all rows."""
     n: int
     levels: float | Tensor
-    """What they must reach; one for all, or (m,)."""
+    """Thresholds to reach: one for all tokens, or (m,)."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits over the whole vocabulary that a confidence came across."""
+    """Logits over the whole vocabulary that a confidence computed on the way."""
 
     index: Tensor | None
     """Positions among the m tokens; None: all of them."""
     values: Tensor
 
     def of(self, index: Tensor | None, m: int) -> Tensor:
-        """Return the logits of some of the m tokens, all of which were seen; None: all m."""
+        """Return the logits of these tokens, which must have been computed; None: of all m."""
         if self.index is not None:
             place = torch.zeros(m, dtype=torch.long, device=self.values.device)
             place[self.index] = torch.arange(len(self.index), device=place.device)
@@ -54,12 +54,12 @@ class Confidence(ABC):
     first_exit = 0
     """The first exit at which it is defined."""
     through_heads = False
-    """Whether a look maps states through the exit heads, if there are any."""
+    """Whether states go through the exit heads, if there are any, before they are measured."""
     seen: Logits | None = None
-    """Logits that the last look came across: the head need not compute them again."""
+    """Logits that the last look computed, so that the head need not compute them again."""
 
     def begin(self) -> None:
-        """Forget the token before."""
+        """Reset for the next token."""
         self.seen = None
 
     @abstractmethod
@@ -68,21 +68,21 @@ class Confidence(ABC):
 
     @abstractmethod
     def flops(self) -> int:
-        """Return the FLOPs of one look at one token, heads over the whole vocabulary left out."""
+        """Return the FLOPs of one look at one token, without heads over the whole vocabulary."""
 
 
 class Softmax(Confidence):
     """Difference of the two largest probabilities of the next token.
 
-    With a shortlist, a token's first look takes in the whole vocabulary, and later ones only its
-    most probable tokens of then. Where these reach the level, the whole vocabulary is looked at
-    after all: a token never leaves on the shortlist's word alone. So it may leave later than
-    without a shortlist, if its most probable token was not on it, but never less confident.
+    With a shortlist, the first look uses the whole vocabulary and later looks only the tokens that
+    were most probable then. If these reach the threshold, the whole vocabulary is checked before
+    the token exits. So a token may exit later than without a shortlist, if its most probable token
+    is not listed, but never less confidently.
 
-    How often that happens: SmolLM2-135M, from its tenth block on, 768 tokens, a shortlist of 64 of
-    its 49,152 tokens. At threshold 0.7 no token left elsewhere, at 0.9 6 of 700 did.
-    The list is never renewed within a token: what is on it must not depend on the threshold, or
-    `sweep` could not tell which thresholds have the same answer.
+    Measured on SmolLM2-135M, from its tenth block on, with 768 tokens and a shortlist of 64 of its
+    49,152 tokens: at threshold 0.7 every token exited at the same block, at 0.9 6 of 700 did not.
+    The list is not renewed within a token: it must not depend on the threshold, or `sweep` could
+    not tell which thresholds give the same answer.
     """
 
     through_heads = True
@@ -91,7 +91,7 @@ class Softmax(Confidence):
         self.family = family
         self.size = shortlist
         if shortlist is not None and shortlist >= family.head.weight.shape[0]:
-            self.size = None  # the whole vocabulary is no shortlist
+            self.size = None  # it would be the whole vocabulary
         self.listed: Tensor | None = None
 
     def begin(self) -> None:
@@ -103,15 +103,15 @@ class Softmax(Confidence):
         """Return p₁ − p₂ of each token."""
         inputs = self.family.exit_input(look.exit_index, look.states)
         if self.listed is not None:
-            return self._screened(look, inputs)
+            return self._shortlist_scores(look, inputs)
         logits = self.family.head(inputs)
         self.seen = Logits(None, logits)
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
-            self.listed = likely if look.rows is None else _spread(likely, look.rows, look.n)
+            self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
         return _probability_gap(logits)
 
-    def _screened(self, look: Look, inputs: Tensor) -> Tensor:
+    def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
         head = self.family.head
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
@@ -133,7 +133,7 @@ class Softmax(Confidence):
 
 
 class Saturation(Confidence):
-    """Cosine of the states before and after a block; from the second block on, as in CALM."""
+    """Cosine similarity of the states before and after a block, from the second block on (CALM)."""
 
     first_exit = 1
 
@@ -141,7 +141,7 @@ class Saturation(Confidence):
         self.family = family
 
     def measure(self, look: Look) -> Tensor:
-        """Return the cosine of each token."""
+        """Return the cosine similarity of each token."""
         return cosine_similarity(look.states.float(), look.previous.float(), dim=1)
 
     def flops(self) -> int:
@@ -150,7 +150,7 @@ class Saturation(Confidence):
 
 
 class Meta(Confidence):
-    """A classifier's probability that the block's token is the full model's."""
+    """A classifier's probability that the block gives the same token as the full model."""
 
     def __init__(self, family: Family, classifier: MetaClassifier) -> None:
         width = int(family.head.weight.shape[1])
@@ -193,14 +193,14 @@ def confidence_of(
 def _probability_gap(logits: Tensor) -> Tensor:
     """Return p₁ − p₂ of each token.
 
-    In float32, unlike `swiftsure.torch.scoring.top_diff`: records of text come from running this
-    code, not from logits, and float64 would take longer over a whole vocabulary.
+    In float32, unlike `swiftsure.torch.scoring.top_diff`: text records come from running this
+    code, not from stored logits, and float64 is slower over a whole vocabulary.
     """
     two = logits.float().softmax(dim=1).topk(2, dim=1).values
     return two[:, 0] - two[:, 1]
 
 
-def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
-    """Return values of some rows as a table of all n; the others are never read."""
+def _scatter_rows(values: Tensor, rows: Tensor, n: int) -> Tensor:
+    """Scatter values of some rows into a tensor of n rows; the other rows are never read."""
     whole = values.new_zeros((n, *values.shape[1:]))
     return whole.index_copy_(0, rows, values)

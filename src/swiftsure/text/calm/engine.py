@@ -1,16 +1,17 @@
-"""The engine: stands between a decoder and its blocks, and decides token by token who runs on.
+"""The engine sits between a decoder and its blocks and decides, token by token, which blocks run.
 
 Each call of the decoder is a step: one token of every sequence. Before a block runs, the tokens
-that are confident enough leave. What then happens to the block depends on who is left:
+that are confident enough exit. How the block runs depends on which tokens are left:
 
-- everybody: it runs as it is;
-- nobody: it does not run, and owes the cache the keys and values of the exit states;
-- some, of a small batch or on a GPU, where more rows take no longer: it runs on all, and those who
-  left keep their exit states. Since a block makes keys and values from the states that it is given,
-  these are the exit states' too;
-- some, otherwise: it runs on those alone, and the others' keys and values are computed beside it.
+- all: it runs as usual;
+- none: it does not run, and the keys and values of the exit states are owed to the cache;
+- some, in a small batch or on a GPU, where more rows take no longer: it runs on all rows, and
+  exited tokens keep their exit states. A block computes keys and values from its input states, so
+  the exited tokens' keys and values come from their exit states;
+- some, otherwise: it runs on the remaining rows only, and the others' keys and values are computed
+  separately.
 
-Those who left carry their exit state to the end, where the model's own norm and head give their
+Exited tokens carry their exit state to the end, where the model's own norm and head compute their
 logits.
 """
 
@@ -36,22 +37,22 @@ from swiftsure.text.families import Family
 __all__ = ["Engine"]
 
 SHARED = "encoder_hidden_states"
-"""Argument of a block that is not cut to rows: what is needed of it lies in the cache."""
+"""Block argument that is not cut to the active rows: its keys and values are in the cache."""
 
 
 class Engine:
-    """Early exits of one decoder.
+    """Runs one decoder with early exits.
 
     Parameters
     ----------
     family : Family
-        Of the model whose forward methods call `run_stack`, `run_block` and `run_head`.
+        The model; its forward methods call `run_stack`, `run_block` and `run_head`.
     rule : ExitRule
     confidence : Confidence
     thresholds : float32 array
-        One for all sequences, of shape (), or one each, (n,).
+        One for all sequences, shape (), or one per sequence, (n,).
     eos_token_ids : ints
-        Tokens after which a sequence is over, and no longer runs.
+        Tokens that end a sequence, after which it no longer runs.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Engine:
         self._finished: set[int] = set()
         self._step: Step | None = None
 
-    # ------------------------------------------------------------------ the decoder, once a token
+    # ---------------------------------------------------------------- the decoder, once per token
 
     def run_stack(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the decoder on one token of every sequence, or on a prompt."""
@@ -85,7 +86,7 @@ class Engine:
         cache, tokens = kwargs.get("past_key_values"), kwargs.get("input_ids")
         fed = tokens if tokens is not None else kwargs.get("inputs_embeds")
         if cache is None or fed is None:
-            return forward(*args, **kwargs)  # no generation
+            return forward(*args, **kwargs)  # not generating
         past = cache.get_seq_length()
         if cache is not self._cache or past == 0:
             self._begin_generation(cache, past, fed, _attended(past, fed, kwargs))
@@ -105,7 +106,7 @@ class Engine:
         n = len(fed)
         if self.thresholds.ndim and len(self.thresholds) != n:
             raise ValueError(
-                f"`thresholds` must be one for all or one a sequence, {n}, but got"
+                f"`thresholds` must be one for all or one per sequence, {n}, but got"
                 f" {len(self.thresholds)}."
             )
         prepare_cache(cache, self._projects)
@@ -134,14 +135,14 @@ class Engine:
     # -------------------------------------------------------------------- a block, before it runs
 
     def run_block(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a block on the tokens that are still under way."""
+        """Run a block on the tokens that have not exited."""
         step = self._step
         if step is None:
             return forward(*args, **kwargs)
         output = self._run_block(step, index, forward, args, kwargs)
         heads = self.family.exit_heads
         if heads is not None and index == len(self.blocks) - 1 and step.exits_taken:
-            return _with_states(output, _through_heads(heads, step, _states(output)))
+            return _with_states(output, _apply_exit_heads(heads, step, _states(output)))
         return output
 
     def _is_exit(self, exit_index: int) -> bool:
@@ -166,7 +167,7 @@ class Engine:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
-            layer = _own_layers(arguments["past_key_values"])[index]
+            layer = _self_attention_layers(arguments["past_key_values"])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.family.skipped(states, arguments)
         if step.compacts:
@@ -198,9 +199,9 @@ class Engine:
     # ------------------------------------------------------------------------- the head, at the end
 
     def run_head(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Run the head on those whose logits are not known yet; ends the step."""
+        """Run the head on the rows whose logits are not known yet, and end the step."""
         step = self._step
-        if step is None or inputs.ndim < 3:  # a confidence's own look
+        if step is None or inputs.ndim < 3:  # called by a confidence
             return forward(inputs)
         self._step = None
         trace: Trace = self.trace  # type: ignore[assignment]
@@ -213,7 +214,7 @@ class Engine:
         return logits
 
     def release(self) -> None:
-        """Let go of the cache and of the last step; what was noted stays."""
+        """Drop the cache and the last step; keep the trace."""
         self._cache = self._step = None
 
     def _refuse_other_threads(self) -> None:
@@ -224,8 +225,8 @@ class Engine:
             )
 
 
-def _through_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
-    """Return the states that the model's norm and head are to see, of those who left."""
+def _apply_exit_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
+    """Return the states with those of exited tokens mapped through their exit heads."""
     mapped = states.clone()
     for depth in step.exits_taken:
         left = [row for row, ran in enumerate(step.depths) if ran == depth]
@@ -241,7 +242,7 @@ def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:
-    """Return how many positions the first token attends to, without padding: for all, or (n,)."""
+    """Return how many positions the first token attends to, without padding: a number, or (n,)."""
     own, states, source = (
         arguments.get(name)
         for name in ("attention_mask", "encoder_hidden_states", "encoder_attention_mask")
@@ -253,13 +254,13 @@ def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | 
     return found
 
 
-def _own_layers(cache: Any) -> list[ExitLayer]:
+def _self_attention_layers(cache: Any) -> list[ExitLayer]:
     layers: list[ExitLayer] = getattr(cache, "self_attention_cache", cache).layers
     return layers
 
 
 def _states(output: Any) -> Tensor:
-    """Return the hidden states among what a block returned."""
+    """Return the hidden states in a block's output."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
 

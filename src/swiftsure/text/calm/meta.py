@@ -1,4 +1,4 @@
-"""The meta-classifier of CALM: whether a block's state already gives the full model's token."""
+"""CALM's meta-classifier: predicts whether a block already gives the full model's token."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,17 @@ __all__ = ["MetaClassifier"]
 
 
 class MetaClassifier(nn.Module):
-    """From normed hidden states to two logits; the second is for "as the full model says".
+    """Maps normed hidden states to two logits; the second means "agrees with the full model".
 
     Parameters
     ----------
     width : int
-        Of the hidden states.
+        Width of the hidden states.
     bias : bool
         Whether the two linear layers have biases.
     trained_on : hashes of inputs
-        What it was trained on (`input_hashes`); `sweep` refuses to record the same inputs, since a
-        policy must not be calibrated on what its confidence has seen.
+        Hashes of the training texts (`input_hashes`); `sweep` refuses to record these texts, since
+        a policy must not be calibrated on data that its confidence was trained on.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class MetaClassifier(nn.Module):
         return logits
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights, and what they were trained on, to a safetensors file."""
+        """Write the weights and the hashes of the training texts to a safetensors file."""
         save_weights(path, self.layers.state_dict(), self.trained_on)
 
     @classmethod
@@ -60,7 +60,7 @@ class MetaClassifier(nn.Module):
     def from_published(
         cls, state_dict: Mapping[str, Tensor], prefix: str = "cm_head."
     ) -> "MetaClassifier":
-        """Return the classifier of a published early-exit T5, from its state dict."""
+        """Return the classifier in the state dict of a published early-exit T5."""
         found: dict[str, Any] = {
             key.removeprefix(prefix): value
             for key, value in state_dict.items()

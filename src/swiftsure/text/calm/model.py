@@ -1,4 +1,4 @@
-"""CALM: early-exit generation with a Hugging Face model, whose `generate` stays as it is."""
+"""CALM: early-exit generation through a Hugging Face model's own `generate`."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,19 +26,19 @@ from swiftsure.torch.modes import refuse_training
 
 __all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_heads"]
 
-_running: "WeakSet[nn.Module]" = WeakSet()
+_models_in_use: "WeakSet[nn.Module]" = WeakSet()
 _lock = threading.Lock()
 
 
 class EarlyExits:
-    """A run of a model with early exits; see `early_exits`."""
+    """What `early_exits` yields: the exit depths of the last generation."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     @property
     def depths(self) -> Depths:
-        """How deep the tokens of the last generation went."""
+        """Exit depths of the last generation's tokens."""
         trace = self._engine.trace
         if trace is None or not trace.depths:
             raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
@@ -51,16 +51,17 @@ class CalmModel:
     Parameters
     ----------
     model : PreTrainedModel
-        Of a known family, in evaluation mode.
+        From a known family, in evaluation mode.
     policy : Policy, ExitRule, float or None
-        A policy made from a record of `sweep`, which is compared with the model once, here; or a
-        rule or a threshold, without a promise. None: the full model.
+        A policy made from a record of `sweep`, checked against the model once, here; or a rule or
+        a threshold, which promises nothing. None runs the full model.
     score : str, optional
-        Of a bare threshold, "softmax" by default; otherwise it must be the policy's or the rule's.
+        The score for a bare threshold, "softmax" by default. Given with a policy or a rule, it
+        must be theirs.
     classifier : MetaClassifier
         For score "meta".
     heads : ExitHeads, optional
-        For a model that was not trained to exit early; tokens exit only where there is one.
+        For a model that was not trained to exit early; tokens exit only at blocks with a head.
 
     Attributes
     ----------
@@ -72,7 +73,7 @@ class CalmModel:
     Raises
     ------
     ValueError
-        If the model's family is not known, the model is in training mode, or a policy was made for
+        If the model's family is unknown, the model is in training mode, or the policy was made for
         another model, score or number of exits.
     """
 
@@ -89,7 +90,7 @@ class CalmModel:
         refuse_training(model)
         self.model = model
         self.n_exits = len(self.family.blocks)
-        self.rule = _rule(policy, score)
+        self.rule = _resolve_exit_rule(policy, score)
         self.rule.check_exits(self.n_exits)
         self.classifier = classifier
         self.heads = heads
@@ -109,20 +110,20 @@ class CalmModel:
         sequence_ids: Sequence[int] | None = None,
         **options: Any,
     ) -> CalmOutput:
-        """Generate; takes what the model's own `generate` takes.
+        """Generate with early exits; takes the arguments of the model's own `generate`.
 
-        With `do_sample=True`, each sequence has its own random numbers, from the seed, its id and
-        the token's place: the same at every batch size and every threshold.
+        With `do_sample=True`, random numbers depend only on the seed, the sequence's id and the
+        token's position, so they are the same at every batch size and threshold.
 
         Parameters
         ----------
         input_ids : (n, positions)
         thresholds : (n,), optional
-            One per sequence, in place of the policy's.
+            One per sequence, instead of the policy's.
         seed, sequence_ids
-            Of sampling; ids are the places in the batch by default.
+            For sampling; ids default to positions in the batch.
         **options
-            For `generate`; those that a policy was made for need not be repeated.
+            For `generate`; the policy's own options need not be repeated.
         """
         options = self._with_policy_options(options)
         if input_ids is not None:
@@ -140,13 +141,13 @@ class CalmModel:
         return CalmOutput(sequences, run.depths)
 
     def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
-        """Return what runs the decoder's blocks, for one generation."""
+        """Return the engine that runs the decoder's blocks for one generation."""
         given = self.rule.threshold if thresholds is None else thresholds
         levels = threshold_levels("thresholds", given)
         return Engine(self.family, self.rule, self._confidence, levels, ends)
 
     def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options with those of the policy, which must not be contradicted."""
+        """Return the options merged with the policy's; raise if they contradict it."""
         if self.policy is None:
             return options
         made_for = self.policy.settings.get("generation", {})
@@ -167,28 +168,28 @@ def early_exits(
 ) -> Iterator[EarlyExits]:
     """Make a model's own `generate` exit early within this context.
 
-    For greedy decoding and sampling. Beam search is not supported: beams change places, so depths
-    would be recorded for the wrong ones.
+    For greedy decoding and sampling. Beam search is not supported: beams are reordered, so depths
+    would be recorded for the wrong beams.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Of a known family (`swiftsure.text.FAMILIES`), in evaluation mode.
+        From a known family (`swiftsure.text.FAMILIES`), in evaluation mode.
     policy, score, classifier, heads
         As in `CalmModel`.
     thresholds : (n,), optional
-        One per sequence, in place of the policy's.
+        One per sequence, instead of the policy's.
     eos_token_id : int, ints, None or "model"
-        Tokens after which `generate` ends a sequence, if they are not the model's. Ended sequences
-        run no more blocks, or (on a GPU) run along and are ignored.
+        Tokens that end a sequence in `generate`, if they are not the model's own. Finished
+        sequences run no more blocks or, on a GPU, still run and are ignored.
 
     Raises
     ------
     ValueError
-        If the model's family is not known, the model is in training mode, or a policy was made for
+        If the model's family is unknown, the model is in training mode, or the policy was made for
         another model, score or number of exits.
     RuntimeError
-        If the model runs with early exits already, here or in another thread.
+        If the model already runs with early exits, here or in another thread.
 
     Examples
     --------
@@ -223,7 +224,7 @@ def calm_fingerprint(
 
 
 def with_heads(family: Family, heads: ExitHeads | None) -> Family:
-    """Return the family, which lets tokens leave through these heads, if they fit."""
+    """Attach exit heads to a family and return it; raise if they do not fit the model."""
     if heads is not None:
         width, n_blocks = int(family.head.weight.shape[1]), len(family.blocks)
         if heads.width != width or heads.exits[-1] >= n_blocks - 1:
@@ -235,8 +236,8 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
     return family
 
 
-def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
-    """Return the rule of a policy, a rule or a bare threshold, of this score."""
+def _resolve_exit_rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+    """Return the exit rule for a policy, a rule or a bare threshold, with this score."""
     rule = resolve_rule(given, ExitRule)
     if score is None or score == rule.score:
         return rule
@@ -249,19 +250,19 @@ def _rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRul
 
 @contextmanager
 def _exclusive(model: nn.Module) -> Iterator[None]:
-    """Reserve a model: it can run with early exits only once at a time."""
+    """Reserve a model: only one early-exit run at a time."""
     with _lock:
-        if model in _running:
+        if model in _models_in_use:
             raise RuntimeError(
                 "`model` runs with early exits already: leave that context first, or use a copy of"
                 " the model."
             )
-        _running.add(model)
+        _models_in_use.add(model)
     try:
         yield
     finally:
         with _lock:
-            _running.discard(model)
+            _models_in_use.discard(model)
 
 
 @contextmanager
@@ -293,17 +294,17 @@ def _replaced_forward(module: nn.Module, through: Callable[..., Any]) -> Iterato
 
 
 def _check_inputs(family: Family, options: dict[str, Any]) -> None:
-    """Raise where `generate` would fail without saying why, or do what exits cannot follow."""
+    """Raise for options that early exits do not support or that `generate` fails on unclearly."""
     config = options.get("generation_config") or family.model.generation_config
     beams = options.get("num_beams") or config.num_beams or 1
     if beams > 1:
         raise ValueError(
             f"`num_beams` must be 1, but is {beams} here or in the model's generation_config: beams"
-            " change places, and each of their tokens has a depth of its own."
+            " are reordered, so exit depths would be recorded for the wrong ones."
         )
     for name in ("assistant_model", "prompt_lookup_num_tokens"):
         if options.get(name) is not None:
-            raise ValueError(f"`{name}` feeds several tokens at once, which cannot leave early.")
+            raise ValueError(f"`{name}` feeds several tokens at once, which cannot exit early.")
     if options.get("use_cache") is False:
         raise ValueError("`use_cache` must not be False: later tokens attend to cached states.")
     inputs = options.get("input_ids")

@@ -1,4 +1,4 @@
-"""What early-exit generation gives: tokens, and how deep each went."""
+"""Results of early-exit generation: sequences, and the depth at which each token exited."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +15,17 @@ __all__ = ["CalmOutput", "Depths", "Trace"]
 
 @dataclass(frozen=True)
 class Depths:
-    """How deep each token of a batch went.
+    """Exit depth of each token of a batch.
 
     Attributes
     ----------
     exit_layers : (n, tokens)
-        Decoder blocks that a token ran, from 1; 0 after a sequence's end.
+        Decoder blocks that each token ran, from 1; 0 after a sequence's end.
     confidences : (n, tokens, n_exits - 1)
-        As the decisions saw them; NaN where nobody looked.
+        As compared with the threshold; NaN where none was computed.
     flops : (n,)
-        Of decoding, per sequence: blocks, skipped blocks' keys and values, heads, confidences.
+        FLOPs of decoding each sequence: blocks, keys and values of skipped blocks, heads and
+        confidences.
     """
 
     exit_layers: NDArray[np.int64]
@@ -33,20 +34,20 @@ class Depths:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, the end token included."""
+        """Number of tokens in each sequence, including the end token."""
         lengths: NDArray[np.int64] = (self.exit_layers > 0).sum(axis=1)
         return lengths
 
     @property
     def mean_layers(self) -> NDArray[np.float64]:
-        """Mean decoder blocks per token, of each sequence."""
+        """Mean decoder blocks per token, for each sequence."""
         mean: NDArray[np.float64] = self.exit_layers.sum(axis=1) / np.maximum(self.lengths, 1)
         return mean
 
 
 @dataclass(frozen=True)
 class CalmOutput:
-    """Generated sequences, and how deep their tokens went.
+    """Generated sequences, and the exit depths of their tokens.
 
     Attributes
     ----------
@@ -65,42 +66,42 @@ class CalmOutput:
 
     @property
     def mean_layers(self) -> NDArray[np.float64]:
-        """Mean decoder blocks per token, of each sequence."""
+        """Mean decoder blocks per token, for each sequence."""
         return self.depths.mean_layers
 
     @property
     def flops(self) -> NDArray[np.float64]:
-        """FLOPs of decoding, of each sequence."""
+        """FLOPs of decoding each sequence."""
         return self.depths.flops
 
 
 @dataclass
 class Trace:
-    """Notes of one generation, on the device until they are asked for."""
+    """Log of one generation, kept on the device until it is read."""
 
     n: int
     n_exits: int
     prompt: int
-    """Positions before the first generated token, the one it comes from included."""
+    """Number of positions before the first generated token."""
     attended: Tensor | int
-    """Positions that the first generated token attends to, of prompt and source; or (n,)."""
+    """Positions of prompt and source that the first token attends to: one number, or (n,)."""
     depths: list[Tensor | None] = field(default_factory=list)
     confidences: list[Tensor | None] = field(default_factory=list)
     heads: list[Tensor | None] = field(default_factory=list)
 
     def note(self, depths: Tensor | None, confidences: Tensor | None, heads: Tensor | None) -> None:
-        """Note one token of each sequence; None: full depth, no looks, one head each."""
+        """Record one token of each sequence; None: full depth, no confidences, one head each."""
         self.depths.append(depths)
         self.confidences.append(confidences)
         self.heads.append(heads)
 
     def summary(self, family: Family, confidence: Confidence) -> Depths:
-        """Return all that was noted, as arrays."""
+        """Return the log as arrays."""
         depths = _stacked(self.depths, np.full(self.n, self.n_exits, np.int64))
         shape = (self.n, self.n_exits - 1)
         looks = _stacked(self.confidences, np.full(shape, np.nan, np.float32))
         heads = _stacked(self.heads, np.ones(self.n, np.int64))
-        # Tokens past the end of the longest sequence: a device may be asked for one too many.
+        # Drop tokens past the end of the longest sequence: a device may run one step too many.
         tokens = max(1, int((depths > 0).any(axis=0).sum()))
         depths, looks, heads = depths[:, :tokens], looks[:, :tokens], heads[:, :tokens]
         flops = self._flops(family, confidence, depths, looks, heads)
@@ -134,5 +135,5 @@ class Trace:
 
 
 def _stacked(parts: list[Tensor | None], empty: NDArray[Any]) -> NDArray[Any]:
-    """Stack tokens' notes along axis 1, with `empty` where there are none."""
+    """Stack the entries of all tokens along axis 1, with `empty` where there are none."""
     return np.stack([empty if part is None else part.cpu().numpy() for part in parts], axis=1)

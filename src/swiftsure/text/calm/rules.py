@@ -1,4 +1,4 @@
-"""The exit rule of generation: score, threshold and its decay over the answer."""
+"""The exit rule for generation: score, threshold and the threshold's decay over the answer."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -20,17 +20,17 @@ SCORES = ("softmax", "saturation", "meta")
 
 @dataclass(frozen=True)
 class Decay:
-    """How the threshold falls over the answer; the scalar λ stays what a control sets.
+    """How the threshold decays over the answer; calibration still sets the scalar λ.
 
     Parameters
     ----------
     length : int
-        N, the longest answer.
+        N, the length of the longest answer.
     temperature : float
-        τ; 0 makes every token alike.
+        τ; 0 treats all tokens alike.
     form : {"calm", "free"}
-        CALM's Eq. 5, 0.9 λ + 0.1 exp(−τ t / N) clipped to [0, 1], t from 0; or what FREE's code
-        does, λ (0.9 + 0.1 exp(−τ t / N)), t from 1.
+        CALM's Eq. 5, 0.9 λ + 0.1 exp(−τ t / N) clipped to [0, 1], t from 0; or FREE's code,
+        λ (0.9 + 0.1 exp(−τ t / N)), t from 1.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Decay:
             raise ValueError(f"`temperature` must be at least 0, but got {self.temperature}.")
 
     def levels(self, threshold: ArrayLike, step: int) -> NDArray[np.float32]:
-        """Return what confidences must reach at the token of this number, from 0."""
+        """Return the thresholds that apply at this token, counted from 0."""
         if self.form == "calm":
             return calm_decay(threshold, step, self.length, self.temperature)
         falling = 0.9 + 0.1 * math.exp(-self.temperature * (step + 1) / self.length)
@@ -64,19 +64,19 @@ class ExitRule(ThresholdRule):
     Parameters
     ----------
     threshold : float, optional
-        λ, at most 1; None: never, or as `sweep` says.
+        λ, at most 1; None: never exit, or the thresholds of a `sweep`.
     score : {"softmax", "saturation", "meta"}
-        Difference of the two largest probabilities; cosine of the states before and after a block;
-        a classifier's probability that the block's token is the full model's.
+        Difference of the two largest probabilities; cosine similarity of the states before and
+        after a block; a classifier's probability that the block gives the full model's token.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int
         Exits before this one are never taken; exit 0 is after the first block.
     decay : Decay, optional
     shortlist : int, optional
-        For "softmax": look at this many tokens only, the most probable ones at a token's first
-        exit, and at the whole vocabulary only where these make a token exit. Exits are then as
-        confident as without it, but some may be missed.
+        For "softmax": after the first exit, score only this many tokens, the most probable ones
+        there, and check the whole vocabulary only before a token exits. Exits are as confident as
+        without it, but some may be missed.
 
     Examples
     --------
@@ -104,11 +104,11 @@ class ExitRule(ThresholdRule):
                 )
 
     def levels(self, thresholds: NDArray[np.float32], step: int) -> NDArray[np.float32]:
-        """Return what confidences must reach at the token of this number, for each threshold."""
+        """Return each threshold as it applies at this token, counted from 0."""
         return thresholds if self.decay is None else self.decay.levels(thresholds, step)
 
     def settings(self, n_exits: int) -> dict[str, Any]:
-        """Return everything but the threshold, as a record and its policies keep it."""
+        """Return everything but the threshold, as stored in a record and its policies."""
         found = super().settings(n_exits)
         if found.pop("decay", None) is not None:
             found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(Decay)}
@@ -116,7 +116,7 @@ class ExitRule(ThresholdRule):
 
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy, which must say its score and number of exits."""
+        """Return a policy's rule; the policy must name its score and number of exits."""
         binding = cls.bind(policy)
         if binding.score is None or binding.n_exits is None:
             raise binding.refusal()

@@ -1,9 +1,8 @@
-"""Sampling whose random numbers belong to the sequence, so that batches do not change them.
+"""Sampling with random numbers tied to the sequence, so that batching does not change them.
 
-Noise from Gumbel's distribution is added to the log probabilities, and the largest is taken: a draw
-from them. The noise is a function of seed, sequence and place alone. So a sequence comes out the
-same in any batch, and the full model and its early exits, which share the noise, differ no more
-than their distributions do.
+Adding Gumbel noise to the log probabilities and taking the largest is a draw from them. The noise
+depends only on seed, sequence and position. So a sequence is the same in any batch, and the full
+model and its early exits, which share the noise, differ only where their distributions do.
 """
 
 from collections.abc import Sequence
@@ -25,18 +24,18 @@ from swiftsure import checks
 
 __all__ = ["SequenceNoise", "sampling_processors"]
 
-UNKNOWN = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-"""What else `generate` can do to a distribution, and would leave out without a word."""
+UNSUPPORTED = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+"""Options that shape `generate`'s distribution and would be silently ignored here."""
 
 
 class SequenceNoise(LogitsProcessor):
-    """Adds to each sequence's scores the noise of its next token.
+    """Adds Gumbel noise for the next token to each sequence's scores.
 
     Parameters
     ----------
     seed : int
     sequence_ids : ints, optional
-        What tells sequences apart; their places in the batch by default.
+        One per sequence; positions in the batch by default.
     """
 
     def __init__(self, seed: int, sequence_ids: Sequence[int] | None = None) -> None:
@@ -45,19 +44,19 @@ class SequenceNoise(LogitsProcessor):
         self.place = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Return scores whose largest is a draw."""
+        """Return the scores plus noise; the argmax is a random draw."""
         n, size = scores.shape
         ids = range(n) if self.ids is None else self.ids
         if len(ids) != n:
-            raise ValueError(f"`sequence_ids` must be one a sequence, {n}, but got {len(ids)}.")
+            raise ValueError(f"`sequence_ids` must be one per sequence, {n}, but got {len(ids)}.")
         noise = np.stack([gumbel(self.seed, each, self.place, size) for each in ids])
         self.place += 1
         return scores + torch.from_numpy(noise).to(scores.device)
 
 
 def gumbel(seed: int, sequence: int, place: int, size: int) -> NDArray[np.float32]:
-    """Return the noise of one token of one sequence."""
-    # Philox counts blocks in its first word; the place in its last never meets another's blocks.
+    """Return the Gumbel noise for one token of one sequence."""
+    # Philox counts blocks in its first word; with the position in the last, streams never overlap.
     bits = np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, place])
     uniform = np.random.Generator(bits).random(size, dtype=np.float32)
     tiny = np.finfo(np.float32).tiny
@@ -68,15 +67,15 @@ def gumbel(seed: int, sequence: int, place: int, size: int) -> NDArray[np.float3
 def sampling_processors(
     options: dict[str, Any], config: Any, seed: int, sequence_ids: Sequence[int] | None
 ) -> dict[str, Any]:
-    """Take what shapes the distribution out of `generate`'s options, and return what does it.
+    """Pop the sampling options from `generate`'s options; return logits processors that apply them.
 
-    As in `generate`, the model's generation config says what the options do not, and only the 50
-    most probable tokens are drawn from unless `top_k` is another number, or 0 for all.
+    As in `generate`, missing options come from the model's generation config, and `top_k` is 50 by
+    default; 0 draws from all tokens.
     """
-    for name in UNKNOWN:
+    for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(
-                f"`{name}` is not known to sampling here; pass what does it as `logits_processor`."
+                f"`{name}` is not supported here; pass it as a `logits_processor` instead."
             )
 
     def option(name: str, default: float) -> Any:

@@ -1,11 +1,11 @@
-"""One step of decoding: a token of every sequence, who is under way, who left where.
+"""One decoding step: one token per sequence, which rows are still running and where others exited.
 
-Who leaves is decided on the host, where all is noted, in plain lists: a look at confidences waits
-for the device once, and small tables of arrays would cost more than they hold.
+Exits are decided and recorded on the host, in plain lists: reading the confidences waits for the
+device once, and for a few numbers lists are cheaper than arrays.
 
-On a CPU work is done for the rows under way alone where that saves time (`Step`). On a GPU the time
-goes into starting work, however few the rows: there all rows are worked on, and a mask says whose
-result counts (`MaskedStep`).
+On a CPU, blocks run on the remaining rows only, where that saves time (`Step`). On a GPU the time
+goes into launching kernels, however few the rows, so all rows run and a mask selects the results
+that count (`MaskedStep`).
 """
 
 import math
@@ -22,19 +22,19 @@ from swiftsure.text.calm.confidences import Logits, Look
 
 __all__ = ["MaskedStep", "SplitRows", "Step", "rows_of", "step_on"]
 
-# Compacting copies the cached keys and values of the active rows, and runs the left ones' through
-# their matrices apart. On a CPU, at width 224, a batch of 32 won a few percent by it, and one of 8
-# lost a tenth; at width 512 one of 8 won nothing.
+# Compacting copies the active rows' cached keys and values, and projects the exited rows
+# separately. On a CPU, at width 224, it made a batch of 32 a few percent faster and a batch of 8 a
+# tenth slower; at width 512 a batch of 8 gained nothing.
 COMPACT_FROM = 16
 """Smallest batch that is worth compacting."""
 COMPACT_BELOW = 0.5
-"""Largest share of the batch whose rows are run by themselves."""
+"""Largest share of active rows at which a batch is compacted."""
 
 
 class SplitRows:
-    """Rows of a batch of n: those that are still running, and those that exited.
+    """Rows of a batch of n: those still running, and those that exited.
 
-    Tensors are made when they are asked for, and serve all blocks until more rows leave.
+    Tensors are made on first use and shared by all blocks until more rows exit.
     """
 
     def __init__(self, under_way: Sequence[int], n: int, device: torch.device) -> None:
@@ -45,25 +45,25 @@ class SplitRows:
 
     @cached_property
     def active(self) -> Tensor:
-        """Rows under way."""
+        """Rows still running."""
         return torch.tensor(self.under_way, device=self.device)
 
     @cached_property
     def left(self) -> Tensor:
-        """Rows that left."""
+        """Rows that exited."""
         left = set(range(self.n)).difference(self.under_way)
         return torch.tensor(sorted(left), device=self.device)
 
     @cached_property
     def gone(self) -> Tensor:
-        """Which rows left, (n, 1, 1)."""
+        """Mask of the rows that exited, (n, 1, 1)."""
         all_gone = torch.ones((self.n, 1, 1), dtype=torch.bool, device=self.device)
         return all_gone.index_fill_(0, self.active, False)
 
     def of(self, value: Any) -> Any:
-        """Return the rows under way of every tensor that has one a sequence; the rest is shared.
+        """Return the active rows of every tensor with one row per sequence; the rest is shared.
 
-        Blocks share masks and positions, which are cut once.
+        Masks and positions are cut once for all blocks.
         """
         if id(value) not in self._cut:
             self._cut[id(value)] = value, rows_of(value, self.active, self.n)
@@ -71,10 +71,10 @@ class SplitRows:
 
 
 class Step:
-    """One token of every sequence: who is under way, who left where.
+    """One token of every sequence: which rows are still running, and where the others exited.
 
-    Tables are made when the first row leaves or is looked at: steps without any are the rule where
-    nothing may leave, and must cost nothing.
+    Tables are made when the first row exits or is looked at, so that a step in which nothing can
+    exit costs nothing.
     """
 
     def __init__(
@@ -89,33 +89,33 @@ class Step:
         self.n_blocks = n_blocks
         self.device = device
         self.asked = self.levels = levels
-        """What rows must reach: one for all, or one each; `levels` is of those under way."""
+        """Thresholds: one for all rows, or one per row; `levels` keeps those of active rows."""
         self.may_exit = may_exit
         self.under_way: Sequence[int] = range(n)
-        """Rows that have not left."""
+        """Rows that have not exited."""
         self.split: SplitRows | None = None
-        """The same on the device; None as long as all are under way."""
+        """The same on the device; None until a row exits."""
         self.previous: Tensor | None = None
         """States before the last block that ran."""
         self.rows_known = 0
         self.exits_taken: list[int] = []
-        """Depths at which some row left, after a look."""
+        """Depths at which a row exited by its confidence."""
         self._looks: list[tuple[int, Sequence[int], Sequence[float]]] = []
         self._known: list[tuple[Sequence[int], Tensor]] = []
 
     @cached_property
     def depths(self) -> list[int]:
-        """Blocks that each row runs."""
+        """Number of blocks that each row runs."""
         return [self.n_blocks] * self.n
 
     @cached_property
     def heads(self) -> list[int]:
-        """How often each row's logits of the whole vocabulary were computed."""
+        """How often each row's logits over the whole vocabulary were computed."""
         return [0] * self.n
 
     @property
     def compacts(self) -> bool:
-        """Whether a block runs on the active rows alone rather than on all of them."""
+        """Whether blocks run on the active rows only."""
         return self.n >= COMPACT_FROM and self.n_active <= COMPACT_BELOW * self.n
 
     @property
@@ -125,58 +125,58 @@ class Step:
 
     @property
     def gone(self) -> Tensor:
-        """Which rows left, (n, 1, 1), once some have."""
+        """Mask of the rows that exited, (n, 1, 1); only once some have."""
         split: SplitRows = self.split  # type: ignore[assignment]
         return split.gone
 
     def look(self, exit_index: int, states: Tensor) -> Look:
-        """Return what a confidence sees of those under way, (n, 1, width) being all states."""
+        """Return the confidence's input for the active rows; `states` are (n, 1, width)."""
         now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
         rows = None
         if self.split is not None:
             rows = self.split.active
             now, before = now.index_select(0, rows), before.index_select(0, rows)
-        return Look(exit_index, now, before, rows, self.n, _on(self.levels, self.device))
+        return Look(exit_index, now, before, rows, self.n, _levels_on(self.levels, self.device))
 
     def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
-        """Let those leave whose confidence passes."""
-        values = scores.tolist()  # the one synchronisation of a look: who is left decides what runs
+        """Let the rows exit whose confidence passes."""
+        values = scores.tolist()  # the only synchronisation per exit: the host decides what runs
         self.note(look.exit_index, values, seen)
         leaving = self._passing(values, strict)
         if leaving:
             self.leave(look.exit_index + 1, leaving, seen)
 
     def finish(self, rows: Sequence[int]) -> None:
-        """Let rows leave before any look: their sequences are over."""
+        """Let the rows of finished sequences exit before any block."""
         self.leave(0, rows)
 
     def _passing(self, scores: Iterable[float], strict: bool) -> list[int]:
-        """Return who passes, as positions among those under way."""
-        passes = operator.gt if strict else operator.ge  # a NaN does neither, and stays
+        """Return the rows that pass, as positions among the active rows."""
+        passes = operator.gt if strict else operator.ge  # NaN never passes, so it stays
         levels = repeat(self.levels) if isinstance(self.levels, float) else self.levels
         compared = map(passes, scores, levels)
         return [place for place, passed in enumerate(compared) if passed]
 
     def note(self, exit_index: int, scores: Sequence[float], seen: Logits | None) -> None:
-        """Note the confidences of a look, and how often the whole vocabulary was looked at."""
+        """Record the confidences of a look, and the rows whose whole vocabulary was computed."""
         self._looks.append((exit_index, self.under_way, scores))
         if seen is not None:
             whole = range(self.n_active) if seen.index is None else seen.index.tolist()
             self._count_heads(self.under_way[place] for place in whole)
 
     def leave(self, depth: int, leaving: Sequence[int], seen: Logits | None = None) -> None:
-        """Let some of those under way leave, by position among them."""
+        """Let some active rows exit, given by position among the active rows."""
         everybody = len(leaving) == self.n_active
         if seen is not None:
             index = None if everybody else torch.tensor(leaving, device=self.device)
             rows = [self.under_way[place] for place in leaving]
             self._known.append((rows, seen.of(index, self.n_active)))
-        self._note_left(depth, leaving, known=seen is not None)
+        self._record_exits(depth, leaving, known=seen is not None)
         if not everybody:
             self.split = SplitRows(self.under_way, self.n, self.device)
 
-    def _note_left(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
-        """Note who left where, and who is still under way; `known`: with their logits."""
+    def _record_exits(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
+        """Record which rows exited, and which still run; `known`: their logits are known."""
         for place in leaving:
             self.depths[self.under_way[place]] = depth
         if depth > 0:
@@ -192,7 +192,7 @@ class Step:
                 self.levels = [self.levels[place] for place in staying]
 
     def all_by_head(self) -> None:
-        """Note that the head ran on every row; for steps without looks it goes without saying."""
+        """Count one head per row; steps without looks leave it to the default of one."""
         if "heads" in self.__dict__:
             self._count_heads(range(self.n))
 
@@ -201,7 +201,7 @@ class Step:
             self.heads[row] += 1
 
     def notes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return depths, confidences and heads; None: full depth, no looks, one head each."""
+        """Return depths, confidences and heads; None: full depth, no confidences, one head each."""
         made = self.__dict__
         depths, heads = (
             torch.tensor(made[name]) if name in made else None for name in ("depths", "heads")
@@ -215,7 +215,7 @@ class Step:
         return depths, torch.tensor(confidences), heads
 
     def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Return the logits of all rows, (n, 1, vocabulary): known ones, and the head's others."""
+        """Return the logits of all rows, (n, 1, vocabulary); the head runs on unknown ones."""
         rows, logits = self._known[0]
         if len(rows) == self.n:
             return logits.unsqueeze(1)
@@ -232,10 +232,10 @@ class Step:
 
 
 class MaskedStep(Step):
-    """A step that works on all rows as long as anyone is under way."""
+    """A step that runs all rows until the last one exits."""
 
     _gone: Tensor | None = None
-    """Which rows left, (n,); None as long as none has."""
+    """Mask of the rows that exited, (n,); None until one has."""
 
     compacts = False
 
@@ -246,16 +246,16 @@ class MaskedStep(Step):
 
     @property
     def gone(self) -> Tensor:
-        """Which rows left, (n, 1, 1), once some have."""
+        """Mask of the rows that exited, (n, 1, 1); only once some have."""
         return self._gone.view(-1, 1, 1)  # type: ignore[union-attr]
 
     @cached_property
     def _device_levels(self) -> float | Tensor:
-        return _on(self.asked, self.device)
+        return _levels_on(self.asked, self.device)
 
     @cached_property
     def _with_logits(self) -> list[tuple[Tensor, Tensor]]:
-        """Who left at a look, (n, 1), and the logits of all rows there."""
+        """For each look with exits: mask of the rows that exited, (n, 1), and all rows' logits."""
         return []
 
     @cached_property
@@ -264,14 +264,14 @@ class MaskedStep(Step):
         return set(range(self.n))
 
     def look(self, exit_index: int, states: Tensor) -> Look:
-        """Return what a confidence sees of all rows, who left among them."""
+        """Return the confidence's input for all rows, including exited ones."""
         now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
         return Look(exit_index, now, before, None, self.n, self._device_levels)
 
     def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
-        """Let those leave whose confidence passes: noted on the host, masked on the device.
+        """Let the rows exit whose confidence passes: recorded on the host, masked on the device.
 
-        Both compare the same numbers in single precision, and agree.
+        Both compare the same float32 numbers, so they agree.
         """
         passed = scores > look.levels if strict else scores >= look.levels
         values = scores.tolist()
@@ -287,18 +287,18 @@ class MaskedStep(Step):
             return
         if seen is not None:
             now = passed if self._gone is None else passed & ~self._gone
-            # Of rows that were not seen it gives anything; they stay, and the mask leaves them out.
+            # Unseen rows get arbitrary logits here; they do not exit, so the mask drops them.
             self._with_logits.append((now.unsqueeze(1), seen.of(None, self.n)))
             self._unknown.difference_update(self.under_way[place] for place in leaving)
         self._gone = passed if self._gone is None else self._gone | passed
-        self._note_left(look.exit_index + 1, leaving, known=seen is not None)
+        self._record_exits(look.exit_index + 1, leaving, known=seen is not None)
 
     def finish(self, rows: Sequence[int]) -> None:
-        """Let rows leave before any look: their sequences are over, and no mask is needed."""
-        self._note_left(0, rows, known=False)
+        """Let the rows of finished sequences exit before any block; they need no mask."""
+        self._record_exits(0, rows, known=False)
 
     def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Return the logits of all rows, (n, 1, vocabulary): known ones, and the head's others."""
+        """Return the logits of all rows, (n, 1, vocabulary); the head runs on unknown ones."""
         if self._unknown:
             whole = forward(inputs)[:, 0]
             self._count_heads(self._unknown)
@@ -311,19 +311,19 @@ class MaskedStep(Step):
 
 
 def step_on(device: torch.device) -> type[Step]:
-    """Return the kind of step that is faster on a device."""
+    """Return the step class that is faster on a device."""
     return Step if device.type == "cpu" else MaskedStep
 
 
-def _on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
-    """Return levels for comparisons on a device: float32 either way."""
+def _levels_on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
+    """Return thresholds to compare with on a device: a float, or a float32 tensor."""
     if isinstance(levels, float):
         return levels
     return torch.tensor(levels, dtype=torch.float32, device=device)
 
 
 def rows_of(value: Any, rows: Tensor, n: int) -> Any:
-    """Return some rows of every tensor that has one a sequence; the rest is shared."""
+    """Return some rows of every tensor with one row per sequence; the rest is shared."""
     if isinstance(value, Tensor):
         return value.index_select(0, rows) if value.ndim and len(value) == n else value
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""`sweep`: from a model and texts to a threshold record."""
+"""`sweep`: run a model on texts at every threshold and record losses and costs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -47,49 +47,49 @@ def sweep(
     shard_size: int = 64,
     progress: bool | None = None,
 ) -> ThresholdRecord:
-    """Generate at every threshold, and record losses and costs.
+    """Generate at every threshold and return a record of losses and costs.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Of a known family, in evaluation mode.
+        From a known family, in evaluation mode.
     texts : (n,)
-        Not empty; too long ones are refused unless `max_source_length` says where to cut.
+        Not empty; texts that are too long are refused unless `max_source_length` cuts them.
     references : (n,), optional
-        One text or several each, for the gap risk; without them only consistency is recorded.
-    tokenizer : of the model
+        One or several per text, for the gap risk; without them only consistency is recorded.
+    tokenizer : the model's tokenizer
     thresholds : (K,)
-        Safest first; the full model is put before them where it is not.
-    losses : names among "rouge_l", "token_f1", "bleu", or `Loss`es of texts
+        Safest first; the full model is added in front if it is missing.
+    losses : names among "rouge_l", "token_f1", "bleu", or text `Loss` objects
     rule : ExitRule, optional
-        Score, decay and so on; its threshold is of no account.
+        Score, decay and so on; its threshold is ignored.
     score : str, optional
-        In place of a rule that says nothing else.
+        Short for a rule with only this score.
     classifier : MetaClassifier
-        For score "meta"; trained on none of these texts.
+        For score "meta"; not trained on any of these texts.
     heads : ExitHeads, optional
-        For a model that was not trained to leave early; fitted on none of these texts.
+        For a model that was not trained to exit early; not fitted on any of these texts.
     generation : mapping
-        For `generate`: max_new_tokens and the like; the policy will insist on it.
+        Options for `generate`, such as max_new_tokens; the policy will require the same.
     seed : int
-        Of sampling, with `do_sample=True` in `generation`.
+        For sampling, with `do_sample=True` in `generation`.
     ids, groups : (n,), optional
     shards : folder, optional
         Where to write the record in pieces of `shard_size` texts, and to resume from.
     progress : bool, optional
-        Show a progress bar; by default where standard error is a terminal.
+        Show a progress bar; by default only if standard error is a terminal.
 
     Returns
     -------
     record : ThresholdRecord
-        With costs "layers" (mean decoder blocks per token) and "flops" (of decoding) of every text
-        at every threshold, and the model's fingerprint.
+        With the costs "layers" (mean decoder blocks per token) and "flops" (of decoding) of every
+        text at every threshold, and the model's fingerprint.
 
     Raises
     ------
     ValueError
-        If a text is empty or too long, the classifier was trained on one, or the shards come from
-        another run.
+        If a text is empty or too long, the classifier or the heads were trained on one of them, or
+        the shards come from another run.
     """
     chosen = rule if rule is not None else ExitRule(None, score=score or "softmax")
     if score is not None and score != chosen.score:
@@ -115,10 +115,10 @@ def sweep(
 
 
 def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Array) -> Array:
-    """Return at which thresholds each sequence would have come out the same, (n, K).
+    """Return a mask of the thresholds at which each sequence would come out the same, (n, K).
 
-    A token that stayed at some confidence stays at every higher threshold; one that exited, exits
-    at every lower one. `rule` is the run's, `ran_at` its threshold for each sequence, (n,).
+    A token that did not exit stays at every higher threshold; one that exited still exits at every
+    lower one. `rule` is the run's rule, `ran_at` its threshold for each sequence, (n,).
     """
     layers, looks = depths.exit_layers, depths.confidences
     n, tokens, n_looks = looks.shape
@@ -136,7 +136,7 @@ def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Arr
         looked = own <= 1
     running = layers > 0
     same: Array = (fits | ~running[:, :, None]).all(axis=1)
-    # Confidences were not computed at an unreachable level: nothing is known of other thresholds.
+    # An unreachable threshold computes no confidences, so nothing is known of other thresholds.
     compared: Array = np.all(looked | ~running, axis=1, keepdims=True)
     itself: Array = grid == np.reshape(np.asarray(ran_at, np.float32), (n, 1))
     return (same & compared) | itself
@@ -144,7 +144,7 @@ def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Arr
 
 @dataclass(frozen=True)
 class _CalmSweep(TextSweep):
-    """Runs texts with early exits; every sequence of a batch has its own threshold."""
+    """Sweep with early exits; every sequence of a batch has its own threshold."""
 
     fast: CalmModel
     lengths: NDArray[np.int64]
@@ -152,16 +152,16 @@ class _CalmSweep(TextSweep):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What policies of this record are bound to, beside the model."""
+        """Settings that policies of this record are bound to, besides the model."""
         found = self.fast.rule.settings(self.fast.n_exits)
         return found | ({"generation": self.generation} if self.generation else {})
 
     def order(self, inputs: slice) -> NDArray[np.int64]:
-        """Return texts by length: those of similar length have answers that end together."""
+        """Return the order of texts by length: answers to similarly long texts end together."""
         return self.lengths[inputs].argsort(kind="stable")
 
     def prepare(self, inputs: slice) -> RunBatch:
-        """Encode texts; an encoder runs once on each."""
+        """Encode the texts; an encoder runs once on each."""
         texts = self.data.texts[inputs]
         encoded = encode(texts, self.tokenizer, self.fast.model, self.max_source_length)
         source = Source(self.fast.model, encoded, self.batch_size)

@@ -1,4 +1,4 @@
-"""Training on the full model's own answers: exit heads, and the meta-classifier."""
+"""Training exit heads and the meta-classifier on the full model's own answers."""
 
 import copy
 import math
@@ -37,25 +37,25 @@ def train_meta(
     seed: int = 0,
     progress: bool | None = None,
 ) -> MetaClassifier:
-    """Train a classifier to tell, from a block's state, whether its token is the full model's.
+    """Train a classifier that predicts whether a block already gives the full model's token.
 
-    The model generates in full, and its own answers are the only labels needed. AdamW on the
-    cross-entropy of all tokens at all blocks but the last.
+    The model generates in full, and its own answers are the only labels needed. Training minimises
+    the cross-entropy over all tokens at all blocks but the last, with AdamW.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Of a known family, in evaluation mode; it is left as it is.
+        From a known family, in evaluation mode; it is not changed.
     texts : texts
-        Other ones than will calibrate: `sweep` refuses a text that the classifier was trained on.
-    tokenizer : of the model
+        Not those used for calibration: `sweep` refuses texts that the classifier was trained on.
+    tokenizer : the model's tokenizer
     heads : ExitHeads, optional
-        Through which tokens will leave.
+        The exit heads that will be used.
     epochs : int
-        The most; the classifier of the epoch that was best on texts held out is kept.
+        Maximum; the classifier of the best epoch on the held-out texts is kept.
     held_out : float
-        Share of the texts that is held out, in [0, 1): none of fewer than 1 / held_out. Without
-        any, the last epoch's is kept, which may be surer than it should be.
+        Share of the texts to hold out, in [0, 1); none if there are fewer than 1 / held_out texts.
+        Without held-out texts the last epoch is kept, which may be overconfident.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def train_meta(
         classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
     classifier = classifier.to(family.head.weight.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
-    best, kept = math.inf, classifier.state_dict()  # which follows the training, until it is copied
+    best, kept = math.inf, classifier.state_dict()  # a live view, until it is replaced by a copy
     with steps("training", epochs, progress) as advance, torch.enable_grad():
         for _ in range(epochs):
             for index in torch.split(torch.randperm(len(inputs), generator=generator), 256):
@@ -118,19 +118,19 @@ def fit_exit_heads(
     max_source_length: int | None = None,
     batch_size: int = 8,
 ) -> ExitHeads:
-    """Fit heads that let a model leave early which was never trained to.
+    """Fit exit heads for a model that was not trained to exit early.
 
-    The model generates in full; each head is the linear map of least squared error from the states
-    after its block to those after the last, on all answered tokens.
+    The model generates in full. Each head is the least-squares linear map from the states after its
+    block to those after the last block, over all generated tokens.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Of a known family, in evaluation mode; it is left as it is.
+        From a known family, in evaluation mode; it is not changed.
     texts : texts
-        Other ones than will calibrate: `sweep` refuses a text that the heads were fitted on.
+        Not those used for calibration: `sweep` refuses texts that the heads were fitted on.
     exits : ints, optional
-        Blocks to give a head, 0-based; all but the last by default.
+        Blocks that get a head, 0-based; all but the last by default.
     ridge : float
         Penalty on large weights, as a share of the states' mean square.
 
@@ -158,13 +158,13 @@ def agreement_examples(
     max_source_length: int | None = None,
     batch_size: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """Return normed states of all tokens at all exits, and whether they agree.
+    """Return the normed states of all tokens at all exits, and whether each agrees with the model.
 
     Returns
     -------
     states : (examples, width), in float32
     labels : (examples,)
-        1 where the block's most probable token is the full model's.
+        1 where the block's most probable token is also the full model's.
     """
     family = with_heads(family_of(model), heads)
     exits = range(len(family.blocks) - 1) if heads is None else heads.exits
@@ -191,7 +191,7 @@ def _answer_states(
     max_source_length: int | None,
     batch_size: int,
 ) -> Iterator[list[Tensor]]:
-    """Generate in full, and yield the states of answered tokens after every block."""
+    """Generate in full, and yield the states of generated tokens after every block."""
     family = family_of(model)
     for start in range(0, len(texts), checks.count("batch_size", batch_size)):
         part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
@@ -199,14 +199,14 @@ def _answer_states(
         full = CalmModel(model, None).generate(
             **given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
         )
-        yield _fed_back(family, given, full.sequences)
+        yield _replay_states(family, given, full.sequences)
 
 
-def _fed_back(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
-    """Feed answers back at once, and return the states that gave their tokens, block by block."""
+def _replay_states(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
+    """Run the answers through the model in one pass; return their states after each block."""
     model = family.model
     prompt = 1 if "encoder_outputs" in given else given["input_ids"].shape[1]
-    with _recorded(family) as outputs:
+    with _record_outputs(family) as outputs:
         if "encoder_outputs" in given:
             model(**given, decoder_input_ids=sequences[:, :-1], use_cache=False)
         else:
@@ -214,13 +214,13 @@ def _fed_back(family: Family, given: dict[str, Any], sequences: Tensor) -> list[
             more = mask.new_ones((len(mask), sequences.shape[1] - mask.shape[1]))
             whole = torch.cat([mask, more], dim=1)[:, :-1]
             model(sequences[:, :-1], attention_mask=whole, use_cache=False)
-    # States at a position give the token after it; those after a sequence's end give none.
+    # The state at a position predicts the next token; positions after a sequence's end are dropped.
     counted = _before_end(sequences[:, prompt:], model.generation_config.eos_token_id)
     return [states[:, prompt - 1 :][counted] for states in outputs]
 
 
 def _before_end(tokens: Tensor, end: int | list[int] | None) -> Tensor:
-    """Return which tokens belong to their sequences, the end token included."""
+    """Return a mask of the tokens up to and including the end token."""
     if end is None:
         return torch.ones_like(tokens, dtype=torch.bool)
     ended = torch.isin(tokens, torch.as_tensor(end, device=tokens.device)).long()
@@ -228,8 +228,8 @@ def _before_end(tokens: Tensor, end: int | list[int] | None) -> Tensor:
 
 
 @contextmanager
-def _recorded(family: Family) -> Iterator[list[Tensor]]:
-    """Collect what every block gives."""
+def _record_outputs(family: Family) -> Iterator[list[Tensor]]:
+    """Collect the output of every block."""
     outputs: list[Tensor] = []
 
     def note(_module: Any, _inputs: Any, output: Any) -> None:
