@@ -284,7 +284,7 @@ def test_bets_on_every_setting_are_made_for_few_levels(record):
     found = findings(record, policy, [0.99, 0.9])
     assert len(found.levels[0].epsilons) == 11
     assert found.by_size is None
-    assert "takes long" in about_sizes(found)
+    assert "it is slow" in about_sizes(found)
 
 
 def test_thresholds_of_each_exit(record):
