@@ -350,7 +350,7 @@ def test_an_error_that_nobody_foresaw_is_no_broken_promise(run, monkeypatch):
     *shown, last = done.err.splitlines()
     assert shown[0].startswith("Traceback")
     assert shown[-1] == "KeyError: 'absent'"
-    assert last.startswith("swiftsure: this is a fault of swiftsure")
+    assert last.startswith("swiftsure: this is a bug in swiftsure")
     assert "report" in last
 
 

@@ -118,7 +118,7 @@ def test_the_first_help_names_every_verb(run):
 def test_the_first_help_explains_the_exit_status(run):
     shown = run("--help").out
     assert "Exit status" in shown
-    assert "70 a fault of swiftsure" in shown
+    assert "70 a bug in swiftsure" in shown
 
 
 def test_help_names_every_option_of_the_controls(run):

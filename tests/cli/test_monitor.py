@@ -109,7 +109,7 @@ def test_losses_that_come_too_late_are_told(run, folder):
     text = '{"id": 1}\n{"id": 2, "loss": 0}\n{"id": 3, "loss": 0}\n{"id": 1, "loss": 1}\n'
     (folder / "late.jsonl").write_text(text)
     options = (*EPSILON, "--patience", "1")
-    assert "1 losses came too late" in run("monitor", "late.jsonl", *options).out
+    assert "1 losses arrived too late" in run("monitor", "late.jsonl", *options).out
     assert json.loads(run("monitor", "late.jsonl", *options, "--json").out)["too_late"] == 1
 
 
@@ -137,7 +137,7 @@ def test_odd_exits_are_told_and_stop_nothing(run, folder):
     done = run("monitor", "odd.jsonl", *options)
     assert done.status == 0
     assert "of all 10)" in done.out
-    assert "10 lines had an exit, a cost or a confidence that cannot be" in done.out
+    assert "10 lines had an impossible exit, cost or confidence" in done.out
     assert json.loads(run("monitor", "odd.jsonl", *options, "--json").out)["odd"] == 10
 
 

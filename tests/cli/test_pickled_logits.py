@@ -86,7 +86,7 @@ def test_arrays_of_objects_bring_no_objects(tmp_path, monkeypatch):
     [
         ({"logits": 1}, r"must hold \(logits, targets\), but holds a dict"),
         ((np.zeros((3, 4)), np.zeros(4)), r"shape \(exits, samples, classes\).*\(3, 4\)"),
-        ((np.zeros((3, 4, 5)), np.zeros(3)), r"one target a sample, \(4,\).*\(3,\)"),
+        ((np.zeros((3, 4, 5)), np.zeros(3)), r"one target per sample, \(4,\).*\(3,\)"),
         (([1, 2], [3]), "shape"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import swiftsure as ss
 from swiftsure import planning
 from swiftsure.report import policy_page
-from swiftsure.report.charts import LETTER, chart, log_ticks, shortened
+from swiftsure.report.charts import LETTER_WIDTH, chart, log_ticks, shortened
 from swiftsure.report.findings import findings
 from swiftsure.report.quality import exit_losses, reliability
 from swiftsure.report.words import about_sizes
@@ -284,7 +284,7 @@ def test_bets_on_every_setting_are_made_for_few_levels(record):
     found = findings(record, policy, [0.99, 0.9])
     assert len(found.levels[0].epsilons) == 11
     assert found.by_size is None
-    assert "takes long" in about_sizes(found)
+    assert "it is slow" in about_sizes(found)
 
 
 def test_thresholds_of_each_exit(record):
@@ -298,7 +298,7 @@ def test_thresholds_of_each_exit(record):
 
 def test_a_record_of_thresholds_has_no_exits_to_tell_of(thresholds):
     page = text(policy_page(thresholds, ss.calibrate(thresholds, epsilon=0.05)))
-    assert page.count("there are no exits to tell of") == 1  # said once
+    assert page.count("there are no exits to show") == 1  # said once
     assert "Dial fallback" in page
     bare = replace(thresholds, costs={})
     page = text(policy_page(bare, ss.calibrate(bare, epsilon=0.05)))
@@ -356,7 +356,7 @@ def test_missing_labels(sample):
     policy = ss.calibrate(part, epsilon=0.05, seed=0)
     assert policy.threshold == ss.calibrate(full, epsilon=0.05, seed=0).threshold
     page = text(policy_page(part, policy))
-    assert f"Seen on the {len(needed):,} samples with a label only" in page
+    assert f"Based only on the {len(needed):,} samples with a label" in page
     assert "does not hold what reliability diagrams need" in page
 
 
@@ -525,7 +525,7 @@ def test_texts_along_an_axis_do_not_run_into_each_other(ends):
     axes = chart("a", "a", "a", x=ends, y=(0, 1), x_label="a", x_ticks=log_ticks(*ends), x_log=True)
     ticks = axes.x.ticks
     for before, after in pairwise(ticks):
-        assert after.at - before.at >= LETTER * (len(before.text) + len(after.text)) / 4
+        assert after.at - before.at >= LETTER_WIDTH * (len(before.text) + len(after.text)) / 4
 
 
 def test_long_titles_are_shortened_and_kept_whole_for_hovering():
@@ -546,7 +546,7 @@ def test_long_titles_are_shortened_and_kept_whole_for_hovering():
 
 def test_wide_letters_leave_room_for_fewer():
     assert len(shortened("M" * 99, 340)) < len(shortened("a" * 99, 340)) < 99 / 2
-    for title in ("", "a", "Samples that leave at each exit", "Saved, by failure probability δ"):
+    for title in ("", "a", "Samples that take each exit", "Saved, by failure probability δ"):
         assert shortened(title, 340) == title
     assert shortened("a" * 99, 0) == "a…a"
 

@@ -1,4 +1,4 @@
-"""The command line: `swiftsure VERB`, one file a verb."""
+"""The command line: `swiftsure VERB`, one file per verb."""
 
 from swiftsure.cli.app import main
 

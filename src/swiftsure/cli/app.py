@@ -1,4 +1,4 @@
-"""The application: verbs, and how errors end."""
+"""The application: its verbs and its exit statuses."""
 
 import os
 import sys
@@ -22,11 +22,11 @@ from swiftsure.cli.translate import translate
 
 __all__ = ["app", "main"]
 
-READER_GONE = 141
-"""What a shell shows for a program ended by SIGPIPE: 128 + 13."""
+BROKEN_PIPE_STATUS = 141
+"""The status that a shell shows for a program killed by SIGPIPE: 128 + 13."""
 
-FAULT = 70
-"""EX_SOFTWARE of sysexits.h: an error that nobody foresaw."""
+SOFTWARE_ERROR_STATUS = 70
+"""EX_SOFTWARE of sysexits.h: an unexpected error."""
 
 app = typer.Typer(
     name="swiftsure",
@@ -72,32 +72,32 @@ def root(
 
         swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02
 
-    Exit status: 0 all is well; 1 a promise cannot be kept;
-    2 bad usage or bad input; 70 a fault of swiftsure itself.
+    Exit status: 0 success; 1 a promise cannot be kept;
+    2 bad usage or bad input; 70 a bug in swiftsure.
     """
 
 
 def main() -> None:
     """Run the command line.
 
-    What the library refuses is one line and exit status 2; any other error is a fault of its own,
-    shown whole, and status 70. Python's 1 would say that a promise cannot be kept.
+    Errors raised by the library print one line and end with status 2. Any other error is a bug: it
+    prints a traceback and ends with status 70, because 1 means that a promise cannot be kept.
     """
     try:
-        status = _status()
-        sys.stdout.flush()  # or a reader that has gone would be noticed only at shutdown
+        status = _run_app()
+        sys.stdout.flush()  # raises BrokenPipeError here rather than at shutdown
     except BrokenPipeError:
-        # `swiftsure ... | head -1` ends as quietly as other programs do.
+        # `swiftsure ... | head -1` ends quietly, as other programs do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = READER_GONE
+        status = BROKEN_PIPE_STATUS
     sys.exit(status)
 
 
-def _status() -> str | int | None:
+def _run_app() -> str | int | None:
     try:
         app()
     except SystemExit as ended:
-        # Rich and Typer end with 1 where the reader has gone; here 1 is a promise not kept.
+        # Rich and Typer exit with 1 on a broken pipe; here 1 means a promise that cannot be kept.
         if isinstance(ended.__context__, BrokenPipeError):
             raise ended.__context__ from None
         return ended.code
@@ -107,9 +107,8 @@ def _status() -> str | int | None:
     except Exception:
         traceback.print_exc()
         typer.echo(
-            "swiftsure: this is a fault of swiftsure, not of yours; please report it with the"
-            " lines above.",
+            "swiftsure: this is a bug in swiftsure; please report it with the lines above.",
             err=True,
         )
-        return FAULT
+        return SOFTWARE_ERROR_STATUS
     return 0

@@ -1,4 +1,4 @@
-"""`swiftsure calibrate`: from a record to a policy."""
+"""`swiftsure calibrate`: calibrate a policy on a record."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +34,7 @@ def calibrate(
     and_: Annotated[
         list[str] | None,
         typer.Option(
-            "--and", metavar="<str>", help="A further risk to hold, RISK:LOSS:EPSILON; repeatable."
+            "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
         ),
     ] = None,
     pool: Annotated[
@@ -42,7 +42,8 @@ def calibrate(
         typer.Option(help="Size of the finite pool the samples came from.", show_default=False),
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="Missing labels that matter: raise, or worst (assume the worst).")
+        str,
+        typer.Option(help="Needed labels that are missing: raise, or worst (assume the worst)."),
     ] = "raise",
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit above the threshold, not at it.")
@@ -62,10 +63,10 @@ def calibrate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    r"""Find the fastest setting that keeps the risk, and certify it.
+    r"""Find the fastest setting whose risk is at most ε, and certify it.
 
     Exit status 1 if nothing faster than the full model can be certified;
-    the policy is written all the same, and runs the full model.
+    the policy is still written, and runs the full model.
 
     Options of a control follow its name, each after a colon:
 
@@ -90,7 +91,7 @@ def calibrate(
     from swiftsure.files import writable
     from swiftsure.report.figures import figure_kind
 
-    for target in (output, figure):  # a file that is refused must not leave the other written
+    for target in (output, figure):  # check both before writing either
         if target is not None:
             writable(target)
     if figure is not None:
@@ -98,7 +99,7 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_risk(text) for text in and_ or [])]
+    risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_parse_risk(text) for text in and_ or [])]
     policy = ss.calibrate(
         loaded,
         risks=risks,
@@ -132,7 +133,7 @@ def calibrate(
 
 
 def _print_tables(certificate: "Certificate") -> None:
-    """Print risks and costs, and what they are averages of where samples come in groups."""
+    """Print tables of risks and costs and, for grouped samples, what they average over."""
     from swiftsure.policy import average_sentence, average_words
 
     how = average_words(certificate.unit, certificate.average)
@@ -168,7 +169,7 @@ def _print_tables(certificate: "Certificate") -> None:
         print_text(average_sentence(certificate.unit, certificate.average))
 
 
-def _risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821
+def _parse_risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821
     import swiftsure as ss
 
     parts = text.split(":")

@@ -1,4 +1,4 @@
-"""`swiftsure collect`: from a model and data to a record."""
+"""`swiftsure collect`: run a model on data and write a record."""
 
 import importlib
 import sys
@@ -25,8 +25,8 @@ def collect(
     output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
         "record.parquet"
     ),
-    losses: Annotated[str, typer.Option(help="Losses, with commas.")] = "zero_one,brier",
-    scores: Annotated[str, typer.Option(help="Scores, with commas.")] = "top1",
+    losses: Annotated[str, typer.Option(help="Losses, comma-separated.")] = "zero_one,brier",
+    scores: Annotated[str, typer.Option(help="Scores, comma-separated.")] = "top1",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", show_default=False)
     ] = None,
@@ -36,15 +36,15 @@ def collect(
     seconds: Annotated[bool, typer.Option(help="Also measure the time to each exit.")] = False,
     shards: Annotated[
         Path | None,
-        typer.Option(help="Folder for pieces, to resume a killed run from.", show_default=False),
+        typer.Option(help="Folder for shards, to resume a killed run.", show_default=False),
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record what happens at every exit.
 
-    The two functions take no arguments and are looked up in the current
-    folder too. The first returns a staged model in evaluation mode, the
-    second an iterable of (inputs, labels).
+    The two functions take no arguments and may be in the current folder.
+    The first returns a staged model in evaluation mode, the second an
+    iterable of (inputs, labels).
 
     [bold]Example[/bold]
 
@@ -58,12 +58,12 @@ def collect(
     except ImportError as error:
         raise ValueError(str(error)) from None
 
-    writable(output)  # rather now than after hours of collecting
+    writable(output)  # fail before hours of collecting
     try:
-        with _current_folder():
+        with _import_from_current_folder():
             record = run(
-                _moved(_called("--model", model), device),
-                _called("--data", data),
+                _to_device(_call_target("--model", model), device),
+                _call_target("--data", data),
                 losses=[name.strip() for name in losses.split(",")],
                 scores=[name.strip() for name in scores.split(",")],
                 dtype=dtype,
@@ -76,17 +76,17 @@ def collect(
         remedy = (
             "with --shards they would be kept"
             if shards is None
-            else f"they are kept in {shards}, from where the same command goes on"
+            else f"they are kept in {shards}, and the same command resumes there"
         )
         raise ValueError(
-            f"Collecting broke off after {error.record.n:,} samples"
-            f" ({_in_one_line(error.__cause__)}); {remedy}."
+            f"Collecting stopped after {error.record.n:,} samples"
+            f" ({_one_line(error.__cause__)}); {remedy}."
         ) from None
     except (ValueError, TypeError, ImportError, OSError):
-        raise  # these say what is wrong
-    except Exception as error:  # of the model or the data, which are not the library's
+        raise  # their messages are clear already
+    except Exception as error:  # raised by the user's model or data, not a bug here
         raise ValueError(
-            f"Collecting broke off before anything was collected ({_in_one_line(error)})."
+            f"Collecting stopped before anything was collected ({_one_line(error)})."
         ) from error
     record.save(output)
     exits = [
@@ -109,8 +109,8 @@ def collect(
 
 
 @contextmanager
-def _current_folder() -> Iterator[None]:
-    """Let modules be imported from the current folder, also while batches are made."""
+def _import_from_current_folder() -> Iterator[None]:
+    """Allow imports from the current folder, also while batches are made."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -119,17 +119,15 @@ def _current_folder() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _called(option: str, target: str) -> Any:
-    """Return what the function named by module:function returns."""
+def _call_target(option: str, target: str) -> Any:
+    """Call the function named by module:function and return its result."""
     module, _, name = target.partition(":")
     if not (module and name):
         raise ValueError(f"`{option}` must be module:function, but got {target!r}.")
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ValueError(
-            f"`{option}`: cannot import {module!r} ({_in_one_line(error)})."
-        ) from error
+        raise ValueError(f"`{option}`: cannot import {module!r} ({_one_line(error)}).") from error
     if not hasattr(found, name):
         raise ValueError(f"`{option}`: {module!r} has no function {name!r}.")
     function = getattr(found, name)
@@ -140,15 +138,15 @@ def _called(option: str, target: str) -> Any:
     return function()
 
 
-def _moved(model: Any, device: str | None) -> Any:
+def _to_device(model: Any, device: str | None) -> Any:
     if device is None or not hasattr(model, "to"):
         return model
     try:
         return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # both are PyTorch's ways to say "no such"
-        raise ValueError(f"`--device`: {device!r} is of no use ({_in_one_line(error)}).") from None
+    except (RuntimeError, AssertionError) as error:  # PyTorch raises either for a missing device
+        raise ValueError(f"`--device`: {device!r} cannot be used ({_one_line(error)}).") from None
 
 
-def _in_one_line(error: BaseException | None) -> str:
+def _one_line(error: BaseException | None) -> str:
     first = str(error).partition("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {first}"

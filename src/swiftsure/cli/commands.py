@@ -1,4 +1,4 @@
-"""Commands whose help shows no type beside flags, which take no value."""
+"""Typer commands whose help shows no type next to flags, because flags take no value."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ __all__ = ["Group", "Verb"]
 
 
 class Verb(TyperCommand):
-    """One verb."""
+    """A command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, flags without a type."""
-        return _plain_flags(super().get_params(ctx))
+        """Return the parameters, without a type for flags."""
+        return _hide_flag_types(super().get_params(ctx))
 
 
 class Group(TyperGroup):
-    """Several verbs."""
+    """A group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, flags without a type."""
-        return _plain_flags(super().get_params(ctx))
+        """Return the parameters, without a type for flags."""
+        return _hide_flag_types(super().get_params(ctx))
 
 
-def _plain_flags(params: list[Any]) -> list[Any]:
+def _hide_flag_types(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""

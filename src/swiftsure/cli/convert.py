@@ -1,4 +1,4 @@
-"""`swiftsure convert`: files of other kinds to those that the other commands read."""
+"""`swiftsure convert`: convert other files to formats that the other commands read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +24,8 @@ def convert(
     """Turn a pickle of logits into npz, or a record into Parquet.
 
     The logits published with the paper are pickles of arrays (exits,
-    samples, classes). A pickle can run any code when it is read: this
-    reads arrays and tensors, and refuses a file that asks for more.
+    samples, classes). Reading a pickle can run any code: this command
+    reads only arrays and tensors, and refuses any other content.
 
     A record (npz, or Parquet of an older version) is written as Parquet,
     which also keeps the random order in which its samples are tested.

@@ -31,7 +31,7 @@ def demo(
     small: Annotated[
         bool,
         typer.Option(
-            "--small", help="The small network, even where swiftsure-assets is installed."
+            "--small", help="Use the small network, even if swiftsure-assets is installed."
         ),
     ] = False,
     output: Annotated[
@@ -41,10 +41,10 @@ def demo(
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
-    The network is an MSDNet with five exits, trained on CIFAR-10, or, where
-    swiftsure-assets is not installed, a small network with three exits. Some
-    test images calibrate it. Then it runs on others, and what it saves and
-    loses is measured.
+    The network is an MSDNet with five exits, trained on CIFAR-10, or, if
+    swiftsure-assets is not installed, a small network with three exits. It is
+    calibrated on some test images, then runs on others to measure what it
+    saves and loses.
 
     [bold]Example[/bold]
 
@@ -102,11 +102,11 @@ def demo(
 
 
 def _tradeoff(policy: "Policy", others: "ExitRecord") -> dict[str, Any]:
-    """Return what a policy promises, and what it saves and loses on other images."""
+    """Return the level of a policy, and what it saves and loses on other images."""
     from swiftsure.exits import exit_indices
 
     if policy.thresholds is None:
-        raise TypeError("the policy of an exit record has a threshold an exit")
+        raise TypeError("the policy of an exit record has one threshold per exit")
     exits = exit_indices(others.confidences["top1"], policy.thresholds)
     rows = np.arange(others.n)
     flops, losses = others.costs["flops"], others.losses["zero_one"]
@@ -123,7 +123,7 @@ def _tradeoff(policy: "Policy", others: "ExitRecord") -> dict[str, Any]:
 
 def _print_tradeoff(tradeoff: list[dict[str, Any]], n: int, n_others: int) -> None:
     print_table(
-        f"What each level buys: calibrated on {n:,} images, seen on {n_others:,} others",
+        f"Savings at each level: calibrated on {n:,} images, tested on {n_others:,} others",
         ["ε", "threshold", "FLOPs saved %", "mean exit", "accuracy lost"],
         [
             [
@@ -138,14 +138,14 @@ def _print_tradeoff(tradeoff: list[dict[str, Any]], n: int, n_others: int) -> No
     )
     print_text(
         f"ε bounds the expected loss of accuracy; ± is the noise of these {n_others:,} images. Each"
-        " row's promise holds by itself: fix ε before you look."
+        " row's promise holds on its own: fix ε before you look."
     )
 
 
 def _run(
     policy: "Policy", images: "SampleImages", batch: int, small: bool, progress: bool | None
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Run the network in full and with early exits, batch by batch in turn."""
+    """Time the full network and early exits, alternating batch by batch."""
     import torch
 
     from swiftsure.progress import steps
@@ -198,7 +198,7 @@ def _print_measured(measured: dict[str, Any], n: int, batch: int, policy: "Polic
     epsilon = policy.certificate.promises[0].epsilon
     print_table(
         f"The network itself, on {n:,} images, on this machine, batches of {batch}",
-        ["", "images a second", "accuracy %"],
+        ["", "images per second", "accuracy %"],
         [
             ["in full", f"{speed['full']:.0f}", f"{100 * right['full']:.2f}"],
             [
@@ -211,7 +211,7 @@ def _print_measured(measured: dict[str, Any], n: int, batch: int, policy: "Polic
     if not policy.runs_full_model:
         print_text(f"{measured['times_faster']:.2f} times as fast.", "bold")
     print_table(
-        "Where the images left",
+        "Where the images exited",
         ["exit", "", "% of images"],
         [
             [str(k + 1), "█" * round(BAR * share), f"{100 * share:.1f}"]
@@ -222,12 +222,12 @@ def _print_measured(measured: dict[str, Any], n: int, batch: int, policy: "Polic
 
 
 def _images_figure(images: "SampleImages", exits: np.ndarray, path: Path) -> None:
-    """Draw some images that left at each exit: what was easy, and what was hard."""
+    """Draw some images that took each exit, from easy to hard."""
     from swiftsure.report.figures import finished, new_figure
 
     n_exits, columns = int(exits.max()) + 1, 12
     figure = new_figure(columns * 0.62 + 0.8, n_exits * 0.66 + 0.5)
-    figure.suptitle("CIFAR-10 images, by the exit at which they left", fontsize=10)
+    figure.suptitle("CIFAR-10 images, by the exit they took", fontsize=10)
     axes = figure.subplots(n_exits, columns, squeeze=False)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])

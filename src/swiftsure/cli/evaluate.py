@@ -1,4 +1,4 @@
-"""`swiftsure evaluate`: repeated splits of a record."""
+"""`swiftsure evaluate`: test controls on repeated splits of a record."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +16,10 @@ def evaluate(
     risk: options.Risk = "gap",
     loss: options.Loss = None,
     controls: Annotated[
-        str, typer.Option(help="Controls, with commas; options as in calibrate.")
+        str, typer.Option(help="Controls, comma-separated; options as in calibrate.")
     ] = "crc,ucb",
     bound: options.Bound = "auto",
-    epsilons: Annotated[str, typer.Option(help="Levels, with commas.")] = "0.01,0.02,0.05,0.1",
+    epsilons: Annotated[str, typer.Option(help="Levels, comma-separated.")] = "0.01,0.02,0.05,0.1",
     delta: options.Delta = 0.1,
     n_calibration: Annotated[
         float, typer.Option("--n-calibration", "-n", help="Samples, or a share below 1.")
@@ -33,7 +33,7 @@ def evaluate(
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
     cost: Annotated[
-        str | None, typer.Option(help="Which cost to report, by name.", show_default=False)
+        str | None, typer.Option(help="Cost to report, by name.", show_default=False)
     ] = None,
     seed: options.Seed = 0,
     figure: Annotated[
@@ -41,11 +41,11 @@ def evaluate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    r"""Calibrate on many random parts of a record and look at the rest.
+    r"""Calibrate on many random parts of a record and test on the rest.
 
-    "test > ε" counts test parts whose risk is above ε, their noise
-    included. "violations" draws calibration sets anew and counts choices
-    whose risk in the whole record is above ε, with a 95 % interval: δ
+    "test > ε" counts test parts whose risk is above ε, including their
+    noise. "violations" draws new calibration sets and counts choices
+    whose risk on the whole record is above ε, with a 95 % interval: δ
     bounds this rate for ucb and ltt. crc promises only the mean risk.
 
     [bold]Examples[/bold]
@@ -87,7 +87,7 @@ def evaluate(
         f"{study.risk_words}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}"
     )
     print_table(title, _columns(study), _rows(study))
-    if is_terminal():  # a pipe gets the table alone
+    if is_terminal():  # a pipe gets only the table
         print_text(
             f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
             " and ltt; any number for crc, which promises the mean risk." + _without_promise(study),
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _without_promise(study: Any) -> str:
-    """Name the controls that promise nothing at all."""
+    """Return a sentence that names the controls without a guarantee, if any."""
     bare = [label for label, control in study.controls.items() if control.guarantee == "none"]
     return f" No promise: {', '.join(bare)}." if bare else ""
 
@@ -132,4 +132,6 @@ def _level(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"`--epsilons` must be numbers with commas, but got {text!r}.") from None
+        raise ValueError(
+            f"`--epsilons` must be comma-separated numbers, but got {text!r}."
+        ) from None

@@ -1,4 +1,4 @@
-"""`swiftsure monitor`: an alarm when the risk in production exceeds what was promised."""
+"""`swiftsure monitor`: raise an alarm when the risk in production exceeds the promise."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ __all__ = ["monitor"]
 ALPHA = 0.01
 CHUNK = 1 << 20
 PAUSE = 0.2
-"""Seconds between two looks at a file that is followed."""
+"""Seconds between reads of a followed file."""
 
 NO_GUARANTEE = "Warning, without a guarantee: "
 
@@ -57,22 +57,22 @@ def monitor(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Go on from here, and keep the state here.", show_default=False),
+        typer.Option(help="State file: resume from it and save to it.", show_default=False),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for more lines, until an alarm.")
     ] = False,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="The stream is a new file, after the state's.")
+        bool, typer.Option("--from-start", help="Read a new file, after log rotation.")
     ] = False,
     patience: Annotated[
         int | None,
-        typer.Option(help="Later requests that a late loss may hold up.", show_default="any"),
+        typer.Option(help="How many later requests a late loss may hold up.", show_default="any"),
     ] = None,
     missing: Annotated[
         str | None,
         typer.Option(
-            help="A loss that never came counts as: lowest, or skip.", show_default="lowest"
+            help="A loss that never arrives: count as lowest, or skip.", show_default="lowest"
         ),
     ] = None,
     cost: Annotated[
@@ -87,15 +87,15 @@ def monitor(
 ) -> None:
     r"""Watch losses in production; raise an alarm if the risk exceeds ε.
 
-    Each line is {"loss": 0.0}, or a number. Losses that come late: a line
-    {"id": 7} at the request, {"id": 7, "loss": 1} once it is known; they
-    are folded in request order. Any line may add "exit", "cost" and
-    "confidence", for warnings, which carry no guarantee.
+    Each line is {"loss": 0.0}, or a number. For late losses, write
+    {"id": 7} at the request and {"id": 7, "loss": 1} once it is known;
+    they count in request order. Any line may add "exit", "cost" and
+    "confidence", for warnings without a guarantee.
 
     A false alarm has probability at most α, however long it runs, if
     the mean of each loss, given those before it, is at most ε.
-    Exit status 1: alarm, or a fault, such as a loss outside its range or
-    a line without any (none is dropped).
+    Exit status 1: an alarm, or a fault such as a loss outside its range
+    or a line without a loss (none is skipped).
 
     [bold]Example[/bold]
 
@@ -108,30 +108,30 @@ def monitor(
     if state is not None:
         writable(state)
     before = state if state is not None and state.exists() else None
-    promised = _promised(policy, risk, loss, epsilon, (low, high), alpha, before)
+    promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
     drift = _drift(policy, cost, record)
     watch = _watch(promised, drift, before, patience, missing)
     fault, cut = None, False
     try:
         if not watch.monitor.alarm:
-            with _opened(stream, watch, from_start) as file:
+            with _open_stream(stream, watch, from_start) as file:
                 cut = _read(file, watch, state, follow)
     except StreamFaultError as error:
         fault = f"{error} Nothing after it was read."
-    if fault is None and not _seen(watch):
+    if fault is None and not _has_losses(watch):
         raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
     if fault is None and watch.mostly_unreadable:
         fault = (
-            f"{watch.unreadable:,} of {watch.requests:,} lines could not be read: the others say"
-            " little of the risk. See what writes the stream."
+            f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others say"
+            " little about the risk. Check what writes the stream."
         )
-    _keep(watch, state)
+    _save_state(watch, state)
     _show(watch, fault, cut, json)
     if fault is not None or watch.monitor.alarm:
         raise typer.Exit(1)
 
 
-def _promised(
+def _requested_monitor(
     policy: Path | None,
     risk: str | None,
     loss: str | None,
@@ -140,28 +140,28 @@ def _promised(
     alpha: float | None,
     before: Path | None,
 ) -> "Monitor | None":
-    """Return a new monitor of what was asked for, the state saying the rest; None: of nothing."""
+    """Return a monitor of the requested risk, with defaults from the state; None if none was."""
     from swiftsure.monitor import Monitor
     from swiftsure.policy import Policy
 
     if policy is not None and epsilon is not None:
-        raise ValueError("`--epsilon` must not be given with --policy, which says it.")
+        raise ValueError("`--epsilon` must not be given with --policy, which sets it.")
     if policy is not None and loss_range != (None, None):
-        raise ValueError("`--low` and `--high` must not be given with --policy, which says them.")
+        raise ValueError("`--low` and `--high` must not be given with --policy, which sets them.")
     kept = None if before is None else Monitor.load(before)
     if alpha is None:
         alpha = ALPHA if kept is None else kept.alpha
     if policy is not None:
         return Monitor.from_policy(Policy.load(policy), alpha, risk=risk, loss=loss)
     if epsilon is not None:
-        return Monitor(epsilon, alpha, _filled(loss_range, (0.0, 1.0)), risk=risk, loss=loss)
+        return Monitor(epsilon, alpha, _with_defaults(loss_range, (0.0, 1.0)), risk=risk, loss=loss)
     if kept is None:
         return None
-    within = _filled(loss_range, (kept.loss_range.low, kept.loss_range.high))
+    within = _with_defaults(loss_range, (kept.loss_range.low, kept.loss_range.high))
     return Monitor(kept.epsilon, alpha, within, risk=risk or kept.risk, loss=loss or kept.loss)
 
 
-def _filled(
+def _with_defaults(
     given: tuple[float | None, float | None], otherwise: tuple[float, float]
 ) -> tuple[float, float]:
     low, high = given
@@ -169,7 +169,7 @@ def _filled(
 
 
 def _drift(policy: Path | None, cost: str | None, record: Path | None) -> "Drift | None":
-    """Return what the warnings are made from; None without a policy, which they rest on."""
+    """Return the drift detector behind the warnings; None without a policy, which it needs."""
     import swiftsure as ss
     from swiftsure.monitor import Drift
 
@@ -194,7 +194,7 @@ def _watch(
     patience: int | None,
     missing: str | None,
 ) -> "Watch":
-    """Return the watch that a state was left with, or a new one."""
+    """Return the watch saved in the state file, or a new one."""
     from swiftsure.monitor import Watch
 
     if before is None:
@@ -213,15 +213,15 @@ def _watch(
 
 
 @contextmanager
-def _opened(stream: Path, watch: "Watch", from_start: bool) -> Iterator[BinaryIO]:
-    """Open a stream at the place where reading goes on."""
+def _open_stream(stream: Path, watch: "Watch", from_start: bool) -> Iterator[BinaryIO]:
+    """Open a stream at the position where reading resumes."""
     if str(stream) == "-":
         if from_start:
             watch.restart()
         yield sys.stdin.buffer
         return
     with stream.open("rb") as file:
-        in_file = stream.is_file()  # a pipe has no place to go back to
+        in_file = stream.is_file()  # a pipe has no position to resume from
         if from_start:
             watch.restart(file if in_file else None, str(stream))
         if in_file:
@@ -230,32 +230,32 @@ def _opened(stream: Path, watch: "Watch", from_start: bool) -> Iterator[BinaryIO
 
 
 def _read(file: BinaryIO, watch: "Watch", state: Path | None, follow: bool) -> bool:
-    """Read to the end, or to an alarm; return whether the last line is cut short.
+    """Read to the end or to an alarm; return whether the last line is cut short.
 
-    The state is written after every piece, so that a run may be killed at any time.
+    The state is written after every chunk, so that a run may be killed at any time.
     """
-    read = getattr(file, "read1", file.read)  # what is there, without waiting for more
+    read = getattr(file, "read1", file.read)  # what is available, without waiting for more
     try:
         while not watch.monitor.alarm:
             data = read(CHUNK)
             if not data and follow:
-                _refuse_shrunk(file)
+                _check_not_shrunk(file)
                 time.sleep(PAUSE)
                 continue
             if not data:
                 return watch.finish()
-            with _undisturbed():
+            with _defer_interrupt():
                 watch.feed(data)
-                _keep(watch, state)
-    except KeyboardInterrupt:  # how one stops following
+                _save_state(watch, state)
+    except KeyboardInterrupt:  # Ctrl-C stops following
         if not follow:
             raise
     return False
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put an interrupt off to the end: what was read is folded and kept whole, or not at all."""
+def _defer_interrupt() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, so that a chunk counts entirely or not at all."""
     asked: list[int] = []
     usual = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
     try:
@@ -266,18 +266,18 @@ def _undisturbed() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def _keep(watch: "Watch", state: Path | None) -> None:
-    if state is not None and _seen(watch):
+def _save_state(watch: "Watch", state: Path | None) -> None:
+    if state is not None and _has_losses(watch):
         watch.save(state)
 
 
-def _seen(watch: "Watch") -> bool:
-    """Whether the stream held a loss, or announced one."""
+def _has_losses(watch: "Watch") -> bool:
+    """Whether the stream contained or announced a loss."""
     return watch.monitor.n > 0 or watch.order.in_use
 
 
-def _refuse_shrunk(file: BinaryIO) -> None:
-    """Raise if a file that is followed became shorter than what was read of it."""
+def _check_not_shrunk(file: BinaryIO) -> None:
+    """Raise if a followed file is now shorter than what was read from it."""
     if not file.seekable():
         return
     place = file.tell()
@@ -301,23 +301,23 @@ def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> None:
 
 def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
     if watch.order.waiting:
-        yield f"{watch.order.waiting:,} requests wait, for their losses or for those before them."
+        yield f"{watch.order.waiting:,} requests wait for their losses or for earlier ones."
     if watch.order.given_up:
-        yield f"{watch.order.given_up:,} losses never came, and counted as {watch.order.missing}."
+        yield f"{watch.order.given_up:,} losses never arrived and counted as {watch.order.missing}."
     if watch.order.too_late:
-        yield f"{watch.order.too_late:,} losses came too late, and were left out."
+        yield f"{watch.order.too_late:,} losses arrived too late and were left out."
     if watch.odd:
         yield (
-            f"{watch.odd:,} lines had an exit, a cost or a confidence that cannot be; their losses"
-            " count, but the warnings leave them out."
+            f"{watch.odd:,} lines had an impossible exit, cost or confidence; their losses"
+            " count, but the warnings ignore them."
         )
     if watch.unreadable:
         yield (
-            f"{watch.unreadable:,} lines could not be read, and were left out: the guarantee then"
-            " assumes that this did not depend on their losses."
+            f"{watch.unreadable:,} lines could not be read and were left out; the guarantee assumes"
+            " that this did not depend on their losses."
         )
     if cut:
-        yield "The last line is cut short; it is read once it is whole."
+        yield "The last line is cut short; it will be read once it is complete."
 
 
 def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ Loss = Annotated[
     str | None, typer.Option(help="Loss, if the record has several.", show_default=False)
 ]
 Score = Annotated[
-    str | None, typer.Option(help="Confidence score; top1 if there.", show_default=False)
+    str | None, typer.Option(help="Confidence score; top1 if available.", show_default=False)
 ]
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
@@ -47,7 +47,7 @@ OrderSeed = Annotated[
     int | None,
     typer.Option("--seed", help="Fixes the order of samples.", show_default="the record's own"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AcceptEdited = Annotated[
     bool,
     typer.Option("--accept-edited", help="Accept a policy that was changed after it was written."),
@@ -55,7 +55,7 @@ AcceptEdited = Annotated[
 Average = Annotated[
     str | None,
     typer.Option(
-        help="With groups, what counts the same in the risk: group (the average over groups of"
+        help="With groups, what has equal weight in the risk: group (the average over groups of"
         " each group's average) or sample.",
         show_default="group",
     ),
@@ -63,7 +63,7 @@ Average = Annotated[
 MaxGroupSize = Annotated[
     int | None,
     typer.Option(
-        help="For --average sample: the most samples that a group can have, declared beforehand.",
+        help="For --average sample: the largest possible group size, declared beforehand.",
         show_default=False,
     ),
 ]
@@ -78,21 +78,21 @@ Path_ = Annotated[
 
 
 def path_of(text: str | None) -> str | list[float] | None:
-    """Return a path from what was typed."""
+    """Parse --path."""
     if text is None or text in ("logit", "breakpoints"):
         return text
     try:
         return [float(value) for value in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"`--path` must be logit, breakpoints, or numbers with commas, but got {text!r}."
+            f"`--path` must be logit, breakpoints, or comma-separated numbers, but got {text!r}."
         ) from None
 
 
 def control_of(text: str, bound: str) -> "Control":
-    """Return a control from what was typed: NAME, then any :OPTION=VALUE.
+    """Parse a control: NAME, then any :OPTION=VALUE.
 
-    `bound` is for a control that uses one and names none.
+    `bound` applies if the control uses a bound and does not name one.
     """
     from dataclasses import replace
 
@@ -117,10 +117,10 @@ def control_of(text: str, bound: str) -> "Control":
 
 
 def _value(option: str, text: str, kind: Any) -> bool | float | str:
-    """Return the value of an option; one of yes or no is yes by its name alone."""
+    """Parse the value of an option; a boolean option without a value is true."""
     from swiftsure import checks
 
-    kinds = get_args(kind) or (kind,)  # those of `float | None`
+    kinds = get_args(kind) or (kind,)  # the types in `float | None`
     if bool in kinds:
         return checks.choice(option, text or "true", ["true", "false"]) == "true"
     if float not in kinds:

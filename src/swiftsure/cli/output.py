@@ -1,4 +1,4 @@
-"""What commands print: tables in a terminal, plain lines in a pipe, JSON for machines."""
+"""Printing: tables in a terminal, tab-separated lines in a pipe, or JSON."""
 
 import json
 import math
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def is_terminal() -> bool:
-    """Whether a person is looking."""
+    """Whether standard output is a terminal."""
     return Console().is_terminal
 
 
@@ -38,7 +38,7 @@ def print_text(text: str, style: str = "") -> None:
 
 
 def print_policy(policy: "Policy") -> None:
-    """Print a policy's sentence; in a terminal the promise stands out from its conditions."""
+    """Print a policy's sentence; in a terminal the promise is bold and its conditions dim."""
     from swiftsure.policy import sentence_parts
 
     promise, conditions = sentence_parts(policy)
@@ -46,7 +46,7 @@ def print_policy(policy: "Policy") -> None:
 
 
 def print_drawn_seed(record: Path, policy: "Policy") -> None:
-    """Say which seed was drawn for a file that keeps none, and how to get the same result again."""
+    """Print the seed that was drawn for a file without one, and how to repeat the result."""
     from swiftsure.records.files import keeps_order
 
     seed = policy.certificate.seed
@@ -63,13 +63,13 @@ def _print(text: Text) -> None:
     if console.is_terminal:
         console.print(text)
     else:
-        print(text.plain)  # noqa: T201 (a pipe gets the line as it is)
+        print(text.plain)  # noqa: T201 (no wrapping in a pipe)
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 ) -> None:
-    """Print a table, its first `left` columns flush left; in a pipe, lines with tabs."""
+    """Print a table with `left` left-aligned columns; in a pipe, tab-separated lines."""
     console = Console()
     if not console.is_terminal:
         for cells in [columns, *rows]:
@@ -88,10 +88,10 @@ def print_table(
 
 
 def _headers(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[str]:
-    """Return the headers; in a table too wide, broken at blanks so that cells need not be."""
+    """Return the headers, wrapped at spaces if the table is too wide for the terminal."""
     cells = [max((len(row[k]) for row in rows), default=0) for k in range(len(columns))]
     needed = sum(max(len(name), cell) + 2 for name, cell in zip(columns, cells, strict=True))
-    if needed - 2 <= width:  # no gap after the last
+    if needed - 2 <= width:  # no gap after the last column
         return columns
     return [
         textwrap.fill(name, max(1, cell), break_long_words=False)
@@ -100,12 +100,12 @@ def _headers(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; NaN, which JSON does not know, as null."""
+    """Print JSON, with null for NaN and infinity."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))  # noqa: T201
 
 
 def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> str:
-    """Write a number, or the thresholds of several exits; None is the full model."""
+    """Format a number, or the thresholds of several exits; None is the full model."""
     if value is None:
         return "full model"
     if isinstance(value, tuple):
@@ -115,7 +115,7 @@ def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> s
 
 
 def rate(share: float, low: float, high: float) -> str:
-    """Write a rate with its interval, in per cent."""
+    """Format a rate with its interval, in per cent."""
     return f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
 
 

@@ -1,7 +1,7 @@
-"""The authors' precomputed logits: pickles of (logits, targets), turned into plain npz files.
+"""Convert the authors' precomputed logits, pickles of (logits, targets), to npz files.
 
-A pickle can run any code when it is read. This reader knows arrays and tensors, and refuses a file
-that asks for anything else; nothing but this one explicit step reads pickles.
+Reading a pickle can run any code. This reader allows only arrays and tensors and refuses anything
+else. No other part of the library reads pickles.
 """
 
 import io
@@ -62,22 +62,22 @@ def read_pickled_logits(
         )
     if labels.shape != logits.shape[1:2] or labels.dtype.kind not in "iuf":
         raise ValueError(
-            f"{source} must hold one target a sample, ({logits.shape[1]},), but they are"
+            f"{source} must hold one target per sample, ({logits.shape[1]},), but they are"
             f" {_kind(content[1])} of shape {labels.shape}."
         )
     return np.ascontiguousarray(logits.transpose(1, 0, 2), np.float32), labels.astype(np.int64)
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, text, tuples, lists, dicts, NumPy arrays and tensors; nothing else."""
+    """Unpickler for numbers, text, tuples, lists, dicts, NumPy arrays and tensors only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle asks for by name, if an array or a tensor is made of it."""
+        """Return a class that arrays or tensors need; refuse all others."""
         if (module, name) in NUMPY_PARTS:
             return NUMPY_PARTS[module, name]
         if (module, name) in TORCH_PARTS:
             return TORCH_PARTS[module, name]()
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of an array")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not part of an array")
 
 
 def _rebuild_tensor() -> Callable[..., Any]:
@@ -97,7 +97,7 @@ _from_buffer = np.empty(0).__reduce_ex__(5)[0]
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Stand in for `codecs.encode`, which old pickles of bytes ask for."""
+    """Replace `codecs.encode`, which old pickles of bytes call."""
     return text.encode(encoding)
 
 

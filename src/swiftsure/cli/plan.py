@@ -21,13 +21,13 @@ __all__ = ["plan"]
 def plan(
     record: Annotated[
         Path | None,
-        typer.Argument(help="A pilot record, if there is one.", show_default=False),
+        typer.Argument(help="A pilot record.", show_default=False),
     ] = None,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
     true_risk: Annotated[
         float | None,
-        typer.Option(help="Risk that a setting worth certifying really has.", show_default="0"),
+        typer.Option(help="True risk of the setting you hope to certify.", show_default="0"),
     ] = None,
     loss_bound: Annotated[
         float | None, typer.Option(help="Largest loss, B (2 for Brier).", show_default="1")
@@ -39,7 +39,7 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    power: Annotated[float, typer.Option(help="How sure to be that it is certified.")] = 0.9,
+    power: Annotated[float, typer.Option(help="Probability of certifying it.")] = 0.9,
     saving: Annotated[
         float | None,
         typer.Option(help="Share of the cost to save: find the lowest ε.", show_default=False),
@@ -64,10 +64,10 @@ def plan(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    r"""Say how many samples a promise needs, or what a budget allows.
+    r"""Compute how many samples a promise needs, or what a budget allows.
 
-    Without a record: from the promise alone. With a pilot record: the
-    saving that calibration sets of several sizes would give. With a
+    Without a record: samples needed for the promise. With a pilot record:
+    the saving that calibration sets of several sizes would give. With a
     record and --saving: the lowest ε that can be certified for it.
 
     [bold]Examples[/bold]
@@ -89,17 +89,17 @@ def plan(
         _refuse(given, ("--saving", "--output", "--target"), "needs a record")
         _refuse(given, ("--average", "--max-group-size"), "needs a record with groups")
         bound_b = 1.0 if loss_bound is None else loss_bound
-        _promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
+        _plan_promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
     elif saving is None:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
         shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
+        _plan_sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
     else:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--target",), "does not go with --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
-        _budget(record, saving, delta, seed, shared | counted, output, json)
+        _plan_budget(record, saving, delta, seed, shared | counted, output, json)
 
 
 def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
@@ -108,7 +108,7 @@ def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
             raise ValueError(f"`{option}` {why}.")
 
 
-def _promise(
+def _plan_promise(
     epsilon: float,
     delta: float,
     risk: float,
@@ -154,7 +154,7 @@ def _promise(
     )
 
 
-def _sizes(
+def _plan_sizes(
     record: Path,
     epsilon: float,
     delta: float,
@@ -200,7 +200,7 @@ def _sizes(
     print_text(f"An estimate, as good as the pilot; calibrate on {found.unit} that are not in it.")
 
 
-def _budget(
+def _plan_budget(
     record: Path,
     saving: float,
     delta: float,
@@ -246,7 +246,7 @@ def _print_budget(found: Any, saving: float) -> None:
         f"Saving {100 * saved:.1f} %, the lowest certified level is ε = {number(found.epsilon)}"
         f" (threshold {number(found.threshold)})."
     )
-    if saved < saving - 0.0005:  # less even as printed
+    if saved < saving - 0.0005:  # less, even after rounding for print
         unit = found.policy.certificate.unit.removesuffix("s")
         others = f"1 {unit}" if found.n_choice == 1 else f"{found.n_choice:,} {unit}s"
         print_text(

@@ -1,4 +1,4 @@
-"""`swiftsure report`: one self-contained page about a policy."""
+"""`swiftsure report`: write a self-contained HTML report about a policy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +19,11 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here.")] = Path(
         "report.html"
     ),
-    cost: Annotated[
-        str | None, typer.Option(help="Which cost to speak of.", show_default=False)
-    ] = None,
+    cost: Annotated[str | None, typer.Option(help="Cost to show.", show_default=False)] = None,
     path: Annotated[
         str | None,
         typer.Option(
-            help="The thresholds that the policy was calibrated along, if they were your own.",
+            help="The thresholds given to calibrate, if any.",
             show_default=False,
         ),
     ] = None,
@@ -34,9 +32,9 @@ def report(
 ) -> None:
     r"""Write one HTML page about a policy: promise, risk, saving, exits.
 
-    The page needs nothing but itself: open it, print it, send it. The
-    record must be the one that the policy was calibrated on. --json
-    prints the page's numbers, and writes the page all the same.
+    The page is self-contained: open it, print it, send it. The record
+    must be the one that the policy was calibrated on. --json also prints
+    the page's numbers.
     Exit status 1 if the policy certifies nothing and runs the full model.
 
     [bold]Example[/bold]
@@ -48,7 +46,7 @@ def report(
     from swiftsure.report.findings import findings
     from swiftsure.report.page import rendered
 
-    writable(output)  # before any work
+    writable(output)  # fail before any work
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
     found = findings(ss.load_record(record), loaded, options.path_of(path), cost)
     write_text(output, rendered(found))

@@ -1,4 +1,4 @@
-"""`swiftsure simulate`: promises against the truth, on a network whose risk is known exactly."""
+"""`swiftsure simulate`: check promises on a simulated network whose risk is known exactly."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,11 +25,11 @@ def simulate(
     ] = Path("results/simulation"),
     json: options.Json = False,
 ) -> None:
-    """Calibrate a simulated network; check the promise on the truth.
+    """Calibrate a simulated network and check the promise exactly.
 
     The network has five exits, and its risk at each threshold is known
-    exactly, so one can see what is promised, what is saved, and how often
-    each way to set the threshold ends above ε.
+    exactly. The tables show what is promised and saved, and how often
+    each rule for the threshold exceeds ε.
 
     [bold]Example[/bold]
 
@@ -84,7 +84,7 @@ def simulate(
     print_text(f"A simulated network with 5 exits, accuracies {accuracies} %, {n:,} samples.\n")
     print_policy(policy)
     print_table(
-        "What each level buys",
+        "Savings at each level",
         ["ε", "threshold", "saved %", "true risk", "≤ ε"],
         [
             [
@@ -102,14 +102,17 @@ def simulate(
             f'"no": the true risk is above ε, by bad luck with these {n:,} samples. The promise'
             f" allows that for at most {percent(delta)} of calibration sets (δ = {delta:g})."
         )
-    print_text("Each row's promise holds by itself: fix ε before you look.")
+    print_text("Each row's promise holds on its own: fix ε before you look.")
     print_table(
         f"The same with {draws:,} other calibration sets, ε = {epsilon:g}",
         ["rule", "true risk > ε", "mean true risk"],
-        [[rule, _share(each > epsilon), f"{each.mean():.4f}"] for rule, each in risks.items()],
+        [
+            [rule, _format_rate(each > epsilon), f"{each.mean():.4f}"]
+            for rule, each in risks.items()
+        ],
     )
     print_text(
-        "crc promises that the mean is at most ε, whatever happens to single sets; ucb that at"
+        "crc promises that the mean over sets is at most ε; ucb promises that at"
         f" most {percent(delta)} of the sets end above ε (δ = {delta:g}). The others promise"
         " nothing."
     )
@@ -126,7 +129,7 @@ def _true_risks(
     draws: int,
     seed: int,
 ) -> dict[str, np.ndarray]:
-    """Return the true risk of what each rule chooses, for many calibration sets."""
+    """Return the true risk of each rule's choice, for many calibration sets."""
     import swiftsure as ss
 
     rules = {
@@ -146,8 +149,8 @@ def _true_risks(
     return dict(zip(rules, risks, strict=True))
 
 
-def _share(broken: np.ndarray) -> str:
-    """Write how often something happened, with its interval; certain for a rule without chance."""
+def _format_rate(broken: np.ndarray) -> str:
+    """Format a rate with its interval; "always" or "never" for a rule without randomness."""
     from swiftsure.evaluation import Rates
 
     if len(broken) == 1:

@@ -1,4 +1,4 @@
-"""`swiftsure translate`: generation with early exits, with the translator that comes along."""
+"""`swiftsure translate`: translate with early exits, using the included translator."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ CAPTIONS = [
 def translate(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="German sentences; some captions by default.", show_default=False),
+        typer.Argument(help="German sentences; a few captions by default.", show_default=False),
     ] = None,
     score: Annotated[
         str, typer.Option(help="softmax, shortlist, saturation or meta.")
@@ -36,11 +36,11 @@ def translate(
     delta: options.Delta = 0.1,
     json: options.Json = False,
 ) -> None:
-    """Translate with a network that stops at the first layer that is sure.
+    """Translate with a decoder that stops at the first confident layer.
 
     A T5 with eight decoder layers, trained on captions of photographs
-    (Multi30k, German to English). Its threshold is set on 2,461 captions;
-    then it translates, in full and with early exits.
+    (Multi30k, German to English). Its threshold is calibrated on 2,461
+    captions; then it translates, in full and with early exits.
 
     [bold]Example[/bold]
 
@@ -65,7 +65,7 @@ def translate(
         print_policy(policy)
         _print_translations(found["translations"], found["n_layers"])
         if not policy.runs_full_model:
-            print_text(f"{found['times_faster']:.2f} times as many tokens a second.", "bold")
+            print_text(f"{found['times_faster']:.2f} times as many tokens per second.", "bold")
     if policy.runs_full_model:
         raise typer.Exit(1)
 
@@ -86,11 +86,11 @@ def _print_translations(translations: list[dict[str, Any]], n_layers: int) -> No
             [f"  {said['full']}", f"{n_layers}"],
             [f"  {early}", f"{said['layers']:.1f}"],
         ]
-    print_table("In full, and with early exits", ["", "layers a token"], lines)
+    print_table("In full, and with early exits", ["", "layers per token"], lines)
 
 
 def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
-    """Translate one text after the other, in full and with early exits in turn."""
+    """Translate each text in full and with early exits, and time both."""
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
@@ -115,7 +115,7 @@ def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
     ways: dict[str, Callable[..., tuple[torch.Tensor, float]]] = {"full": in_full, "early": early}
     seconds, tokens = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
     translations: list[dict[str, Any]] = []
-    for text in [texts[0], *texts]:  # the first warms up
+    for text in [texts[0], *texts]:  # the first run warms up
         inputs = tokenizer(text, return_tensors="pt")
         said: dict[str, Any] = {"german": text}
         for name, way in ways.items():

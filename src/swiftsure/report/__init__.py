@@ -1,4 +1,4 @@
-"""Results as pictures, and as one self-contained page."""
+"""Figures, and self-contained HTML reports about a policy."""
 
 from swiftsure.report.figures import policy_figure, save_figure, study_figure
 from swiftsure.report.page import policy_page

@@ -1,7 +1,7 @@
-"""Charts as plain numbers: where everything stands, in the units of a small drawing.
+"""Chart layout: positions of lines, bars and ticks, which templates turn into SVG.
 
-Templates turn them into SVG. Drawings are as narrow as a phone, so that their text keeps its size
-there; wider pages put several in a row.
+Charts are as narrow as a phone, so that their text keeps its size there; wider pages put several
+in a row.
 """
 
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ __all__ = [
 
 WIDTH, HEIGHT = 340.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 26.0, 38.0
-ROW = 26.0
-"""Height of a bar with the space around it."""
-LETTER = 6.2
-"""Width of a letter, about."""
+BAR_ROW_HEIGHT = 26.0
+"""Height of a bar including the space around it."""
+LETTER_WIDTH = 6.2
+"""Approximate width of a letter."""
 TITLE_LETTER, TITLE_CAPITAL, TITLE_WIDE = 7.2, 9.8, 12.5
-"""Widths of letters, capitals and the widest letters in a title, in the widest of usual fonts."""
-ROOM = 15.0
+"""Widths of letters, capitals and the widest letters in a title, in the widest common font."""
+NAME_HEIGHT = 15.0
 """Height of a line's name."""
-SWATCH = 40.0
-"""What a name takes beside its letters: the piece of line before it, and space."""
+SWATCH_WIDTH = 40.0
+"""Width of a legend entry without its letters: the line sample and spacing."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis and what is written there."""
+    """A position on an axis and its text."""
 
     at: float
     text: str
@@ -51,7 +51,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its ends in data and in the drawing, and what is written along it."""
+    """An axis: its range in data and in the drawing, its ticks and its label."""
 
     low: float
     high: float
@@ -62,7 +62,7 @@ class Axis:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return where a value stands in the drawing."""
+        """Return the position of a value in the drawing."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = log10(value), log10(low), log10(high)
@@ -76,11 +76,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A line or a row of dots, with the text that names it."""
+    """A line or a row of dots, with its label."""
 
     points: tuple[tuple[float, float], ...]
     kind: str
-    """How it looks: a class of the style sheet."""
+    """Its CSS class."""
     dots: bool = False
     label: str = ""
     label_at: tuple[float, float] = (0.0, 0.0)
@@ -107,7 +107,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Everything that a drawing holds."""
+    """Everything in one drawing."""
 
     name: str
     """Unique on a page."""
@@ -124,12 +124,12 @@ class Chart:
 
     @property
     def heading(self) -> str:
-        """The title, as much of it as fits in one line; browsers show the whole on hovering."""
+        """The title, shortened to one line; browsers show all of it on hovering."""
         return shortened(self.title, self.width)
 
 
 def shortened(title: str, width: float) -> str:
-    """Return a title that is at most so wide, the middle left out: its ends tell most.
+    """Return a title shortened to a width by leaving out its middle.
 
     Examples
     --------
@@ -167,13 +167,13 @@ def chart(
     ----------
     x, y : (low, high)
     x_ticks : pairs of value and text, optional
-        Round numbers if they are not given.
+        Round numbers by default.
     y_percent : bool
-        Write shares as per cent.
+        Format shares as per cent.
     """
-    placed = _spread(x, x_log)
+    placed = _nonempty_range(x, x_log)
     horizontal = Axis(*placed, LEFT, WIDTH - RIGHT, label=x_label, log=x_log)
-    vertical = Axis(*_spread(y), HEIGHT - BOTTOM, TOP)
+    vertical = Axis(*_nonempty_range(y), HEIGHT - BOTTOM, TOP)
     given = _round_ticks(*placed, 5, percent=False) if x_ticks is None else x_ticks
     return Chart(
         name,
@@ -199,30 +199,30 @@ def line(
 
 
 def with_named_lines(axes: Chart, lines: Sequence[Line]) -> Chart:
-    """Return a chart with lines, and their names in a row below it, where no line runs."""
+    """Return a chart with lines, and their names in a row below the axes."""
     x, named = LEFT, []
     for each in lines:
         named.append(replace(each, label_at=(round(x, 1), HEIGHT + 9)))
-        x += SWATCH + LETTER * len(each.label)
-    return replace(axes, lines=tuple(named), height=HEIGHT + ROOM)
+        x += SWATCH_WIDTH + LETTER_WIDTH * len(each.label)
+    return replace(axes, lines=tuple(named), height=HEIGHT + NAME_HEIGHT)
 
 
 def bar_chart(
     name: str, title: str, description: str, values: Sequence[tuple[str, float, str]]
 ) -> Chart:
-    """Return a chart of bars: name, share of the full width, and text of each."""
+    """Return a bar chart from the name, share of the full width and text of each bar."""
     left, right = 50.0, 56.0
     x = Axis(0.0, 1.0, left, WIDTH - right)
     bars = tuple(
-        Bar(round(TOP + k * ROW, 1), round(share * (x.stop - x.start), 1), label, text)
+        Bar(round(TOP + k * BAR_ROW_HEIGHT, 1), round(share * (x.stop - x.start), 1), label, text)
         for k, (label, share, text) in enumerate(values)
     )
-    height = TOP + len(bars) * ROW + 6
+    height = TOP + len(bars) * BAR_ROW_HEIGHT + 6
     return Chart(name, title, description, x, Axis(0, 1, 0, height), bars=bars, height=height)
 
 
 def log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return round numbers for a logarithmic axis: 1, 2, 5, or powers of ten if that is many."""
+    """Return round ticks for a logarithmic axis: 1, 2, 5, or only powers of ten."""
     powers = range(floor(log10(low)) - 1, floor(log10(high)) + 2)
     for digits in ((1, 2, 5), (1,)):
         values = [d * 10.0**k for k in powers for d in digits if low <= d * 10.0**k <= high]
@@ -231,8 +231,8 @@ def log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     return [(value, f"{value:,.0f}" if value >= 1 else f"{value:.4g}") for value in values]
 
 
-def _spread(ends: tuple[float, float], log: bool = False) -> tuple[float, float]:
-    """Return the ends of an axis, apart from each other even where the data are not."""
+def _nonempty_range(ends: tuple[float, float], log: bool = False) -> tuple[float, float]:
+    """Return the ends of an axis, widened if they coincide."""
     low, high = ends
     if high > low:
         return low, high
@@ -248,27 +248,27 @@ def _round_ticks(low: float, high: float, most: int, percent: bool) -> list[tupl
 
 def _with_ticks(axis: Axis, ticks: Sequence[tuple[float, str]]) -> Axis:
     placed = [Tick(axis(value), text) for value, text in ticks]
-    if axis.stop > axis.start:  # along the x axis texts can run into each other
-        placed = _apart([_inside(tick, axis) for tick in placed])
+    if axis.stop > axis.start:  # texts along the x axis can overlap
+        placed = _without_overlaps([_anchored_inside(tick, axis) for tick in placed])
     return replace(axis, ticks=tuple(placed))
 
 
-def _inside(tick: Tick, axis: Axis) -> Tick:
-    """Return a tick whose text stays near the axis."""
-    half = LETTER * len(tick.text) / 2
+def _anchored_inside(tick: Tick, axis: Axis) -> Tick:
+    """Return a tick anchored so that its text stays within the axis."""
+    half = LETTER_WIDTH * len(tick.text) / 2
     if tick.at + half > axis.stop + RIGHT:
         return replace(tick, anchor="end")
     return replace(tick, anchor="start") if tick.at - half < axis.start - 10 else tick
 
 
-def _apart(ticks: list[Tick]) -> list[Tick]:
-    """Return the ticks whose texts do not run into that of a tick before them."""
+def _without_overlaps(ticks: list[Tick]) -> list[Tick]:
+    """Return the ticks whose texts do not overlap that of an earlier tick."""
     kept: list[Tick] = []
     free = -WIDTH
     for tick in sorted(ticks, key=lambda tick: tick.at):
-        width = LETTER * len(tick.text)
+        width = LETTER_WIDTH * len(tick.text)
         start = tick.at - {"start": 0.0, "middle": width / 2, "end": width}[tick.anchor]
         if start >= free:
             kept.append(tick)
-            free = start + width + LETTER
+            free = start + width + LETTER_WIDTH
     return kept

@@ -28,7 +28,7 @@ __all__ = [
 
 X_TICKS = 5
 HEADROOM = 3.0
-"""How many times ε the risk's axis goes up to, at most."""
+"""The risk axis ends at this multiple of ε or below."""
 TITLES = {"zero_one": "Accuracy", "brier": "Brier score"}
 POLICY = "policy"
 WHAT_IF = "what-if"
@@ -63,7 +63,7 @@ def risk_chart(found: Findings, promise: int) -> Chart:
 
 
 def saving_chart(found: Findings) -> Chart | None:
-    """Draw what is saved along the path; None for a record without costs."""
+    """Draw the saving along the path; None for a record without costs."""
     if found.cost is None:
         return None
     saved = found.saved[found.cost]
@@ -82,18 +82,18 @@ def saving_chart(found: Findings) -> Chart | None:
 
 
 def cost_words(cost: str) -> str:
-    """Return what is counted by a cost."""
+    """Return the plural noun for a cost."""
     return "exits" if cost == "exit" else cost
 
 
 def exit_shares_chart(setting: Setting) -> Chart | None:
-    """Draw where samples leave; None for records without exits."""
+    """Draw the share of samples at each exit; None for records without exits."""
     if setting.shares is None:
         return None
     bars = [(f"exit {k + 1}", share, percent(share)) for k, share in enumerate(setting.shares)]
-    description = "Share of the calibration samples that leave at each exit: "
+    description = "Share of the calibration samples that take each exit: "
     texts = ", ".join(f"{name} {text}" for name, _, text in bars)
-    return bar_chart("exits", "Samples that leave at each exit", f"{description}{texts}.", bars)
+    return bar_chart("exits", "Samples that take each exit", f"{description}{texts}.", bars)
 
 
 def exit_loss_chart(found: ExitLoss) -> Chart:
@@ -122,7 +122,7 @@ def exit_loss_chart(found: ExitLoss) -> Chart:
 def reliability_chart(found: Reliability) -> Chart:
     """Draw how often an exit is right, by its confidence."""
     points = ", ".join(
-        f"{100 * c:.0f} % sure {100 * a:.0f} % right"
+        f"{100 * c:.0f} % confident {100 * a:.0f} % right"
         for c, a in zip(found.confidences, found.accuracies, strict=True)
     )
     axes = chart(
@@ -141,7 +141,7 @@ def reliability_chart(found: Reliability) -> Chart:
 
 
 def movement_charts(found: Findings) -> list[Chart]:
-    """Draw how the saving moves with ε, δ and n."""
+    """Draw how the saving depends on ε, δ and n."""
     if found.cost is None:
         return []
     cost, charts = found.cost, []

@@ -1,4 +1,4 @@
-"""What a policy was calibrated on, put together again from its record; or what does not fit."""
+"""Rebuild what a policy was calibrated on from its record, and check that the two match."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,17 +22,17 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 ZERO_BOUNDED = "zero-bounded "
-"""What `RiskCurve.zero_bounded` puts before the name of a risk."""
+"""Prefix that `RiskCurve.zero_bounded` adds to the name of a risk."""
 
 REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
 EDITED = "Was the file edited? Calibrate anew."
 
-CLOSE = 1e-6
-"""Numbers are the same if they differ by less than this share: machines round differently."""
-CLOSE_TO_ZERO = 1e-8
-WORDING = {"certificate": {"assumptions", "seed_drawn"}}
-"""What is not compared: versions may say the same in other words, and where the seed came from
-cannot be seen from the numbers."""
+RELATIVE_TOLERANCE = 1e-6
+"""Allowed relative difference of numbers, because machines round differently."""
+ABSOLUTE_TOLERANCE = 1e-8
+NOT_COMPARED = {"certificate": {"assumptions", "seed_drawn"}}
+"""Fields that are not compared: assumptions may be worded differently in other versions, and the
+origin of the seed cannot be recomputed."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class Evidence:
 
     @property
     def rows(self) -> Indices:
-        """The samples behind the bounds; those before them chose the setting by its cost."""
+        """The samples behind the bounds; with a budget, earlier samples chose the setting."""
         n = self.curves[0].n
         return np.arange(n - self.policy.certificate.n, n)
 
     @property
     def delta(self) -> float:
-        """The failure probability; controls that have none do not look at it."""
+        """The failure probability; controls without one ignore it."""
         return self.policy.certificate.delta or 0.5
 
     @cached_property
     def tested(self) -> tuple[RiskCurve, ...]:
-        """The curves as their controls saw them: the same losses, in the same order."""
+        """The curves as the controls saw them: the same losses in the same order."""
         seed = self.policy.certificate.seed
         pairs = zip(self.rules, self.curves, strict=True)
         prepared = (rule.prepare(curve) for rule, curve in pairs)
@@ -81,18 +81,18 @@ class Evidence:
         return np.maximum(indices, 0)
 
     def choice(self, delta: float | None = None, rows: Indices | None = None) -> int:
-        """Return the setting that all promises allow at their levels, the safest of theirs."""
+        """Return the setting that all promises allow at their levels: the safest of theirs."""
         levels = [np.asarray([promise.epsilon]) for promise in self.policy.certificate.promises]
         return min(int(self.choices(i, e, delta, rows)[0]) for i, e in enumerate(levels))
 
     @property
     def index(self) -> int:
-        """The policy's setting along the path; 0, the full model, where nothing was certified."""
+        """The policy's setting along the path; 0, the full model, if nothing was certified."""
         return self.policy.certificate.index or 0
 
     @property
     def slow(self) -> bool:
-        """Whether a choice takes long: bets on every setting, without a walk that stops early."""
+        """Whether a choice is slow: betting on every setting, without stopping early."""
         return any(
             rule.correction == "bonferroni"
             and bounds.resolve(
@@ -113,33 +113,33 @@ def evidence_of(
         The calibration samples.
     policy : Policy
     path : as in `calibrate`
-        Needed only where the policy was calibrated along thresholds of the user's own, which its
-        file does not hold.
+        Needed only if the policy was calibrated along thresholds of your own, which its file does
+        not hold.
 
     Raises
     ------
     ValueError
-        If record and policy do not belong together, or the record does not give the policy's
-        promise again; the message says what differs.
+        If record and policy do not belong together, or recalibrating gives another promise; the
+        message says what differs.
     """
     if not isinstance(record, ExitRecord | ThresholdRecord):
         raise TypeError(
             f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
-    _refuse_another_system(record, policy)
-    _refuse_other_losses(record, policy)
+    _check_system(record, policy)
+    _check_losses(record, policy)
     certificate = policy.certificate
     route = _path(record, policy, path)
     curves = tuple(_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises)
-    _refuse_other_data(policy, curves)
-    _refuse_other_costs(policy, curves[0])
+    _check_data(policy, curves)
+    _check_costs(policy, curves[0])
     name = "ucb" if certificate.by_budget else certificate.control
     rules = tuple(
         Control(name, promise.bound or "auto", **certificate.options)
         for promise in certificate.promises
     )
     evidence = Evidence(record, policy, curves, rules)
-    _refuse_another_promise(evidence)
+    _check_promise(evidence)
     return evidence
 
 
@@ -150,8 +150,8 @@ def _mismatch(what: str, of_policy: object, of_record: object, remedy: str = REM
     )
 
 
-def _refuse_another_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
-    """Compare what record and policy say about the model."""
+def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
+    """Raise if record and policy are about different models."""
     kinds = {True: "a network with exits", False: "a dial of a whole run"}
     has_exits = isinstance(record, ExitRecord)
     if has_exits != (policy.n_exits is not None):
@@ -171,7 +171,7 @@ def _refuse_another_system(record: ExitRecord | ThresholdRecord, policy: Policy)
         raise _mismatch("the model's fingerprint", _short(model), _short(record.fingerprint))
 
 
-def _refuse_other_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
+def _check_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
     for promise in policy.certificate.promises:
         tables = record.losses if promise.risk.endswith("gap") else record.inconsistencies
         if promise.loss not in tables:
@@ -225,7 +225,7 @@ def _curve(
     )
 
 
-def _refuse_other_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
+def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
     certificate = policy.certificate
     if curves[0].n_settings != certificate.n_settings:
         raise _mismatch(
@@ -243,7 +243,7 @@ def _refuse_other_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
         )
 
 
-def _refuse_other_costs(policy: Policy, curve: RiskCurve) -> None:
+def _check_costs(policy: Policy, curve: RiskCurve) -> None:
     costs = policy.certificate.costs
     if costs.keys() != curve.costs.keys():
         names = (" and ".join(each) or "none" for each in (costs, curve.costs))
@@ -251,17 +251,19 @@ def _refuse_other_costs(policy: Policy, curve: RiskCurve) -> None:
     for name, held in costs.items():
         mean = curve.mean_cost(name)
         seen = float(mean[0]), float(mean[policy.certificate.index or 0])
-        if not all(isclose(*pair, rel_tol=CLOSE) for pair in zip(held, seen, strict=True)):
+        if not all(
+            isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in zip(held, seen, strict=True)
+        ):
             what = f"the mean {name} cost of the full model and of the policy's setting"
             raise _mismatch(what, *(f"{full:.8g} and {here:.8g}" for full, here in (held, seen)))
 
 
-def _refuse_another_promise(evidence: Evidence) -> None:
-    """Compare the policy, field by field, with what its record, level and method give again."""
+def _check_promise(evidence: Evidence) -> None:
+    """Raise if recalibrating gives a policy that differs in any field."""
     policy = evidence.policy
-    again = _bounded_again if policy.certificate.by_budget else _calibrated_again
+    again = _recompute_budget if policy.certificate.by_budget else _recalibrate
     held, seen = (
-        each.model_dump(mode="json", exclude=WORDING) for each in (policy, again(evidence))
+        each.model_dump(mode="json", exclude=NOT_COMPARED) for each in (policy, again(evidence))
     )
     found = _difference(held, seen)
     if found is not None:
@@ -273,8 +275,8 @@ def _refuse_another_promise(evidence: Evidence) -> None:
         )
 
 
-def _calibrated_again(evidence: Evidence) -> Policy:
-    """Return what `calibrate` gives at the policy's levels."""
+def _recalibrate(evidence: Evidence) -> Policy:
+    """Return the result of `calibrate` at the policy's levels."""
     policy, certificate = evidence.policy, evidence.policy.certificate
     curves = list(evidence.curves)
     results = [
@@ -282,7 +284,7 @@ def _calibrated_again(evidence: Evidence) -> Policy:
         for rule, curve, promise in zip(evidence.rules, curves, certificate.promises, strict=True)
     ]
     rule = evidence.rules[0]
-    if any(each != rule for each in evidence.rules):  # each promise resolved "auto" in its own way
+    if any(each != rule for each in evidence.rules):  # "auto" gave different bounds
         rule = Control(rule.name, **certificate.options)
     chosen = joint(rule, curves, results)
     return make_policy(
@@ -290,11 +292,11 @@ def _calibrated_again(evidence: Evidence) -> Policy:
     )
 
 
-def _bounded_again(evidence: Evidence) -> Policy:
-    """Return what `lowest_epsilon` gives for the setting that the policy's budget chose."""
+def _recompute_budget(evidence: Evidence) -> Policy:
+    """Return the result of `lowest_epsilon` for the setting that the policy's budget chose."""
     policy, certificate = evidence.policy, evidence.policy.certificate
     rule, curve = evidence.rules[0], evidence.tested[0]
-    most = curve.n - 1 if curve.has_exits else curve.n  # costs of exits take samples of their own
+    most = curve.n - 1 if curve.has_exits else curve.n  # exits need separate samples for costs
     if not 1 <= certificate.n <= most:
         raise _mismatch("the number behind the bound", f"{certificate.n:,}", f"at most {most:,}")
     bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n)
@@ -325,13 +327,13 @@ def _bounded_again(evidence: Evidence) -> Policy:
 
 
 def _difference(held: Any, seen: Any, where: str = "") -> tuple[str, object, object] | None:
-    """Return the first place where two trees of plain values differ, and what is there."""
+    """Return the path of the first difference between two nested values, and both values."""
     if isinstance(held, dict) and isinstance(seen, dict) and held.keys() == seen.keys():
         pairs = [(f"{where}.{key}", held[key], seen[key]) for key in held]
     elif isinstance(held, list) and isinstance(seen, list) and len(held) == len(seen):
         pairs = [(f"{where}[{k}]", held[k], seen[k]) for k in range(len(held))]
     elif isinstance(held, float) and isinstance(seen, float):
-        same = isclose(held, seen, rel_tol=CLOSE, abs_tol=CLOSE_TO_ZERO)
+        same = isclose(held, seen, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
         return None if same else (where[1:], f"{held:.8g}", f"{seen:.8g}")
     else:
         return None if held == seen else (where[1:], held, seen)
@@ -340,7 +342,7 @@ def _difference(held: Any, seen: Any, where: str = "") -> tuple[str, object, obj
 
 
 def _short(fingerprint: str | None) -> str:
-    """Return enough of a fingerprint to tell two apart."""
+    """Return the start of a fingerprint, for messages."""
     if fingerprint is None:
         return "none"
     return " ".join(part[: len("sha256:") + 12] + "…" for part in fingerprint.split())

@@ -1,4 +1,4 @@
-"""Figures, drawn with matplotlib's object interface: nothing touches its global state."""
+"""Matplotlib figures, drawn with its object interface so that its global state is untouched."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ INK = "#333333"
 UNITS = {
     "exit": "mean exit",
     "layers": "mean layers",
-    "large_passes": "passes of the large model a token",
+    "large_passes": "passes of the large model per token",
 }
 
 
@@ -46,18 +46,18 @@ def study_figure(
 ) -> Figure:
     """Draw the paper's figure: test risk above, efficiency below, over ε.
 
-    One line a control, shaded by the standard deviation over splits; the dotted diagonal is the
-    level itself, which the mean test risk should stay under. Controls without a guarantee are
+    One line per control, shaded by the standard deviation over splits; the dotted diagonal is the
+    level ε, which the mean test risk should stay below. Controls without a guarantee are
     dashed.
 
     Parameters
     ----------
     studies : Study, several, or a mapping of titles to studies
-        One column each.
+        One column per study.
     path : path, optional
         Where to save it (png, pdf or svg).
     speed : str, optional
-        What is answered, in the plural: a third row then shows how many of it a second, from the
+        What is processed, as a plural noun: a third row then shows how many per second, from the
         cost "seconds" of the record.
 
     Returns
@@ -94,13 +94,13 @@ def study_figure(
             above.set_ylabel(f"test risk ({kinds.pop()})" if len(kinds) == 1 else "test risk")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             if speed is not None:
-                axes[2, 0].set_ylabel(f"{speed} a second")
+                axes[2, 0].set_ylabel(f"{speed} per second")
             above.legend(frameon=False, fontsize=8)
     return finished(figure, path)
 
 
 def _mark_full(axis: Axes, value: float) -> None:
-    """Draw where the full model lies."""
+    """Mark the full model's value."""
     axis.axhline(value, color=INK, linewidth=1, linestyle=":")
     axis.annotate(
         "full model",
@@ -120,18 +120,18 @@ def policy_figure(
     *,
     cost: str | None = None,
 ) -> Figure:
-    """Draw the risk along a path, its upper bound, the level, and what is saved.
+    """Draw the risk along a path, its upper bound, the level, and the saving.
 
     Parameters
     ----------
     curve : RiskCurve
         The calibration curve behind the policy.
     policy : Policy
-        Of a single risk.
+        A policy with a single risk.
     path : path, optional
         Where to save it.
     cost : str, optional
-        Which cost the lower part shows the saving of; the first by default.
+        The cost whose saving is shown; the first by default.
     """
     promise = policy.certificate.promises[0]
     shown = np.unique(np.linspace(0, curve.n_settings - 1, 160).astype(int))
@@ -149,7 +149,7 @@ def policy_figure(
             ordered = ordered.zero_bounded()
         if policy.certificate.seed is not None:
             ordered = ordered.shuffled(policy.certificate.seed)
-        rows = np.arange(ordered.n)[-policy.certificate.n :]  # those before chose the setting
+        rows = np.arange(ordered.n)[-policy.certificate.n :]  # earlier rows chose the setting
         upper = [bound.upper(ordered, rows, int(k), policy.certificate.delta, 0) for k in shown]
         sure = percent(1 - policy.certificate.delta)
         above.plot(shown, upper, color=COLORS[1], label=f"{sure} upper bound ({promise.bound})")
@@ -174,20 +174,20 @@ def policy_figure(
     if isinstance(policy.threshold, float) and policy.certificate.index is not None:
         chosen = f" {threshold_text(policy.threshold)}"
         below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
-    # Above the axes, where no curve and no line can be.
+    # Above the axes, where it cannot cover a curve.
     above.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return finished(figure, path)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure (png, pdf or svg), whole or not at all."""
+    """Write a figure (png, pdf or svg) atomically."""
     kind = figure_kind(path)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=160)
 
 
 def figure_kind(path: str | os.PathLike[str]) -> str:
-    """Return the format that a file name asks for."""
+    """Return the format that a file name's suffix asks for."""
     kind = Path(path).suffix.removeprefix(".").lower() or "png"
     if kind not in ("png", "pdf", "svg"):
         raise ValueError(f"`path` must end in .png, .pdf or .svg, but got {Path(path).name!r}.")
@@ -212,7 +212,7 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that belongs to no window."""
+    """Return an empty figure without a window."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -240,14 +240,14 @@ def _threshold_ticks(axis: Axes, curve: RiskCurve) -> None:
 
 
 def threshold_text(value: float) -> str:
-    """Write a threshold shortly, and apart from 1 if it is."""
+    """Format a threshold briefly, distinguishable from 1."""
     if np.isinf(value):
         return "never"
     return f"1 − {1 - value:.1g}" if 0.995 < value < 1 else f"{value:.3g}"
 
 
 def tidy(axis: Axes) -> None:
-    """Take away what distracts."""
+    """Remove spines and lighten the grid."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axis.set_axisbelow(True)

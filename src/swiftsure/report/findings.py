@@ -1,4 +1,4 @@
-"""Every number of a report: computed once, for the page and for machines."""
+"""Every number of a report, computed once for the page and for JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["Findings", "findings"]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report says, in numbers.
+    """The numbers of a report.
 
     Attributes
     ----------
@@ -31,17 +31,17 @@ class Findings:
     saved : dict
         Share of each cost that is saved, at these settings.
     cost : str or None
-        The cost that is spoken of; None where the record has none.
+        The main cost; None if the record has none.
     risks : tuple of RiskAlong
-        One a promise.
+        One per promise.
     levels : tuple of Levels or None
-        One a promise; None where a compute budget chose the setting, and no level did.
+        One per promise; None if a compute budget chose the setting.
     settings : dict
-        Every setting that some level, δ or size leads to.
+        Every setting that some level, δ or size chooses.
     by_delta, by_size
-        None where they do not apply.
+        None if they do not apply.
     exit_losses, reliability
-        None where the record cannot tell.
+        None if the record lacks the data.
     """
 
     policy: Policy
@@ -79,7 +79,7 @@ def findings(
     path: PathLike = None,
     cost: str | None = None,
 ) -> Findings:
-    """Compute what a report says; see `policy_page` for the arguments."""
+    """Compute the numbers of a report; see `policy_page` for the arguments."""
     evidence = evidence_of(record, policy, path)
     saved = moving.savings(evidence)
     name = moving.main_cost(saved, cost)

@@ -1,4 +1,4 @@
-"""The risk along a path; and how the choice moves with ε, δ and the number of samples."""
+"""The risk along a path, and how the choice depends on ε, δ and the number of samples."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ Indices = NDArray[np.int64]
 Threshold = float | tuple[float | None, ...] | None
 
 STEPS, FEW_STEPS = 30, 5
-"""Levels on either side of the policy's own; few where each takes long."""
+"""Levels on either side of the policy's own; fewer if each is slow."""
 REACH = 10.0
 """The lowest level is this many times below the policy's, and the highest as far above it."""
 SHOWN = 160
@@ -41,9 +41,9 @@ FLAT = 0.005
 """A line is flat where it stays within this share of its whole range."""
 DELTAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0001)
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
-"""Sizes of calibration sets to look at, relative to the policy's."""
+"""Sizes of calibration sets to try, relative to the policy's."""
 LARGEST = 200_000
-"""Larger calibration sets are not drawn: it would take long."""
+"""Larger calibration sets are not drawn, because it would be slow."""
 LONGEST = 2000
 """Along longer paths each set takes a second or more, so none are drawn."""
 ROWS = 400_000
@@ -53,7 +53,7 @@ DRAWS_SEED = 0
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the path, and what it does to the calibration samples.
+    """One setting of the path, and its effect on the calibration samples.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Setting:
     saved : dict
         Share of each cost that is saved.
     shares : tuple or None
-        Share of the samples that leave at each exit; None for records without exits.
+        Share of the samples that take each exit; None for records without exits.
     """
 
     index: int
@@ -81,9 +81,9 @@ class RiskAlong:
     Attributes
     ----------
     upper, upper_settings
-        What the control compares with `tested_at`, at some settings; None for the plain mean.
+        The value that the control compares with `tested_at`, at some settings; None for the mean.
     upper_name : str
-        What that is, in words.
+        Its name in the legend.
     """
 
     risk: tuple[float, ...]
@@ -96,7 +96,7 @@ class RiskAlong:
 
 @dataclass(frozen=True)
 class Levels:
-    """What one promise alone would allow at other levels: a setting for each."""
+    """The setting that one promise alone would allow at each of several levels."""
 
     epsilons: tuple[float, ...]
     settings: tuple[int, ...]
@@ -106,7 +106,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class ByDelta:
-    """What the policy would be at other failure probabilities."""
+    """The settings chosen at other failure probabilities."""
 
     deltas: tuple[float, ...]
     settings: tuple[int, ...]
@@ -114,7 +114,7 @@ class ByDelta:
 
 @dataclass(frozen=True)
 class BySize:
-    """What calibration sets of other sizes would give, drawn from the record with replacement."""
+    """Results for calibration sets of other sizes, drawn from the record with replacement."""
 
     sizes: tuple[int, ...]
     settings: tuple[int, ...]
@@ -133,14 +133,14 @@ def savings(evidence: Evidence) -> dict[str, Floats]:
 
 
 def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None:
-    """Return the cost to show: the one that is wanted, or the first that is not the exit number."""
+    """Return the cost to show: `wanted`, or the first that is not the exit number."""
     if wanted is not None:
         return checks.choice("cost", wanted, saved)
     return next((name for name in saved if name != "exit"), next(iter(saved), None))
 
 
 def setting_at(evidence: Evidence, saved: dict[str, Floats], index: int) -> Setting:
-    """Return what one setting does to the calibration samples."""
+    """Return the effect of one setting on the calibration samples."""
     curve = evidence.curves[0]
     return Setting(
         index=index,
@@ -152,7 +152,7 @@ def setting_at(evidence: Evidence, saved: dict[str, Floats], index: int) -> Sett
 
 
 def _exit_shares(evidence: Evidence, thresholds: Floats) -> tuple[float, ...] | None:
-    """Return the share of samples at each exit: samples even where groups were calibrated."""
+    """Return the share of samples at each exit, also if groups were calibrated."""
     record, policy = evidence.record, evidence.policy
     if not isinstance(record, ExitRecord) or policy.score is None:
         return None
@@ -163,16 +163,16 @@ def _exit_shares(evidence: Evidence, thresholds: Floats) -> tuple[float, ...] | 
 
 
 def shown_settings(evidence: Evidence, saved: Floats | None) -> Indices:
-    """Return the settings to draw: where something changes, thinned out, the policy's included."""
+    """Return a subsample of the settings where something changes, including the policy's."""
     measured = [curve.risk() for curve in evidence.curves]
-    ends = [_where_it_moves(values) for values in (*measured, *([] if saved is None else [saved]))]
+    ends = [_changing_range(values) for values in (*measured, *([] if saved is None else [saved]))]
     first = min(start for start, _ in ends)
-    own = max(evidence.index, first)  # what comes before does as the full model does
+    own = max(evidence.index, first)  # earlier settings equal the full model
     last = max(own, *(stop for _, stop in ends))
-    return _thinned(np.arange(first, last + 1), SHOWN, own)
+    return _subsample(np.arange(first, last + 1), SHOWN, own)
 
 
-def _where_it_moves(values: Floats) -> tuple[int, int]:
+def _changing_range(values: Floats) -> tuple[int, int]:
     """Return the first and last setting of the part that is not flat."""
     flat = FLAT * float(np.ptp(values))
     moved = np.flatnonzero(np.abs(values - values[0]) > flat)
@@ -182,21 +182,21 @@ def _where_it_moves(values: Floats) -> tuple[int, int]:
     return int(moved[0]) - 1, int(moving[-1]) + 1
 
 
-def _thinned(settings: Indices, most: int, kept: int) -> Indices:
+def _subsample(settings: Indices, most: int, kept: int) -> Indices:
     some = np.linspace(settings[0], settings[-1], min(most, len(settings))).round().astype(np.int64)
     return np.union1d(some, [kept])
 
 
 def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong:
-    """Return the risk of a promise along the path, with the bound that its control looks at."""
+    """Return the risk of a promise along the path, with the bound that its control uses."""
     rule, curve = evidence.rules[promise], evidence.curves[promise]
     epsilon = evidence.policy.certificate.promises[promise].epsilon
     upper: Floats | None = None
     name, tested_at, where = "", epsilon, settings
     if rule.uses_bound:
-        # Each upper bound is some dozens of passes over the samples.
+        # Each upper bound takes dozens of passes over the samples.
         own = max(evidence.index, int(settings[0]))
-        where = _thinned(settings, int(np.clip(2_000_000 // curve.n, 16, 80)), own)
+        where = _subsample(settings, int(np.clip(2_000_000 // curve.n, 16, 80)), own)
         upper, name, tested_at = _upper_bounds(evidence, promise, where)
     elif rule.name == "crc":
         sums, _ = evidence.tested[promise].totals(monotone=rule.is_monotone)
@@ -213,7 +213,7 @@ def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong
 
 
 def _upper_bounds(evidence: Evidence, promise: int, settings: Indices) -> tuple[Floats, str, float]:
-    """Return upper bounds, what they are called, and the level they are compared with."""
+    """Return upper bounds, their name, and the level they are compared with."""
     rule, curve, certificate = (
         evidence.rules[promise],
         evidence.tested[promise],
@@ -231,14 +231,14 @@ def _upper_bounds(evidence: Evidence, promise: int, settings: Indices) -> tuple[
 
 
 def levels(evidence: Evidence, promise: int) -> Levels:
-    """Return what one promise allows at levels around its own, by one walk along the path."""
+    """Return the settings that one promise allows at levels around its own."""
     kept = evidence.policy.certificate.promises[promise]
     highest = evidence.curves[promise].loss_range.high
     top = max(kept.epsilon, min(REACH * kept.epsilon, 0.95 * highest))
     steps = FEW_STEPS if evidence.slow else STEPS
     below = np.geomspace(kept.epsilon / REACH, kept.epsilon, steps + 1)[:-1]
     above = np.geomspace(kept.epsilon, top, steps + 1)[1:]
-    # What is shown with three digits is what was calibrated for.
+    # Calibrate at the rounded levels that are shown.
     rounded = [float(f"{value:.3g}") for value in (*below, *above)]
     epsilons = np.unique([kept.epsilon, *(e for e in rounded if 0 < e < highest)])
     return Levels(
@@ -249,7 +249,7 @@ def levels(evidence: Evidence, promise: int) -> Levels:
 
 
 def by_delta(evidence: Evidence) -> ByDelta | None:
-    """Return what the policy would be at other δ; None for controls that have none."""
+    """Return the settings chosen at other δ; None for controls without δ."""
     own = evidence.policy.certificate.delta
     if own is None:
         return None
@@ -258,10 +258,10 @@ def by_delta(evidence: Evidence) -> ByDelta | None:
 
 
 def by_size(evidence: Evidence, saved: Floats | None) -> BySize | None:
-    """Return what more or fewer samples would give; None where that cannot be drawn.
+    """Return the effect of more or fewer samples; None if that is too slow to draw or for a pool.
 
-    An estimate, as good as the record is a picture of the population. Sets drawn with replacement
-    say nothing about a finite pool.
+    This is an estimate, as good as the record represents the population. Sets drawn with
+    replacement say nothing about a finite pool.
     """
     n, pool = evidence.curves[0].n, evidence.policy.certificate.pool
     long = evidence.slow or evidence.curves[0].n_settings > LONGEST

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a policy."""
+"""Self-contained HTML reports about a policy."""
 
 import hashlib
 from base64 import b64encode
@@ -19,7 +19,7 @@ from swiftsure.report.findings import Findings, findings
 __all__ = ["policy_page", "rendered"]
 
 TABLE_ROWS = 10
-"""Levels in the table of levels, of the sixty or so that were tried."""
+"""Rows in the table of levels, of the sixty or so that were tried."""
 
 
 def policy_page(
@@ -31,24 +31,24 @@ def policy_page(
 ) -> str:
     """Return an HTML page about a policy: what it promises, what it saves, what it rests on.
 
-    The page needs nothing but itself: charts are inline SVG, and nothing is loaded from elsewhere.
-    A slider shows what other levels would have given; to *choose* a level by it voids the promise,
-    unless other samples are then calibrated on. The same input gives the same page.
+    The page is self-contained: charts are inline SVG, and nothing is loaded. A slider shows what
+    other levels would have given; *choosing* a level with it voids the promise, unless you then
+    calibrate on other samples. The same input gives the same page.
 
     Parameters
     ----------
     record : ExitRecord or ThresholdRecord
-        The very samples that the policy was calibrated on.
+        The samples that the policy was calibrated on.
     policy : Policy
     path : as in `calibrate`
-        Needed only where the policy was calibrated along thresholds of one's own.
+        Needed only if the policy was calibrated along thresholds of your own.
     cost : str, optional
-        Which cost to speak of; the first besides the exit number by default.
+        The cost to show; by default the first that is not the exit number.
 
     Raises
     ------
     ValueError
-        If record and policy do not belong together; the message says in what.
+        If record and policy do not belong together; the message says what differs.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def policy_page(
 
 
 def rendered(found: Findings) -> str:
-    """Return the page that says what was found."""
+    """Render the page."""
     environment = _environment()
     script = _source("report.js")
     promise, conditions = sentence_parts(found.policy)
@@ -96,13 +96,13 @@ def _environment() -> Environment:
         loader=PackageLoader("swiftsure.report"),
         autoescape=True,  # names of losses, scores and costs come from files
         undefined=StrictUndefined,
-        finalize=_unbroken,
+        finalize=_with_no_break_spaces,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _unbroken(value: Any) -> Any:
+def _with_no_break_spaces(value: Any) -> Any:
     """Keep numbers and their per cent signs on one line."""
     return value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
 
@@ -131,9 +131,9 @@ def _charts(found: Findings) -> dict[str, Any]:
 
 
 def _what_if(found: Findings) -> dict[str, Any] | None:
-    """Return what the slider needs: texts and places, so that the script computes nothing.
+    """Return the slider's texts and positions, so that the script computes nothing.
 
-    The setting that several promises allow together is the safest of theirs, their least index.
+    The setting that several promises allow together is the safest of theirs: the smallest index.
     """
     if found.levels is None:
         return None
@@ -154,8 +154,8 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
             str(k): {
                 "threshold": words.threshold_words(each.threshold),
                 "risks": [f"{risk:.4g}" for risk in each.risks],
-                "saved": [_unbroken(percent(share)) for share in each.saved.values()],
-                "shares": [_unbroken(percent(share)) for share in each.shares or ()],
+                "saved": [_with_no_break_spaces(percent(share)) for share in each.saved.values()],
+                "shares": [_with_no_break_spaces(percent(share)) for share in each.shares or ()],
                 "widths": [] if shares is None else _widths(shares, each.shares or ()),
                 "at": risks[0].x(min(max(k, first), last)),
             }
@@ -173,11 +173,11 @@ def _widths(axes: Chart, shares: tuple[float, ...]) -> list[float]:
 
 
 def _level_rows(found: Findings) -> list[list[tuple[float, bool, Any]]]:
-    """Return, for each promise, some levels, whether it is the policy's own, and the setting."""
+    """Return rows (level, whether it is the policy's own, setting) for each promise."""
     tables = []
     for levels in found.levels or ():
         step = -(-len(levels.epsilons) // TABLE_ROWS)
-        # Counted from the policy's own level, so that it is among them.
+        # Start from the policy's own level, so that it is included.
         picked = range(levels.own % step, len(levels.epsilons), step)
         tables.append(
             [

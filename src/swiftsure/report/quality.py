@@ -1,4 +1,4 @@
-"""How good each exit is: mean losses, whether they fall from exit to exit, reliability."""
+"""Quality of each exit: mean losses, whether they fall from exit to exit, and reliability."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class ExitLoss:
         Samples with a label.
     against : {"labels", "last exit"}
     rises : tuple of Rise
-        Empty where exits improve on the whole.
+        Empty if every exit improves on the one before it.
     """
 
     loss: str
@@ -51,14 +51,14 @@ class ExitLoss:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often an exit is right, by its confidence.
+    """How often an exit is right, by confidence.
 
     Attributes
     ----------
     confidences, accuracies, counts : (bins,)
-        Of the bins that hold samples.
+        One per bin that holds samples.
     error : float
-        Expected calibration error: mean distance of the two, weighted by the counts.
+        Expected calibration error: mean |confidence − accuracy|, weighted by the counts.
     """
 
     exit: int
@@ -69,7 +69,7 @@ class Reliability:
 
 
 def exit_losses(record: ExitRecord) -> list[ExitLoss]:
-    """Return the mean losses of the exits; against the last exit where there are no labels."""
+    """Return the mean losses of the exits, compared with the last exit if there are no labels."""
     if record.losses:
         return [_exit_loss(name, "labels", values) for name, values in record.losses.items()]
     return [
@@ -97,15 +97,15 @@ def _exit_loss(name: str, against: str, values: NDArray[np.floating]) -> ExitLos
 
 
 def reliability(record: ExitRecord) -> list[Reliability] | None:
-    """Return the reliability of each exit but the last; None where the record cannot tell.
+    """Return the reliability of each exit but the last; None if the record lacks the data.
 
-    It takes the probability of the predicted class, which is the score "top1", and whether the
-    prediction was right, which is the loss "zero_one", of every sample.
+    It needs the score "top1" (the probability of the predicted class) and the loss "zero_one"
+    (whether the prediction was wrong) of every sample.
     """
     if "top1" not in record.confidences or "zero_one" not in record.losses:
         return None
     wrong = record.losses["zero_one"]
-    if np.isnan(wrong).any():  # labels are often missing just where exits agree
+    if np.isnan(wrong).any():  # labels are often missing where exits agree, which would bias it
         return None
     confidences = record.confidences["top1"].astype(np.float64)
     return [

@@ -1,4 +1,4 @@
-"""What a report says in words."""
+"""Sentences of a report."""
 
 from swiftsure.bounds import minimum_samples
 from swiftsure.losses import LossRange
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 WORTH_SAYING = 0.005
-"""Savings that differ by less than this share are the same for a reader."""
+"""Savings that differ by less than this share are reported as the same."""
 
 NO_EXITS = (
-    "This record holds whole runs at each threshold, so there are no exits to tell of: their"
+    "This record holds whole runs at each threshold, so there are no exits to show: their"
     " shares, losses and reliability are left out."
 )
 
 
 def threshold_words(threshold: Threshold) -> str:
-    """Write a threshold, or those of several exits; None is the full model."""
+    """Format a threshold, or those of several exits; None is the full model."""
     if threshold is None:
         return "full model"
     if isinstance(threshold, tuple):
@@ -42,7 +42,7 @@ def threshold_words(threshold: Threshold) -> str:
 
 
 def guarantee_words(policy: Policy) -> str:
-    """Say how sure the promise is, in a few words."""
+    """Return the strength of the guarantee in a few words."""
     certificate = policy.certificate
     if policy.runs_full_model:
         return "always"
@@ -54,7 +54,7 @@ def guarantee_words(policy: Policy) -> str:
 
 
 def about_choice(policy: Policy) -> str:
-    """Say of a threshold what it is one of, or why there is none."""
+    """Return what the threshold applies to, or why there is none."""
     certificate = policy.certificate
     if not policy.runs_full_model:
         return f"of {policy.score}" if policy.score else next(iter(policy.settings))
@@ -64,19 +64,19 @@ def about_choice(policy: Policy) -> str:
 
 
 def success_words(certificate: Certificate) -> tuple[str, str]:
-    """Say what a calibration set does that leads to something faster; in short, and in full."""
+    """Return the words for a calibration set that finds a faster setting: short and long."""
     if certificate.guarantee == "none":
         return "faster", "choose anything faster than the full model"
     return "certify", "certify anything"
 
 
 def about_average(certificate: Certificate) -> str:
-    """Say what counts the same in risks and costs, where samples come in groups."""
+    """Return what has equal weight in risks and costs of grouped samples."""
     return average_sentence(certificate.unit, certificate.average)
 
 
 def about_bound(found: Findings) -> str:
-    """Say what the upper line of the risk's chart is."""
+    """Explain the upper line of the risk chart."""
     along, certificate = found.risks[0], found.policy.certificate
     if along.upper is None:
         return (
@@ -84,7 +84,7 @@ def about_bound(found: Findings) -> str:
             " where the two meet."
         )
     if certificate.guarantee == "probability":
-        text = "The upper bound is that of each threshold by itself, as if it alone were tested."
+        text = "The upper bound holds for each threshold on its own, as if it alone were tested."
         if found.levels is None:  # a budget chose the setting
             return text
         if certificate.options.get("correction") == "bonferroni":
@@ -102,7 +102,7 @@ def about_bound(found: Findings) -> str:
 
 
 def about_exits(found: Findings) -> str:
-    """Say of what the shares of exits are shares."""
+    """Say what the shares of exits refer to."""
     if found.setting.shares is None:
         return NO_EXITS
     text = f"Of the {found.policy.certificate.n_samples:,} calibration samples"
@@ -112,7 +112,7 @@ def about_exits(found: Findings) -> str:
 
 
 def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
-    """Say whether a mean loss falls from exit to exit, Eq. 2 of the paper."""
+    """Say whether a mean loss falls from exit to exit (Eq. 2 of the paper)."""
     if found.n == 0:
         return "No sample has a label, so there is nothing to show."
     if not found.rises:
@@ -126,14 +126,14 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
         text = f"Not every exit improves on the one before it: {'; '.join(each)}."
     if found.n < n_samples:
         text += (
-            f" Seen on the {found.n:,} samples with a label only; labels may have been asked for"
-            " where exits disagree, and then these are not like the others."
+            f" Based only on the {found.n:,} samples with a label. If labels were requested where"
+            " exits disagree, these samples are not like the others."
         )
     return text
 
 
 def about_order_of_samples(certificate: Certificate) -> str:
-    """Say where the order of the samples came from."""
+    """Say how the order of the samples was chosen."""
     if certificate.seed is None:
         return "does not matter"
     origin = {True: "drawn at random", False: "given", None: "of unknown origin"}
@@ -141,7 +141,7 @@ def about_order_of_samples(certificate: Certificate) -> str:
 
 
 def about_reliability(found: Findings) -> str:
-    """Say what the reliability diagrams show, or what the record lacks for them."""
+    """Explain the reliability diagrams, or say what the record lacks for them."""
     if found.reliability is None:
         return (
             "The record does not hold what reliability diagrams need: the probability of the"
@@ -149,22 +149,22 @@ def about_reliability(found: Findings) -> str:
             " every sample."
         )
     return (
-        "On the diagonal, an exit that is 80 % sure is right 80 times out of 100. Above it, the"
-        " exit is better than it thinks; below, worse. The number is the mean distance, the"
-        " expected calibration error. The promise does not rest on any of this, and the record"
-        " holds no confidence of the last exit, which takes whatever is left."
+        "On the diagonal, an exit with a confidence of 80 % is right 80 times out of 100. Above it,"
+        " the exit is underconfident; below, overconfident. The number is the mean distance, the"
+        " expected calibration error. The promise does not depend on any of this. The last exit"
+        " has no confidence, because it takes all remaining samples."
     )
 
 
 def about_sizes(found: Findings) -> str:
-    """Say what more samples would buy: "collect 400 more samples and save 9 points more"."""
+    """Say what more samples would save: "collect 400 more samples and save 9 points more"."""
     sizes, certificate = found.by_size, found.policy.certificate
     if sizes is None:
         if certificate.pool is not None:
             return "What more samples would give is not shown for a finite pool."
         if certificate.n > LARGEST:
-            return "What more samples would give is not shown: drawing so many takes long."
-        return "What more samples would give is not shown: for this path and control it takes long."
+            return "What more samples would give is not shown: drawing so many is slow."
+        return "What more samples would give is not shown: it is slow for this path and control."
     if sizes.saved is None or found.cost is None:
         return ""
     own = sizes.sizes.index(certificate.n)
@@ -177,7 +177,7 @@ def about_sizes(found: Findings) -> str:
     if max(more) - here < WORTH_SAYING:
         largest = sizes.sizes[-1]
         return f"More {certificate.unit}, up to {largest:,}, would hardly save more {of}."
-    # The first size that brings more than half of what can be had is the best bargain.
+    # Suggest the first size that gains more than half of the possible extra saving.
     position = next(k for k, saved in enumerate(more) if saved - here > (max(more) - here) / 2)
     extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
     return (
@@ -187,7 +187,7 @@ def about_sizes(found: Findings) -> str:
 
 
 def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
-    """Say that no size that was tried leads to anything, and which one might."""
+    """Say that no size that was tried finds a faster setting, and which size might."""
     largest, unit = sizes.sizes[-1], certificate.unit
     if certificate.guarantee == "none":
         return f"Nothing faster would be found with up to {largest:,} {unit}."
@@ -202,7 +202,7 @@ def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
 
 
 def _lossless_samples(certificate: Certificate) -> int:
-    """Return how many samples without any loss certify the promises; 0 where that is unknown."""
+    """Return how many samples without any loss certify the promises; 0 if unknown."""
     if certificate.guarantee != "probability" or certificate.delta is None:
         return 0
     return max(
