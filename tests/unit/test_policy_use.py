@@ -191,7 +191,7 @@ def test_records_from_probabilities():
 def test_everything_shows_itself_in_a_notebook():
     made = policy(metadata={"name": "<b>"})
     study = ss.evaluate(RECORD, loss="zero_one", controls=["ucb"], epsilons=[0.2], splits=3)
-    for shown in (made, RECORD, study):
+    for shown in (made, RECORD, study, ss.Monitor(epsilon=0.1)):
         text = shown._repr_html_()
         assert text.startswith("<div>")
         assert "<b>" not in text

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from swiftsure import checks
+from swiftsure._html import html_card
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
 from swiftsure.monitor.state import Section, read_state, write_state
@@ -277,6 +278,17 @@ class Monitor:
             return "the risk"
         kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
         return f"the {self.loss} {kind} the full model"
+
+    def __repr__(self) -> str:
+        return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "ε": f"{self.epsilon:g}",
+            "losses seen": f"{self.n:,}",
+            "alarm": "none" if self.alarm_at is None else f"at loss {self.alarm_at:,}",
+        }
+        return html_card("Monitor", facts, str(self))
 
     def __str__(self) -> str:
         """Return the status in one sentence."""

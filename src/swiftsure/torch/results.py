@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from swiftsure._html import html_card
 from swiftsure.torch.staged import plain_output, shapes_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ class ExitOutput:
             row = int(broken.nonzero()[0, 0])
             refuse_broken(self.raw, row, int(self.exits[row]), row)
         return ordinary(self.raw)
+
+    def __repr__(self) -> str:
+        return f"ExitOutput(n={len(self.exits)}, exits={self.exits.bincount().tolist()})"
+
+    def _repr_html_(self) -> str:
+        counts = self.exits.bincount().tolist()
+        facts = {f"left at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
+        return html_card("ExitOutput", {"samples": f"{len(self.exits):,}"} | facts)
 
     @property
     def predictions(self) -> Tensor:
