@@ -188,12 +188,13 @@ def make_policy(
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
     here = full
+    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
     if chosen.index is not None:
-        here = {name: curve.mean_cost_at(name, chosen.index) for name in curve.costs}
+        here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
     not_worth = bool(here) and all(here[name] > full[name] for name in here)
     if not_worth:  # the setting is safe, but saves nothing in any cost
         chosen, here = replace(chosen, index=None, threshold=None), full
-    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
+        shares = curve.exit_shares_at(0) if curve.has_exits else None
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,

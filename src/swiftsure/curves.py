@@ -377,12 +377,16 @@ class RiskCurve:
         counts = np.bincount(exits, minlength=self.confidences.shape[1] + 1)
         return np.asarray(counts / len(exits))
 
-    def mean_cost_at(self, name: str, index: int) -> float:
-        """Return the mean cost at one setting."""
+    def mean_cost_at(self, name: str, index: int, shares: Floats | None = None) -> float:
+        """Return the mean cost at one setting; `shares` are its exit shares, if they are known."""
         values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 2:
             return replace(self, data=self.data._replace(values=values)).risk_at(index)
-        return float(self.exit_shares_at(index) @ values if self.has_exits else values[index])
+        if not self.has_exits:
+            return float(values[index])
+        if index == 0 and self.full_model_first:
+            return float(values[-1])
+        return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
     def full_cost(self, name: str) -> float:
         """Return the mean cost of running the full model alone."""

@@ -23,7 +23,7 @@ WSR_DELTA = 0.1
 """The failure probability that the bets behind WSR's p-value are tuned for."""
 
 MANY = 20_000
-"""Above this many samples, upper bounds are only accurate to 1 % of 1/√n, to save passes."""
+"""Above this many samples, upper bounds are only accurate to 3 % of 1/√n, to save passes."""
 
 OUT_OF_REACH = 1e300
 """A goal that no bet reaches, so that it runs through all samples."""
@@ -93,7 +93,7 @@ class BettingBound(Bound):
         if len(rows) <= MANY:
             return smallest_certified(certified, curve.loss_range)
         mean = float(curve.risk(rows)[setting])
-        return smallest_certified(certified, curve.loss_range, mean, 1e-2 / np.sqrt(len(rows)))
+        return smallest_certified(certified, curve.loss_range, mean, 3e-2 / np.sqrt(len(rows)))
 
     def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
         if not self.star:  # the largest wealth of bets tuned at one fixed level
