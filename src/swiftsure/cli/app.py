@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -94,6 +95,7 @@ def main() -> None:
 
 
 def _run_app() -> str | int | None:
+    warnings.showwarning = _show_warning
     try:
         app()
     except SystemExit as ended:
@@ -112,3 +114,8 @@ def _run_app() -> str | int | None:
         )
         return SOFTWARE_ERROR_STATUS
     return 0
+
+
+def _show_warning(message: Warning | str, *_details: Any, **_more: Any) -> None:
+    """Print a warning as one line, without the place in the code that raised it."""
+    typer.echo(f"swiftsure: warning: {message}", err=True)
