@@ -1,6 +1,8 @@
 """Writing files whole or not at all, and reading npz files without pickles."""
 
 import glob
+import json
+import math
 import os
 import shutil
 import stat
@@ -9,20 +11,33 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["STDOUT", "atomic_write", "npz", "writable", "write_text"]
+__all__ = [
+    "STDOUT",
+    "atomic_write",
+    "locked",
+    "max_unpacked",
+    "npz",
+    "read_json",
+    "writable",
+    "write_text",
+]
 
 STDOUT = Path("-")
 """The path that means standard output."""
+
+MAX_UNPACKED = 1 << 30
+"""Largest unpacked size in bytes of a file that is much smaller on disk; see `max_unpacked`."""
 
 STALE_AFTER = 60.0
 """Age in seconds after which a temporary file that no process holds is removed."""
@@ -104,19 +119,169 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = True)
 
 
 @contextmanager
-def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Open an npz file of plain arrays; raise ValueError if it cannot be read."""
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Lock a folder or a lock file, which is made, so that no other process writes to its place.
+
+    The system releases the lock if the process dies. File systems without locks are not protected.
+
+    Raises
+    ------
+    ValueError
+        If another process, or another caller in this one, holds it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    flags = os.O_RDONLY if Path(path).is_dir() else os.O_RDWR | os.O_CREAT
+    handle = os.open(path, flags, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{path} is locked by another process, which writes to the same place: wait for it"
+                " to end, or choose another place."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Parameters
+    ----------
+    path : path
+    kind : str
+        What the file should be, in words for the error: "a policy".
+
+    Raises
+    ------
+    ValueError
+        If the file does not exist or does not hold one JSON object with distinct keys.
+    """
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
-        with Path(path).open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("it is not an archive, or is cut short")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                yield arrays
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        content = json.loads(
+            Path(path).read_text(encoding="utf-8"),
+            object_pairs_hook=_distinct,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise ValueError(f"{path} is not {kind}: its JSON is nested too deeply.") from None
+    except ValueError as error:
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
+        raise ValueError(f"{path} is not {kind}: it is not valid JSON ({why}).") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not {kind}: it holds JSON, but not an object.")
+    return content
+
+
+@contextmanager
+def npz(path: str | os.PathLike[str]) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Open an npz file of plain arrays; each is checked against its claimed size, then read.
+
+    Raises
+    ------
+    ValueError
+        If it is not such a file, or unpacks to more than `max_unpacked` allows.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {item.filename: item.file_size for item in archive.infolist()}
+            max_unpacked(path, sum(sizes.values()))
+            yield _Arrays(archive, sizes)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"{path} is not a readable npz file ({error}).") from None
+    except _BadArrayError as error:
+        raise ValueError(f"{path} is not a readable npz file: {error}.") from None
+
+
+class _BadArrayError(Exception):
+    """An array of an npz file cannot be read."""
+
+
+class _Arrays(Mapping[str, NDArray[Any]]):
+    """The arrays of an npz file by name, read when asked for."""
+
+    def __init__(self, archive: zipfile.ZipFile, sizes: Mapping[str, int]) -> None:
+        self._archive = archive
+        self._sizes = {name.removesuffix(".npy"): (name, size) for name, size in sizes.items()}
+        if len(self._sizes) < len(sizes):
+            raise _BadArrayError("two arrays have the same name")
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        name, size = self._sizes[key]
+        with self._archive.open(name) as file:
+            try:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read = np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file, max_header_size=10_000)
+                claimed = math.prod(shape) * dtype.itemsize
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+                raise _BadArrayError(f"{key!r} is not an array ({_shortened(error)})") from None
+            except Exception as error:  # tokenize.TokenError of a damaged header
+                raise _BadArrayError(f"{key!r} has a damaged header ({error!r:.80})") from None
+            if dtype.hasobject:
+                raise _BadArrayError(f"{key!r} holds Python objects, which are never loaded")
+            if claimed > size:
+                raise _BadArrayError(
+                    f"{key!r} claims {claimed:,} bytes, but the file holds {size:,}"
+                )
+        with self._archive.open(name) as file:
+            try:
+                array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+            except ValueError as error:
+                raise _BadArrayError(f"{key!r} cannot be read ({_shortened(error)})") from None
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def max_unpacked(path: str | os.PathLike[str], unpacked: int) -> None:
+    """Raise if a file would unpack to far more memory than its size suggests.
+
+    The limit applies to files that unpack to over 50 times their size. It is 1 GiB, or the number
+    of bytes in the environment variable SWIFTSURE_MAX_UNPACKED.
+    """
+    text = os.environ.get("SWIFTSURE_MAX_UNPACKED", str(MAX_UNPACKED))
+    if not text.isdecimal():
+        raise ValueError(f"SWIFTSURE_MAX_UNPACKED must be a number of bytes, but is {text!r:.200}.")
+    packed = Path(path).stat().st_size
+    if unpacked > max(int(text), 50 * packed):
+        raise ValueError(
+            f"{path} is {packed:,} bytes long but would unpack to {unpacked:,}, over the limit of"
+            f" {int(text):,}. If you trust it, set SWIFTSURE_MAX_UNPACKED={unpacked}."
+        )
+
+
+def _shortened(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {double!r:.200} appears twice")
+    return found
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _is_special(path: Path) -> bool:

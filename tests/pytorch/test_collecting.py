@@ -1,5 +1,6 @@
 """`collect`: the record that the stacked logits would give, also after a break in the middle."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -505,16 +506,16 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     x, y = logits(90), labels(90)
     save = ss.ExitRecord.save
 
-    def full(record, path):
+    def full(record, path, **options):
         if path.name == "shard-00001.parquet":
             raise OSError("no space left")
-        save(record, path)
+        save(record, path, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(ss.ExitRecord, "save", full)
         with pytest.raises(InterruptedCollectionError, match="no space left") as caught:
             collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
-    assert caught.value.record.n == 64
+    assert (caught.value.record.n, caught.value.n_saved) == (64, 32)
     record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
     assert_same(record, collect(Played(4), batches(x, y)), costs=True)
 
@@ -523,9 +524,79 @@ def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
     x, y = logits(40), labels(40)
     with pytest.raises(InterruptedCollectionError):
         collect(Played(4), broken(batches(x, y), 1), shards=tmp_path)
-    with pytest.raises(InterruptedCollectionError, match="inputs after inputs, labels"):
+    with pytest.raises(ValueError, match="among the first 16 the labels differ"):
         collect(Played(4), x.split(16), shards=tmp_path)
     assert collect(Played(4), batches(x, y), shards=tmp_path).n == 40
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_shards_are_bound_to_their_data(tmp_path, finished):
+    x, y = logits(90), labels(90)
+    first = batches(x, y)
+    if finished:
+        collect(Played(4), first, shards=tmp_path, shard_size=32)
+    else:
+        with pytest.raises(InterruptedCollectionError):
+            collect(Played(4), broken(first, 4), shards=tmp_path, shard_size=32)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refused(loader, message):
+        with pytest.raises(ValueError, match=message):
+            collect(Played(4), loader, shards=tmp_path, shard_size=32)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    shuffled = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    refused(batches(x[shuffled], y[shuffled]), "among the first 32 the inputs and labels differ")
+    late = x.clone()
+    late[40] += 1
+    refused(batches(late, y), "among the first 64 the inputs differ")
+    refused(batches(x, (y + 1) % 3), "among the first 32 the labels differ")
+    refused(batches(x[:50], y[:50]), r"it gives only 50: pass the same data")
+
+
+def test_a_finished_run_goes_on_with_more_samples(tmp_path):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x[:64], y[:64]), shards=tmp_path)
+    model = Played(4)
+    record = collect(model, batches(x, y), shards=tmp_path)
+    assert model.begun == 90 - 64
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_lost_shard_is_collected_again(tmp_path, damage, number):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    path = tmp_path / f"shard-0000{number}.parquet"
+    content = bytearray(path.read_bytes())
+    if damage == "deleted":
+        path.unlink()
+        expected = contextlib.nullcontext()
+    else:
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content[:-50] if damage == "cut" else content)
+        expected = pytest.warns(UserWarning, match=rf"This shard is made again: .*{path.name}")
+    with expected:
+        record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    x, y = logits(90), labels(90)
+
+    def nested():
+        yield from batches(x, y)[:1]
+        collect(Played(4), batches(x, y), shards=tmp_path)
+
+    with pytest.raises(InterruptedCollectionError, match="is locked by another process"):
+        collect(Played(4), nested(), shards=tmp_path)
+    collect(Played(4), batches(x, y), shards=tmp_path)  # the lock was released
+
+
+def test_shards_are_also_written_after_some_time(tmp_path):
+    collect(Played(4), batches(logits(90), labels(90)), shards=tmp_path, shard_seconds=0)
+    assert len(list(tmp_path.glob("*.parquet"))) == 6
 
 
 def test_shards_without_their_list_are_refused(tmp_path):

@@ -38,6 +38,12 @@ def collect(
         Path | None,
         typer.Option(help="Folder for shards, to resume a killed run.", show_default=False),
     ] = None,
+    shard_size: Annotated[
+        int, typer.Option(help="Samples per shard; one is also written every minute.")
+    ] = 1_000,
+    durable: Annotated[
+        bool, typer.Option(help="Wait until each shard is on the disk, for power failures.")
+    ] = True,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record what happens at every exit.
@@ -70,13 +76,15 @@ def collect(
                 device=device,
                 seconds=seconds,
                 shards=shards,
+                shard_size=shard_size,
+                durable=durable,
                 progress=False if json else None,
             )
     except InterruptedCollectionError as error:
         remedy = (
             "with --shards they would be kept"
             if shards is None
-            else f"they are kept in {shards}, and the same command resumes there"
+            else f"{error.n_saved:,} of them are kept in {shards}, where the same command resumes"
         )
         raise ValueError(
             f"Collecting stopped after {error.record.n:,} samples"

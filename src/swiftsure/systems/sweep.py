@@ -96,15 +96,17 @@ class Sweep(ABC):
         size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
         thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
         identity = self.identity() | {"thresholds": thresholds, "shard_size": size}
-        kept = Shards(shards, ThresholdRecord, identity)
-        with steps("sweeping", n * n_settings, progress) as advance:
+        with (
+            Shards(shards, ThresholdRecord, identity) as kept,
+            steps("sweeping", n * n_settings, progress) as advance,
+        ):
             for number, inputs in enumerate(_slices(slice(0, n), size)):
-                if number == len(kept.records):
-                    kept.append(self.record(inputs, self._tables(inputs, advance)))
+                if number not in kept.records:
+                    kept.put(number, self.record(inputs, self._tables(inputs, advance)))
                 else:
-                    for _ in range(kept.records[number].n * n_settings):
+                    for _ in range(kept[number].n * n_settings):
                         advance()
-        return ThresholdRecord.concatenate(kept.records)
+        return ThresholdRecord.concatenate(kept.all)
 
     def _tables(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
         size = self.chunk_size or inputs.stop - inputs.start
