@@ -16,6 +16,7 @@ from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.monitor import monitor
+from swiftsure.cli.output import one_line
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
 from swiftsure.cli.simulate import simulate
@@ -104,7 +105,11 @@ def _run_app() -> str | int | None:
             raise ended.__context__ from None
         return ended.code
     except (ValueError, TypeError, ImportError, OSError) as error:
-        typer.echo(f"swiftsure: {error}", err=True)
+        typer.echo(f"swiftsure: {one_line(str(error))}", err=True)
+        return 2
+    except (MemoryError, RecursionError) as error:
+        why = one_line(str(error)) or type(error).__name__
+        typer.echo(f"swiftsure: the input is too large for this machine ({why}).", err=True)
         return 2
     except Exception:
         traceback.print_exc()
@@ -118,4 +123,4 @@ def _run_app() -> str | int | None:
 
 def _show_warning(message: Warning | str, *_details: Any, **_more: Any) -> None:
     """Print a warning as one line, without the place in the code that raised it."""
-    typer.echo(f"swiftsure: warning: {message}", err=True)
+    typer.echo(f"swiftsure: warning: {one_line(str(message))}", err=True)

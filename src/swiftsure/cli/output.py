@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "is_terminal",
     "number",
+    "one_line",
     "print_drawn_seed",
     "print_json",
     "print_policy",
@@ -97,6 +99,19 @@ def _headers(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
         textwrap.fill(name, max(1, cell), break_long_words=False)
         for name, cell in zip(columns, cells, strict=True)
     ]
+
+
+def one_line(message: str) -> str:
+    r"""Return a message as one printable line, with at most 200 characters of anything it quotes.
+
+    Examples
+    --------
+    >>> one_line("no file 'a\x1b[31m'\n")
+    "no file 'a\\x1b[31m'"
+    """
+    line = " ".join(message.split())
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
+    return re.sub(r"'([^']{200})[^']+'", r"'\1…'", line)
 
 
 def print_json(value: Any) -> None:
