@@ -278,22 +278,23 @@ def _header(path: str | os.PathLike[str]) -> _Header:
             f"{path} is a Parquet file, but not a Swiftsure record: it was not written by"
             " `record.save`."
         )
+    try:
+        version = json.loads(text).get("version")
+    except (AttributeError, RecursionError, ValueError):
+        raise ValueError(f"{path} is damaged: its header is not valid JSON.") from None
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure (record version {version}; this one reads up"
+            f" to {VERSION}): upgrade swiftsure to read it."
+        )
     if metadata.get(CHECKSUM) != _sha256(text):
         raise ValueError(f"{path} is damaged: its header does not fit its checksum.")
     try:
-        version = json.loads(text).get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise ValueError(
-                f"{path} was written by a newer Swiftsure (record version {version}; this one reads"
-                f" up to {VERSION}): upgrade swiftsure to read it."
-            )
         return _Header.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path} is not a valid record: {where}: {first['msg']}.") from None
-    except (AttributeError, RecursionError, json.JSONDecodeError):
-        raise ValueError(f"{path} is not a valid record: its header is not JSON.") from None
 
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:
