@@ -396,7 +396,7 @@ class RiskCurve:
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
-        if risk not in (None, self.risk_name, self.risk_name.removeprefix(ZERO_BOUNDED)):
+        if risk not in (None, self.risk_name):
             raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
         if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
             raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")

@@ -17,7 +17,7 @@ from swiftsure import checks, paths
 from swiftsure._html import html_card
 from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
-from swiftsure.curves import GIVEN_SETTINGS, ZERO_BOUNDED, RiskCurve
+from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
@@ -76,11 +76,8 @@ class Promise(_Frozen):
 
     def __str__(self) -> str:
         """Say it in words."""
-        kind = RISKS.get(self.risk.removeprefix(ZERO_BOUNDED))
-        if not self.relative or kind is None:
-            return self.loss
-        bounded = ZERO_BOUNDED if self.risk.startswith(ZERO_BOUNDED) else ""
-        return f"{self.loss} {bounded}{kind.phrase}"
+        kind = RISKS.get(self.risk)
+        return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
 
 
 class Certificate(_Frozen):
@@ -274,14 +271,13 @@ class Policy(_Frozen):
 
     def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if record.groups is not None:
             grouped = self.certificate.unit == "groups"
             options["average"] = self.certificate.average if grouped else "group"
             options["max_group_size"] = self.certificate.max_group_size
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
         if isinstance(record, ThresholdRecord):
-            return record.curve(risk, promise.loss, **options)
+            return record.curve(promise.risk, promise.loss, **options)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -291,7 +287,7 @@ class Policy(_Frozen):
         if self.thresholds is not None and not self.runs_full_model:
             setting = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        return record.curve(risk, promise.loss, self.score, setting, **options)
+        return record.curve(promise.risk, promise.loss, self.score, setting, **options)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -311,12 +307,10 @@ class Policy(_Frozen):
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if isinstance(record, ExitRecord):
-            options |= {"strict": self.strict, "min_exit": self.min_exit}
-        score = self.score if isinstance(record, ExitRecord) else None
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
-        return policy_figure(record.curve(risk, promise.loss, score, **options), self)
+            options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
+        return policy_figure(record.curve(promise.risk, promise.loss, **options), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON with a checksum, atomically."""

@@ -253,7 +253,7 @@ def test_drawings_are_described(record, policy):
         ({"control": "crc", "selection": "paper"}, "no guarantee"),
         ({"control": "empirical"}, "looks at the measured risk alone"),
         ({"control": ss.Control("ucb", zero_bounded=True)}, "zero_bounded = True"),
-        ({"zero_bounded": True}, "zero_one zero-bounded gap"),
+        ({"risk": "zero-bounded gap"}, "zero_one zero-bounded gap"),
         ({"pool": 4000}, "not shown for a finite pool"),
         ({"path": "breakpoints"}, "every breakpoint"),
         ({"strict": True, "min_exit": 1}, "must be above its threshold; none before exit 2"),

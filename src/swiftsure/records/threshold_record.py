@@ -124,7 +124,6 @@ class ThresholdRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
-        zero_bounded: bool = False,
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
@@ -151,8 +150,6 @@ class ThresholdRecord(Record):
             loss=loss,
             order=self.order,
         )
-        if zero_bounded:
-            curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
 
     @classmethod

@@ -15,14 +15,12 @@ from swiftsure.curves import RiskCurve
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import RISKS
 
 __all__ = ["Evidence", "evidence_of"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-ZERO_BOUNDED = "zero-bounded "
-"""Prefix that `RiskCurve.zero_bounded` adds to the name of a risk."""
 
 REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
 EDITED = "Was the file edited? Calibrate anew."
@@ -173,7 +171,7 @@ def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
 
 def _check_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
     for promise in policy.certificate.promises:
-        tables = record.losses if promise.risk.endswith("gap") else record.inconsistencies
+        tables = getattr(record, RISKS.choose(promise.risk).table)
         if promise.loss not in tables:
             held = " or ".join(tables) or "not there"
             raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, held)
@@ -206,11 +204,9 @@ def _curve(
     record: ExitRecord | ThresholdRecord, policy: Policy, risk: str, loss: str, path: PathLike
 ) -> RiskCurve:
     counted: dict[str, Any] = {
-        "zero_bounded": risk.startswith(ZERO_BOUNDED),
         "average": policy.certificate.average,
         "max_group_size": policy.certificate.max_group_size,
     }
-    risk = risk.removeprefix(ZERO_BOUNDED)
     if isinstance(record, ThresholdRecord):
         return record.curve(risk, loss, path=path, **counted)
     return record.curve(
