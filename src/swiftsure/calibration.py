@@ -58,8 +58,8 @@ def calibrate(
     epsilon : float
         The largest risk that is allowed; required, unless `risks` are given.
     risk, loss
-        The risk to control; see `record.curve`. By default "gap", or the curve's own; `loss` may be left
-        out if the record has just one.
+        The risk to control, as in `record.curve`; by default "gap", or the curve's own. `loss` may
+        be left out if the record has just one.
     risks : sequence of Risk, optional
         Several risks to control at once, instead of `epsilon`, `risk` and `loss`.
     control : {"ucb", "ltt", "crc", "empirical"} or Control

@@ -25,6 +25,7 @@ from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,7 +243,7 @@ class Study:
     def risk_words(self) -> str:
         """Loss and risk, and what is averaged where samples come in groups."""
         how = average_words(self.unit, self.average)
-        return f"{self.loss} {self.risk} ({how})" if how else f"{self.loss} {self.risk}"
+        return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
 
     def plot(self) -> "Figure":
         """Draw test risk and mean cost over ε, a line per control."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
 | `consistency` | its loss against the full model's output (Eq. 8) | no labels |
-| `zero-bounded gap`, `zero-bounded consistency` | the same, or 0 where that is negative (Eq. 16) | as above |
+| `zero-bounded gap` or `… consistency` | the same, or 0 if that is negative (Eq. 16) | as above |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
@@ -54,7 +54,7 @@ class RiskKind:
     relative: Callable[[Array, int], Array]
     range: Callable[[LossRange], LossRange]
 
-    def of_record(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
+    def relative_losses(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
         """Return relative losses in float64, (n, columns), and their declared range.
 
         `full` is the full model's column: the last exit, or the first threshold.

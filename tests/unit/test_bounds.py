@@ -487,8 +487,10 @@ def test_a_fortune_lost_is_not_regained_by_overflow():
     assert moves.max() < 0
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.stack([0 * losses, losses], axis=1))
     rows = np.arange(n)
-    levels = _kernels.firing_levels(curve.data)
-    least = _bets.log_deficit(curve.data, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0)
+    thresholds = _kernels.inclusive_thresholds(curve.data)
+    least = _bets.log_deficit(
+        curve.data, thresholds, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
+    )
     assert least == pytest.approx(-math.log(delta))
 
 

@@ -340,7 +340,9 @@ def test_risk_refuses():
     population = Population()
     with pytest.raises(ValueError, match="must not hold NaN"):
         population.risk([0.5, math.nan])
-    with pytest.raises(ValueError, match="`risk` must be one of: gap, zero-bounded gap, consistency; but got 'x'"):
+    with pytest.raises(
+        ValueError, match="`risk` must be one of: gap, zero-bounded gap, consistency; but got 'x'"
+    ):
         population.risk([0.5], risk="x")
     with pytest.raises(ValueError, match="`loss` must be one of: zero_one, brier; but got 'x'"):
         population.risk([0.5], loss="x")

@@ -311,7 +311,7 @@ class ExitRecord(Record):
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
         checks.choice("missing", missing, ["raise", "worst"])
-        values, declared = RISKS[risk].of_record(self, loss, full=-1)
+        values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         rule: dict[str, Any] = {
             "strict": strict,

@@ -139,7 +139,7 @@ class ThresholdRecord(Record):
                 " out, or record other thresholds."
             )
         loss = chosen_loss(self, risk, loss)
-        values, declared = RISKS[risk].of_record(self, loss, full=0)
+        values, declared = RISKS[risk].relative_losses(self, loss, full=0)
         curve = RiskCurve.from_losses(
             self.thresholds,
             values,
