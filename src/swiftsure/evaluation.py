@@ -302,19 +302,22 @@ class Study:
         return rows
 
     def to_arrow(self) -> "pa.Table":
-        """Return a tidy table with one row per control, split and level."""
+        """Return a tidy table with one row per control, split and ε."""
         import pyarrow as pa
 
-        columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}
         measures = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
-        for label in self.labels:
-            shape = self.test_risk[label].shape
-            columns["control"].append(np.full(shape[0] * shape[1], label))
-            columns["split"].append(np.repeat(np.arange(shape[0]), shape[1]))
-            columns["epsilon"].append(np.tile(self.epsilons, shape[0]))
-            for name in measures:
-                columns.setdefault(name, []).append(getattr(self, name)[label].ravel())
-        return pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
+        n_epsilons = len(self.epsilons)
+        each = self.splits * n_epsilons
+        columns: dict[str, Any] = {
+            "control": np.repeat(self.labels, each),
+            "split": np.tile(np.repeat(np.arange(self.splits), n_epsilons), len(self.labels)),
+            "epsilon": np.tile(self.epsilons, self.splits * len(self.labels)),
+        }
+        for name in measures:
+            by_label = getattr(self, name)
+            columns[name] = np.concatenate([by_label[label].ravel() for label in self.labels])
+        columns["average"] = np.full(each * len(self.labels), self.average)
+        return pa.table(columns)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return the tidy table as a data frame; needs pandas."""

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import _kernels, bounds
 from swiftsure.bounds import BOUNDS, _bets, certify, p_value, upper_bound
-from unit.builders import UP_TO_ONE, refused
+from unit.builders import refused
 
 BINARY = ss.LossRange(0, 1, whole=True)
 EPSILON, DELTA = 0.2, 0.1

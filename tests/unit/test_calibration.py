@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import bounds, control
 from unit.builders import (
-    UP_TO_ONE,
     first_exits,
     random_logits,
     random_record,

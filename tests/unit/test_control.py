@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import bounds, control
 from swiftsure.control import Control
-from unit.builders import UP_TO_ONE, exit_cases, random_record, refused, table_curve
+from unit.builders import exit_cases, random_record, refused, table_curve
 
 EPSILON, DELTA = 0.1, 0.1
 
