@@ -30,7 +30,6 @@ __all__ = [
     "empirical",
     "joint",
     "ltt",
-    "setting",
     "ucb",
 ]
 
@@ -240,15 +239,13 @@ class Control:
         bounds.refuse_weights(bound, curve, pool)
         size = bounds.pool_size(pool, len(rows), bound)
         if self.name == "crc":
-            levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
-            return np.concatenate(
-                [
-                    bound.select(curve, rows, np.asarray([level]), d, start, size)
-                    if level > 0
-                    else np.asarray([start - 1])
-                    for level, d in levels
-                ]
-            )
+            chosen = np.full(len(epsilons), start - 1)
+            for j, each in enumerate(epsilons):
+                epsilon, delta = self.split_epsilon(each, curve.loss_range.high, len(rows))
+                if epsilon > 0:
+                    single = np.asarray([epsilon])
+                    chosen[j] = bound.select(curve, rows, single, delta, start, size)[0]
+            return chosen
         if self.correction == "bonferroni":
             if curve.path_kind == BREAKPOINTS:
                 raise ValueError(
@@ -259,7 +256,7 @@ class Control:
             return np.asarray([_last(p) + start for p in passes], np.int64)
         return bound.select(curve, rows, epsilons, delta, start, size)
 
-    def split_level(self, epsilon: float, bound: float, n: int) -> tuple[float, float]:
+    def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
 
         ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it does not
@@ -267,8 +264,8 @@ class Control:
         """
         delta = self.delta_prime
         if delta is None:
-            delta = 0.5 * epsilon / (bound * np.sqrt(n))
-        return (epsilon - delta * bound) / (1 - delta), float(delta)
+            delta = 0.5 * epsilon / (max_loss * np.sqrt(n))
+        return (epsilon - delta * max_loss) / (1 - delta), float(delta)
 
     def run(
         self,
@@ -303,7 +300,7 @@ class Control:
         index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
         return ControlResult(
             index=None if index < 0 else index,
-            threshold=None if index < 0 else setting(curve, index),
+            threshold=None if index < 0 else curve.threshold_at(index),
             guarantee=self.guarantee,
             epsilon=level,
             delta=chance if promises_probability else None,
@@ -328,20 +325,19 @@ class Control:
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
         unit = "groups" if curve.grouped else "samples"
-        of = (
-            f"{curve.loss_name} {risk_noun(curve.risk_name)}" if curve.relative else curve.loss_name
-        )
+        noun = risk_noun(curve.risk_name) if curve.relative else ""
+        tested = f"{curve.loss_name} {noun}".rstrip()
         rests = [
             f"calibration and production {unit} are independent draws of one distribution",
             "path, losses, ε, δ and method were fixed before the calibration losses were seen",
-            f"no {of} exceeds {curve.loss_range.high:g}",
+            f"no {tested} exceeds {curve.loss_range.high:g}",
         ]
         if pool is not None:
             rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
         if bound is not None and bound.name == "binomial":
-            rests[-1] = f"every {of} is 0 or 1"
+            rests[-1] = f"every {tested} is 0 or 1"
         if bound is not None and bound.name == "trinomial":
-            rests[-1] = f"every {of} is -1, 0 or 1"
+            rests[-1] = f"every {tested} is -1, 0 or 1"
         if curve.max_group_size is not None:
             limit = f"{curve.max_group_size:,} samples, a limit fixed beforehand"
             rests.append(f"no group has more than {limit}")
@@ -357,14 +353,6 @@ class Control:
             for each in fields(self)
             if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
         }
-
-
-def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | None:
-    """Return the threshold of a setting: a number, one per exit, or None for never."""
-    value = curve.thresholds[index]
-    if value.ndim == 0:
-        return None if np.isposinf(value) else float(value)
-    return tuple(None if np.isposinf(v) else float(v) for v in value)
 
 
 def _last(passes: NDArray[np.bool_]) -> int:

@@ -22,7 +22,7 @@ Average = Literal["group", "sample"]
 
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
-"""How far rounding may carry a loss past its bound, relative to the bound."""
+"""How far rounding may carry a loss out of its range, relative to the largest loss."""
 
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
@@ -243,13 +243,13 @@ class RiskCurve:
         """Return the same samples along another path."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting has no other path.")
-        levels = path.per_exit(self.data.values.shape[1])
+        thresholds = path.per_exit(self.data.values.shape[1])
         return replace(
             self,
             thresholds=path.thresholds,
             path_kind=path.kind,
-            data=self.data._replace(thresholds=levels),
-            _nested=bool((levels[1:] <= levels[:-1]).all()),
+            data=self.data._replace(thresholds=thresholds),
+            _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
         )
 
     @property
@@ -261,6 +261,13 @@ class RiskCurve:
     def n_settings(self) -> int:
         """Number of settings, K."""
         return len(self.thresholds)
+
+    def threshold_at(self, index: int) -> float | tuple[float | None, ...] | None:
+        """Return the threshold of one setting: a number, one per exit, or None for never."""
+        value = self.thresholds[index]
+        if value.ndim == 0:
+            return None if np.isposinf(value) else float(value)
+        return tuple(None if np.isposinf(v) else float(v) for v in value)
 
     @property
     def has_exits(self) -> bool:
@@ -396,7 +403,7 @@ class RiskCurve:
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
-        if risk not in (None, self.risk_name, self.risk_name.removeprefix(ZERO_BOUNDED)):
+        if risk not in (None, self.risk_name):
             raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
         if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
             raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")

@@ -25,6 +25,7 @@ from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,7 +243,7 @@ class Study:
     def risk_words(self) -> str:
         """Loss and risk, and what is averaged where samples come in groups."""
         how = average_words(self.unit, self.average)
-        return f"{self.loss} {self.risk} ({how})" if how else f"{self.loss} {self.risk}"
+        return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
 
     def plot(self) -> "Figure":
         """Draw test risk and mean cost over ε, a line per control."""
@@ -301,19 +302,22 @@ class Study:
         return rows
 
     def to_arrow(self) -> "pa.Table":
-        """Return a tidy table with one row per control, split and level."""
+        """Return a tidy table with one row per control, split and ε."""
         import pyarrow as pa
 
-        columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}
         measures = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
-        for label in self.labels:
-            shape = self.test_risk[label].shape
-            columns["control"].append(np.full(shape[0] * shape[1], label))
-            columns["split"].append(np.repeat(np.arange(shape[0]), shape[1]))
-            columns["epsilon"].append(np.tile(self.epsilons, shape[0]))
-            for name in measures:
-                columns.setdefault(name, []).append(getattr(self, name)[label].ravel())
-        return pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
+        n_epsilons = len(self.epsilons)
+        each = self.splits * n_epsilons
+        columns: dict[str, Any] = {
+            "control": np.repeat(self.labels, each),
+            "split": np.tile(np.repeat(np.arange(self.splits), n_epsilons), len(self.labels)),
+            "epsilon": np.tile(self.epsilons, self.splits * len(self.labels)),
+        }
+        for name in measures:
+            by_label = getattr(self, name)
+            columns[name] = np.concatenate([by_label[label].ravel() for label in self.labels])
+        columns["average"] = np.full(each * len(self.labels), self.average)
+        return pa.table(columns)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return the tidy table as a data frame; needs pandas."""

@@ -12,7 +12,7 @@ from scipy import special
 from swiftsure import bounds, checks
 from swiftsure.bounds import trinomial
 from swiftsure.calibration import make_policy
-from swiftsure.control import Control, ControlResult, setting
+from swiftsure.control import Control, ControlResult
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
@@ -241,8 +241,8 @@ def _samples_by_power(
     return n
 
 
-def _fewest_samples(level: float, delta: float, rate: float, power: float) -> int | None:
-    """Return the fewest samples that certify `level` with this power; None beyond ten million.
+def _fewest_samples(epsilon: float, delta: float, rate: float, power: float) -> int | None:
+    """Return the fewest samples that certify ε with this power; None beyond ten million.
 
     The power is a sawtooth in n: it falls until one more loss is allowed. So it is highest at the
     first n that allows c losses, and the search is over c = 0, 1, 2, … rather than n.
@@ -250,12 +250,12 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
 
     @cache
     def size(losses: int) -> int:
-        n = max(losses + 1, ceil(special.bdtrin(losses, delta, level)))
+        n = max(losses + 1, ceil(special.bdtrin(losses, delta, epsilon)))
         if n > MOST_SAMPLES:
             return n
-        while special.bdtr(losses, n, level) > delta:  # the inverse is slightly inexact
+        while special.bdtr(losses, n, epsilon) > delta:  # the inverse is slightly inexact
             n += 1
-        while n > losses + 1 and special.bdtr(losses, n - 1, level) <= delta:
+        while n > losses + 1 and special.bdtr(losses, n - 1, epsilon) <= delta:
             n -= 1
         return n
 
@@ -500,7 +500,7 @@ def lowest_epsilon(
     rests = rule.assumptions(curve, chosen_bound, order=used)
     result = ControlResult(
         index=index if certified and tested else None,
-        threshold=setting(curve, index) if certified and tested else None,
+        threshold=curve.threshold_at(index) if certified and tested else None,
         guarantee="probability",
         epsilon=level,
         delta=delta,

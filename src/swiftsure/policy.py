@@ -17,13 +17,13 @@ from swiftsure import checks, paths
 from swiftsure._html import html_card
 from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
-from swiftsure.curves import GIVEN_SETTINGS, ZERO_BOUNDED, RiskCurve
+from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import confidence_array
-from swiftsure.risks import RISKS
+from swiftsure.risks import RISKS, risk_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,13 +74,15 @@ class Promise(_Frozen):
     relative: bool = True
     """Whether losses are against the full model."""
 
+    @property
+    def name(self) -> str:
+        """The loss and what is bounded of it: "zero_one gap", "brier inconsistency"."""
+        return f"{self.loss} {risk_noun(self.risk)}"
+
     def __str__(self) -> str:
-        """Say it in words."""
-        kind = RISKS.get(self.risk.removeprefix(ZERO_BOUNDED))
-        if not self.relative or kind is None:
-            return self.loss
-        bounded = ZERO_BOUNDED if self.risk.startswith(ZERO_BOUNDED) else ""
-        return f"{self.loss} {bounded}{kind.phrase}"
+        """Return the name in words, with the full model."""
+        kind = RISKS.get(self.risk)
+        return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
 
 
 class Certificate(_Frozen):
@@ -198,8 +200,8 @@ class Policy(_Frozen):
         """One threshold per exit but the last, infinity for never; None without exits."""
         if self.n_exits is None:
             return None
-        levels = threshold_array(self.threshold if self.threshold is not None else np.inf)
-        return np.broadcast_to(levels, (self.n_exits - 1,)).copy()
+        values = threshold_array(self.threshold if self.threshold is not None else np.inf)
+        return np.broadcast_to(values, (self.n_exits - 1,)).copy()
 
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes under this policy.
@@ -208,18 +210,18 @@ class Policy(_Frozen):
         ----------
         confidences : (n, n_exits - 1)
         """
-        levels = self.thresholds
-        if levels is None:
+        thresholds = self.thresholds
+        if thresholds is None:
             raise ValueError("This policy sets a threshold of a whole run, not of exits.")
         scores = checks.numbers("confidences", confidences)
-        n_early = len(levels)
+        n_early = len(thresholds)
         if scores.ndim != 2 or scores.shape[1] != n_early:
             raise ValueError(
                 f"`confidences` must have shape (n, {n_early}), a column for each exit but the"
                 f" last, but got {checks.shape_text(scores.shape)}."
             )
         scores = confidence_array("confidences", scores, None)
-        return exit_indices(scores, levels, strict=self.strict, min_exit=self.min_exit)
+        return exit_indices(scores, thresholds, strict=self.strict, min_exit=self.min_exit)
 
     def leaves(self, exit_index: int, confidence: float) -> bool:
         """Return whether one request leaves at an exit, counted from 0, with this confidence.
@@ -227,15 +229,17 @@ class Policy(_Frozen):
         It is the rule of `exits` for code that runs one request at a time: ask at each exit, and
         stop at the first that says yes. At the last exit every request leaves.
         """
-        levels = self.thresholds
-        if levels is None:
+        thresholds = self.thresholds
+        if thresholds is None:
             raise ValueError("This policy sets a threshold of a whole run, not of exits.")
         checks.count("exit_index", exit_index, 0)
-        if exit_index >= len(levels):
+        if exit_index >= len(thresholds):
             return True
         one = confidence_array("confidence", [[confidence]], None)
         allowed = exit_index >= self.min_exit
-        return bool(allowed and exit_indices(one, levels[exit_index], strict=self.strict)[0] == 0)
+        return bool(
+            allowed and exit_indices(one, thresholds[exit_index], strict=self.strict)[0] == 0
+        )
 
     def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
@@ -274,24 +278,23 @@ class Policy(_Frozen):
 
     def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if record.groups is not None:
             grouped = self.certificate.unit == "groups"
             options["average"] = self.certificate.average if grouped else "group"
             options["max_group_size"] = self.certificate.max_group_size
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
         if isinstance(record, ThresholdRecord):
-            return record.curve(risk, promise.loss, **options)
+            return record.curve(promise.risk, promise.loss, **options)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
                 f" {record.n_exits}."
             )
-        setting = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
+        path = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
         if self.thresholds is not None and not self.runs_full_model:
-            setting = paths.Path.family([self.thresholds])
+            path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        return record.curve(risk, promise.loss, self.score, setting, **options)
+        return record.curve(promise.risk, promise.loss, self.score, path, **options)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -311,12 +314,10 @@ class Policy(_Frozen):
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if isinstance(record, ExitRecord):
-            options |= {"strict": self.strict, "min_exit": self.min_exit}
-        score = self.score if isinstance(record, ExitRecord) else None
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
-        return policy_figure(record.curve(risk, promise.loss, score, **options), self)
+            options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
+        return policy_figure(record.curve(promise.risk, promise.loss, **options), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON with a checksum, atomically."""
@@ -375,16 +376,14 @@ class Policy(_Frozen):
 
     def __repr__(self) -> str:
         """Say in one line what the policy is."""
-        promises = ", ".join(
-            f"{p.loss} {p.risk} ≤ {p.epsilon:g}" for p in self.certificate.promises
-        )
+        promises = ", ".join(f"{p.name} ≤ {p.epsilon:g}" for p in self.certificate.promises)
         return f"Policy(threshold={_number(self.threshold)}, {promises})"
 
     def _repr_html_(self) -> str:
         certificate = self.certificate
         facts = {
             "threshold": _number(self.threshold),
-            **{f"{p.loss} {p.risk} at most": f"{p.epsilon:g}" for p in certificate.promises},
+            **{f"{p.name} at most": f"{p.epsilon:g}" for p in certificate.promises},
             "calibrated on": f"{certificate.n:,} {certificate.unit}",
             **{
                 f"{name} saved": percent(1 - here / full)
@@ -443,11 +442,10 @@ def promise_sentence(certificate: Certificate) -> str:
 
 
 def _risks(certificate: Certificate) -> str:
-    texts = [
-        f"{_averaged(certificate, promise, 'the expected')} is at most {_level(promise.epsilon)}"
-        for promise in certificate.promises
-    ]
-    return " and ".join(texts)
+    return " and ".join(
+        f"{_averaged(certificate, p, 'the expected')} is at most {_rounded_up(p.epsilon)}"
+        for p in certificate.promises
+    )
 
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
@@ -493,11 +491,11 @@ def average_sentence(unit: str, average: str) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Return settings in words; of one that has a name and details, the name."""
-    return ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items())
+    """Return the dials in words; for a dial with a name and details, only the name."""
+    return ", ".join(f"{name} = {_dial(value)}" for name, value in settings.items())
 
 
-def _setting(value: Any) -> str:
+def _dial(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _number(value)
     return str(value["name"]) if "name" in value else f"({_settings(value)})"
@@ -509,10 +507,10 @@ def _action(policy: Policy) -> str:
     sign = "above" if policy.strict else "at least"
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
     if isinstance(policy.threshold, tuple):
-        level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
+        thresholds = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
             f"Exits at the first exit{later} whose {policy.score} confidence is {sign} its own of"
-            f" {level}"
+            f" {thresholds}"
         )
     return (
         f"Exits at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
@@ -596,12 +594,12 @@ def _surety(certificate: Certificate) -> str:
     return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
 
 
-def _level(epsilon: float) -> str:
+def _rounded_up(epsilon: float) -> str:
     """Return a level in up to 6 digits, rounded up: rounding must not promise more.
 
     Examples
     --------
-    >>> _level(0.05), _level(0.01111051), _level(-0.01111059)
+    >>> _rounded_up(0.05), _rounded_up(0.01111051), _rounded_up(-0.01111059)
     ('0.05', '0.0111106', '-0.0111105')
     """
     if float(f"{epsilon:g}") >= epsilon:

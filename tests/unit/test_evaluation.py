@@ -554,12 +554,13 @@ def test_records_only():
 def test_the_table_is_tidy(study):
     table = study.to_arrow()
     assert isinstance(table, pa.Table)
-    assert table.column_names == ["control", "split", "epsilon", *MEASURES]
+    assert table.column_names == ["control", "split", "epsilon", *MEASURES, "average"]
     rows = table.to_pylist()
     assert len(rows) == len(CONTROLS) * 12 * 4
     assert len({(row["control"], row["split"], row["epsilon"]) for row in rows}) == len(rows)
     for row in rows:
         level = int(np.flatnonzero(row["epsilon"] == EPSILONS)[0])
+        assert row["average"] == "sample"
         for name in MEASURES:
             assert row[name] == getattr(study, name)[row["control"]][row["split"], level]
 

@@ -40,7 +40,7 @@ POLICIES = {
     ),
     "several risks": lambda: ss.calibrate(
         RECORD,
-        risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2, True)],
+        risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2)],
     ),
     "full model": lambda: exit_policy(epsilon=1e-4),
     "a run": run_policy,

@@ -113,7 +113,7 @@ def test_gap_and_consistency_by_hand():
 
 def test_options_of_the_curve():
     record = small()
-    bounded = record.curve(zero_bounded=True)
+    bounded = record.curve("zero-bounded gap")
     assert bounded.loss_range.binary
     assert np.array_equal(bounded.losses(), np.maximum(record.curve().losses(), 0))
     assert (record.curve(min_exit=2).losses() == 0).all()
@@ -133,7 +133,7 @@ def test_the_default_path_is_the_logit_grid():
 def test_making_a_curve_leaves_the_record_as_it_was():
     record = random_record()
     before = {k: v.copy() for k, v in record.losses.items()}
-    record.curve(loss="zero_one", zero_bounded=True).shuffled(0)
+    record.curve("zero-bounded gap", "zero_one").shuffled(0)
     assert all(np.array_equal(record.losses[k], before[k]) for k in before)
 
 
@@ -232,7 +232,7 @@ def test_an_id_used_twice_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"risk": "gaps"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
+        ({"risk": "gaps"}, "`risk` must be one of: gap, consistency, .* Did you mean 'gap'"),
         ({"loss": "zero-one"}, "`loss` must be one of: zero_one; .* Did you mean 'zero_one'"),
         ({"loss": "other"}, "`loss` must be one of: zero_one"),
         ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),

@@ -59,7 +59,7 @@ class Bound(ABC):
         if self.needs == "non-negative" and low < 0:
             raise ValueError(
                 f"`bound` '{self.name}' needs losses of at least 0, but these may be as low as"
-                f" {low:g}; use 'star', or the zero-bounded risk (`zero_bounded=True`)."
+                f" {low:g}; use 'star', or test zero-bounded losses (`zero_bounded=True`)."
             )
 
     @abstractmethod

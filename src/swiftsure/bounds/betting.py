@@ -46,12 +46,13 @@ class BettingBound(Bound):
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
         if curve.weights is not None:
             return self._select_weighted(curve, rows, epsilons, delta, start)
-        seen = curve.data, _kernels.firing_levels(curve.data), rows
+        seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = delta, curve.loss_range.high, self.star
         if pool:  # these bets may not be monotone in ε, so each ε walks from the start
             single = np.split(epsilons, len(epsilons))
-            walks = [_bets.select_by_betting(*seen, level, *test, pool, start) for level in single]
-            return np.concatenate(walks)
+            return np.concatenate(
+                [_bets.select_by_betting(*seen, epsilon, *test, pool, start) for epsilon in single]
+            )
         selected: NDArray[np.int64]
         if curve.has_exits and len(rows) >= _bets.MIN_PARALLEL:
             selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
@@ -96,7 +97,7 @@ class BettingBound(Bound):
         return smallest_certified(certified, curve.loss_range, mean, 3e-2 / np.sqrt(len(rows)))
 
     def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
-        if not self.star:  # the largest wealth of bets tuned at one fixed level
+        if not self.star:  # the largest wealth of bets tuned for one fixed δ
             least = self._deficit(curve, rows, setting, epsilon, WSR_DELTA, OUT_OF_REACH, pool)
             return float(min(1.0, np.exp(least - np.log(OUT_OF_REACH))))
         # STaR's tests are nested in δ, so the smallest δ that certifies is a p-value.
@@ -122,7 +123,7 @@ class BettingBound(Bound):
             groups = curve.data.values, curve.weights, rows
             test = delta, goal, curve.loss_range.high, self.star
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
-        seen = curve.data, _kernels.firing_levels(curve.data), rows
+        seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = delta, goal, curve.loss_range.high, self.star
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
 

@@ -123,9 +123,9 @@ def hoeffding_bentkus_p(
     sums: Floats, squares: Floats, n: int, epsilon: float, declared: LossRange
 ) -> Floats:
     """Return the smaller of Hoeffding's bound in its relative-entropy form and Bentkus's."""
-    level = epsilon / declared.high
-    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be rounded below 0
-    distance = special.rel_entr(mean, level) + special.rel_entr(1 - mean, 1 - level)
+    risk = epsilon / declared.high
+    mean = np.clip(sums / (n * declared.high), 0.0, risk)  # sums of 0 may be rounded below 0
+    distance = special.rel_entr(mean, risk) + special.rel_entr(1 - mean, 1 - risk)
     hoeffding: Floats = np.exp(-n * distance)
     return np.minimum(hoeffding, bentkus_p(sums, squares, n, epsilon, declared))
 

@@ -103,9 +103,9 @@ def calibrate(
     policy = ss.calibrate(
         loaded,
         risks=risks,
-        control=options.control_of(control, bound),
+        control=options.parse_control(control, bound),
         delta=delta,
-        path=options.path_of(path),
+        path=options.parse_path(path),
         seed=seed,
         score=score,
         pool=pool,
@@ -115,7 +115,7 @@ def calibrate(
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, options.path_of(path), **exits, **counted)
+        curve = loaded.curve(risk, loss, score, options.parse_path(path), **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
     if output is not None:
         policy.save(output)
@@ -142,7 +142,7 @@ def _print_tables(certificate: "Certificate") -> None:
         ["risk", "level", "on calibration", "upper bound", "bound"],
         [
             [
-                f"{p.loss} {p.risk}" + (f" ({how})" if how else ""),
+                p.name + (f" ({how})" if how else ""),
                 number(p.epsilon),
                 number(p.calibration_risk),
                 "–" if p.upper_bound is None else number(p.upper_bound),

@@ -22,8 +22,8 @@ __all__ = [
     "Risk",
     "Score",
     "Seed",
-    "control_of",
-    "path_of",
+    "parse_control",
+    "parse_path",
 ]
 
 RecordFile = Annotated[
@@ -77,7 +77,7 @@ Path_ = Annotated[
 ]
 
 
-def path_of(text: str | None) -> str | list[float] | None:
+def parse_path(text: str | None) -> str | list[float] | None:
     """Parse --path."""
     if text is None or text in ("logit", "breakpoints"):
         return text
@@ -89,7 +89,7 @@ def path_of(text: str | None) -> str | list[float] | None:
         ) from None
 
 
-def control_of(text: str, bound: str) -> "Control":
+def parse_control(text: str, bound: str) -> "Control":
     """Parse a control: NAME, then any :OPTION=VALUE.
 
     `bound` applies if the control uses a bound and does not name one.

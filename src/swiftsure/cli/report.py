@@ -48,7 +48,7 @@ def report(
 
     writable(output)  # fail before any work
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
-    found = findings(ss.load_record(record), loaded, options.path_of(path), cost)
+    found = findings(ss.load_record(record), loaded, options.parse_path(path), cost)
     write_text(output, rendered(found))
     if json:
         print_json(found.to_dict())

@@ -14,6 +14,7 @@ from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
 from swiftsure.monitor.state import Section, read_state, write_state
 from swiftsure.policy import Policy, Promise, percent
+from swiftsure.risks import RISKS
 
 __all__ = ["Monitor", "MonitorState"]
 
@@ -276,8 +277,8 @@ class Monitor:
         """The risk being monitored, in words."""
         if self.risk is None or self.loss is None:
             return "the risk"
-        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
-        return f"the {self.loss} {kind} the full model"
+        phrase = RISKS[self.risk].phrase if self.risk in RISKS else self.risk
+        return f"the {self.loss} {phrase}"
 
     def __repr__(self) -> str:
         return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"

@@ -278,7 +278,6 @@ class ExitRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
-        zero_bounded: bool = False,
         missing: Literal["raise", "worst"] = "raise",
         strict: bool = False,
         min_exit: int = 0,
@@ -289,14 +288,13 @@ class ExitRecord(Record):
 
         Parameters
         ----------
-        risk : {"gap", "consistency"}
-            Against labels (Eq. 6), or against the last exit (Eq. 8).
+        risk : {"gap", "consistency", "zero-bounded gap", "zero-bounded consistency"}
+            Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
+            loss as 0 if the exit does better than the last one (Eq. 16).
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
             Settings from safest to fastest; by default a fixed grid, even in the logit.
-        zero_bounded : bool
-            Count a loss as 0 if the exit does better than the last one (Eq. 16).
         missing : {"raise", "worst"}
             What to do if a label is missing and matters: refuse, or assume the worst loss. The
             latter is valid if whether a sample's label is missing depends on that sample alone.
@@ -313,7 +311,7 @@ class ExitRecord(Record):
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
         checks.choice("missing", missing, ["raise", "worst"])
-        values, declared = RISKS[risk].of_record(self, loss, full=-1)
+        values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         rule: dict[str, Any] = {
             "strict": strict,
@@ -347,8 +345,6 @@ class ExitRecord(Record):
             conditions=conditions,
             full_costs=self.full_costs,
         )
-        if zero_bounded:
-            curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
 
     def needs_label(

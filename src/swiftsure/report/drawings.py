@@ -14,8 +14,8 @@ from swiftsure.report.charts import (
 )
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
-from swiftsure.report.levels import Setting
 from swiftsure.report.quality import ExitLoss, Reliability
+from swiftsure.report.sensitivity import Setting
 
 __all__ = [
     "exit_loss_chart",
@@ -42,7 +42,7 @@ def risk_chart(found: Findings, promise: int) -> Chart:
     how = average_words(certificate.unit, certificate.average)
     axes = chart(
         f"risk-{promise}",
-        f"{kept.loss} {kept.risk}",
+        kept.name,
         f"Risk of the calibration samples{f' ({how})' if how else ''} along the thresholds, from"
         f" safe to fast, and the level ε = {kept.epsilon:g}.",
         x=(found.shown[0], found.shown[-1]),
@@ -145,14 +145,14 @@ def movement_charts(found: Findings) -> list[Chart]:
     if found.cost is None:
         return []
     cost, charts = found.cost, []
-    for k, (kept, levels) in enumerate(
-        zip(found.policy.certificate.promises, found.levels or (), strict=False)
+    for k, (kept, choices) in enumerate(
+        zip(found.policy.certificate.promises, found.by_epsilon or (), strict=False)
     ):
-        saved = [found.settings[index].saved[cost] for index in levels.settings]
+        saved = [found.settings[index].saved[cost] for index in choices.settings]
         several = len(found.risks) > 1
-        moved = f"ε of the {kept.loss} {kept.risk} alone" if several else "level ε"
+        moved = f"ε of the {kept.name} alone" if several else "level ε"
         charts.append(
-            _movement(f"by-epsilon-{k}", cost, moved, "ε", levels.epsilons, saved, levels.own)
+            _movement(f"by-epsilon-{k}", cost, moved, "ε", choices.epsilons, saved, choices.own)
         )
     if found.by_delta is not None:
         deltas = found.by_delta.deltas
