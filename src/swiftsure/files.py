@@ -119,10 +119,16 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = True)
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
     """Lock a folder or a lock file, which is made, so that no other process writes to its place.
 
     The system releases the lock if the process dies. File systems without locks are not protected.
+
+    Parameters
+    ----------
+    path : path
+    wait : float
+        How many seconds to wait for a lock that is held.
 
     Raises
     ------
@@ -132,31 +138,51 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    flags = os.O_RDONLY if Path(path).is_dir() else os.O_RDWR | os.O_CREAT
-    handle = os.open(path, flags, 0o666)
-    try:
+    until = time.monotonic() + wait
+    folder = Path(path).is_dir()
+    while True:
+        handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(handle)
+            if time.monotonic() < until:
+                time.sleep(0.01)
+                continue
             raise ValueError(
                 f"{path} is locked by another process, which writes to the same place: wait for it"
                 " to end, or choose another place."
             ) from None
         except OSError:  # a file system without locks
-            pass
+            break
+        if folder or _is_open_at(handle, path):
+            break
+        os.close(handle)  # its last holder deleted it in between
+    try:
         yield
     finally:
+        if not folder:
+            with suppress(OSError):
+                Path(path).unlink()
         os.close(handle)
 
 
-def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
+    """Return whether the path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(handle), Path(path).stat())
+    except FileNotFoundError:
+        return False
+
+
+def read_json(path: str | os.PathLike[str], blame: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Parameters
     ----------
     path : path
-    kind : str
-        What the file should be, in words for the error: "a policy".
+    blame : str
+        How the error begins, after the path: "is not a policy".
 
     Raises
     ------
@@ -172,12 +198,12 @@ def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             parse_constant=_refuse_constant,
         )
     except RecursionError:
-        raise ValueError(f"{path} is not {kind}: its JSON is nested too deeply.") from None
+        raise ValueError(f"{path} {blame}: its JSON is nested too deeply.") from None
     except ValueError as error:
         why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise ValueError(f"{path} is not {kind}: it is not valid JSON ({why}).") from None
+        raise ValueError(f"{path} {blame}: it is not valid JSON ({why}).") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is not {kind}: it holds JSON, but not an object.")
+        raise ValueError(f"{path} {blame}: it holds JSON, but not an object.")
     return content
 
 

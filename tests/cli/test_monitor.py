@@ -387,8 +387,9 @@ def following(folder, interruptible):
     """Start to follow; whatever still runs at the end of the test is killed."""
     started = []
 
-    def start(*options):
-        command = [*COMMAND, "stream.jsonl", *EPSILON, "--follow", "--state", "state.json"]
+    def start(*options, follow=True):
+        command = [*COMMAND, "stream.jsonl", *EPSILON, "--state", "state.json"]
+        command += ["--follow"] * follow
         started.append(
             subprocess.Popen(
                 [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -456,3 +457,75 @@ def test_a_followed_file_that_shrinks(folder, following):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 2
     assert b"became shorter" in err
+
+
+# ------------------------------------------------------------------------- states and their disks
+
+
+def test_an_alarm_is_shown_before_a_failure_to_save(run, folder, monkeypatch):
+    from swiftsure.monitor import Watch
+
+    def full(_watch, path):
+        raise OSError(28, f"{path} could not be written: No space left on device")
+
+    monkeypatch.setattr(Watch, "save", full)
+    stream(folder / "stream.jsonl", [1.0] * 50)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 1
+    assert done.out.startswith("Alarm at loss ")
+    assert "the state was not saved" in done.err
+    assert "No space left on device" in done.err
+    stream(folder / "stream.jsonl", [0.0] * 50)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 2
+    assert done.out.startswith("No alarm")
+
+
+def test_a_state_in_use_is_refused(run, folder):
+    from swiftsure.files import locked
+
+    stream(folder / "stream.jsonl", [0.0] * 50)
+    with locked(folder / ".state.json.run"):
+        done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert_refused(done, "is locked by another process")
+    assert run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json").status == 0
+
+
+def test_what_came_through_a_pipe_survives_a_kill(folder, following):
+    os.mkfifo(folder / "stream.jsonl")
+    process = following()
+    with (folder / "stream.jsonl").open("wb", buffering=0) as pipe:
+        for _ in range(40):
+            pipe.write(b'{"loss": 0}\n')
+        pipe.write(b'{"lo')
+        journal = folder / "state.json.journal"
+        waited_for(lambda: journal.exists() and journal.read_bytes().endswith(b'{"lo'))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    (folder / "stream.jsonl").unlink()
+    stream(folder / "stream.jsonl", [0.0] * 10)
+    done = following("--from-start", follow=False)
+    _, err = done.communicate(timeout=30)
+    assert (done.returncode, err) == (0, b"")
+    assert folded(folder / "state.json") == 50
+    assert not journal.exists()
+
+
+def test_a_large_state_is_not_written_for_every_chunk(run, folder, monkeypatch):
+    from swiftsure.cli import monitor as command
+    from swiftsure.monitor import Watch
+
+    monkeypatch.setattr(command, "CHUNK", 1 << 12)
+    saves, save = [], Watch.save
+
+    def slow(watch, path):
+        saves.append(path)
+        time.sleep(0.1)
+        save(watch, path)
+
+    monkeypatch.setattr(Watch, "save", slow)
+    lines = [f'{{"id": {i}}}' for i in range(20_000)]  # 280 kB, 70 chunks
+    (folder / "stream.jsonl").write_text("\n".join(lines) + "\n")
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 0, done.err
+    assert len(saves) <= 4

@@ -5,14 +5,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import print_json, print_text
+from swiftsure.cli.output import one_line, print_json, print_text
 
 if TYPE_CHECKING:
     from swiftsure.monitor import Drift, Monitor, Watch
@@ -102,33 +102,33 @@ def monitor(
         swiftsure monitor losses.jsonl --policy deployed.json \
             --alpha 0.01 --state monitor.json
     """
-    from swiftsure.files import writable
-    from swiftsure.monitor import StreamFaultError
+    from swiftsure.files import locked, writable
 
-    if state is not None:
-        writable(state)
-    before = state if state is not None and state.exists() else None
-    promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
-    drift = _drift(policy, cost, record)
-    watch = _watch(promised, drift, before, patience, missing)
-    fault, cut = None, False
-    try:
-        if not watch.monitor.alarm:
-            with _open_stream(stream, watch, from_start) as file:
-                cut = _read(file, watch, state, follow)
-    except StreamFaultError as error:
-        fault = f"{error} Nothing after it was read."
-    if fault is None and not _has_losses(watch):
-        raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
-    if fault is None and watch.mostly_unreadable:
-        fault = (
-            f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others say"
-            " little about the risk. Check what writes the stream."
-        )
-    _save_state(watch, state)
-    _show(watch, fault, cut, json)
+    with ExitStack() as stack:
+        if state is not None:
+            writable(state)
+            # Held for the whole run, unlike the short lock under which the state is written.
+            stack.enter_context(locked(state.with_name(f".{state.name}.run")))
+        before = state if state is not None and state.exists() else None
+        promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
+        watch = _watch(promised, _drift(policy, cost, record), before, patience, missing)
+        run = _Run(watch, state)
+        fault, cut = run.read(stream, from_start=from_start, follow=follow)
+        if fault is None and run.unsaved is None and not _has_losses(watch):
+            raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
+        if fault is None and watch.mostly_unreadable:
+            fault = (
+                f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others"
+                " say little about the risk. Check what writes the stream."
+            )
+        run.finish()
+    _show(watch, fault, cut, json)  # before any failure to save: an alarm must be seen
+    if run.unsaved is not None:
+        typer.echo(f"swiftsure: the state was not saved: {one_line(str(run.unsaved))}", err=True)
     if fault is not None or watch.monitor.alarm:
         raise typer.Exit(1)
+    if run.unsaved is not None:
+        raise typer.Exit(2)
 
 
 def _requested_monitor(
@@ -229,28 +229,105 @@ def _open_stream(stream: Path, watch: "Watch", from_start: bool) -> Iterator[Bin
         yield file
 
 
-def _read(file: BinaryIO, watch: "Watch", state: Path | None, follow: bool) -> bool:
-    """Read to the end or to an alarm; return whether the last line is cut short.
+class _Run:
+    """Reads a stream into a watch and saves its state as it goes, so that it may be killed.
 
-    The state is written after every chunk, so that a run may be killed at any time.
+    Saving takes at most a tenth of the time, so that a state with many waiting requests does not
+    slow the stream down. What was read since is not lost if the run is killed: a file is read again
+    from the saved position, and what came from a pipe is in a journal.
+
+    Attributes
+    ----------
+    unsaved : Exception, optional
+        Why the state could not be saved; reading stops then.
     """
-    read = getattr(file, "read1", file.read)  # what is available, without waiting for more
-    try:
-        while not watch.monitor.alarm:
-            data = read(CHUNK)
-            if not data and follow:
-                _check_not_shrunk(file)
-                time.sleep(PAUSE)
-                continue
-            if not data:
-                return watch.finish()
-            with _defer_interrupt():
-                watch.feed(data)
-                _save_state(watch, state)
-    except KeyboardInterrupt:  # Ctrl-C stops following
-        if not follow:
-            raise
-    return False
+
+    def __init__(self, watch: "Watch", state: Path | None) -> None:
+        from swiftsure.monitor.journal import Journal
+
+        self.watch = watch
+        self.state = state
+        self.journal = None if state is None else Journal(state)
+        self.unsaved: Exception | None = None
+        self._piped = False
+        self._due_at = 0.0
+        self._unsaved_data = True
+
+    def read(self, stream: Path, *, from_start: bool, follow: bool) -> tuple[str | None, bool]:
+        """Read to the end, an alarm or a fault; return the fault and whether the end is cut."""
+        from swiftsure.monitor import StreamFaultError
+
+        watch, cut = self.watch, False
+        try:
+            if self.journal is not None:
+                watch.replay(self.journal.read(watch.saved))
+            if not watch.monitor.alarm:
+                with _open_stream(stream, watch, from_start) as file:
+                    self._piped = not watch.in_file
+                    if self._piped and not self._save():
+                        return None, False
+                    cut = self._read(file, follow)
+        except StreamFaultError as error:
+            return f"{error} Nothing after it was read.", cut
+        return None, cut
+
+    def _read(self, file: BinaryIO, follow: bool) -> bool:
+        """Read to the end or to an alarm; return whether the last line is cut short."""
+        read = getattr(file, "read1", file.read)  # what is available, without waiting for more
+        try:
+            while not self.watch.monitor.alarm:
+                data = read(CHUNK)
+                if not data and follow:
+                    if self._due_at <= time.monotonic() and not self._save():
+                        return False
+                    _check_not_shrunk(file)
+                    time.sleep(PAUSE)
+                    continue
+                if not data:
+                    return self.watch.finish()
+                with _defer_interrupt():
+                    if not self._keep(data):
+                        return False
+        except KeyboardInterrupt:  # Ctrl-C stops following
+            if not follow:
+                raise
+        return False
+
+    def _keep(self, data: bytes) -> bool:
+        """Process a chunk so that it survives this process; return whether that worked."""
+        if self._piped and self.journal is not None:
+            try:
+                self.journal.append(data)
+            except OSError as error:
+                self.unsaved = error
+        self.watch.feed(data)
+        self._unsaved_data = True
+        due = self._due_at <= time.monotonic()
+        return self.unsaved is None and (self._save() if due else True)
+
+    def _save(self) -> bool:
+        """Write the state, and start a new journal after it; return whether that worked."""
+        if self.state is None or self.journal is None or not self._unsaved_data:
+            return True
+        began = time.monotonic()
+        try:
+            if _has_losses(self.watch):
+                self.watch.save(self.state)
+            if self._piped:
+                self.journal.start(self.watch.saved, self.watch.rest)
+        except (OSError, ValueError) as error:
+            self.unsaved = error
+        ended = time.monotonic()
+        self._due_at, self._unsaved_data = ended + 9 * (ended - began), False
+        return self.unsaved is None
+
+    def finish(self) -> None:
+        """Write the state at the end of the stream."""
+        if self.journal is None:
+            return
+        self._piped, self._unsaved_data = False, True
+        if self.unsaved is None and self._save():
+            self.journal.delete()
 
 
 @contextmanager
@@ -264,11 +341,6 @@ def _defer_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, usual)
     if asked:
         signal.raise_signal(signal.SIGINT)
-
-
-def _save_state(watch: "Watch", state: Path | None) -> None:
-    if state is not None and _has_losses(watch):
-        watch.save(state)
 
 
 def _has_losses(watch: "Watch") -> bool:
