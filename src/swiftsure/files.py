@@ -24,6 +24,7 @@ if sys.platform != "win32":
 
 __all__ = [
     "STDOUT",
+    "NotJSONError",
     "atomic_write",
     "locked",
     "max_unpacked",
@@ -175,19 +176,23 @@ def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_json(path: str | os.PathLike[str], blame: str) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], what: str, **expected: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Parameters
     ----------
     path : path
-    blame : str
-        How the error begins, after the path: "is not a policy".
+    what : str
+        What the file should be, in words for errors: "a Swiftsure policy".
+    **expected
+        Fields that identify such a file.
 
     Raises
     ------
+    NotJSONError
+        If the file does not hold JSON, or an object has a key twice.
     ValueError
-        If the file does not exist or does not hold one JSON object with distinct keys.
+        If it does not exist, or its JSON is something else.
     """
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
@@ -198,13 +203,21 @@ def read_json(path: str | os.PathLike[str], blame: str) -> dict[str, Any]:
             parse_constant=_refuse_constant,
         )
     except RecursionError:
-        raise ValueError(f"{path} {blame}: its JSON is nested too deeply.") from None
+        raise NotJSONError(path, what, "it is nested too deeply") from None
     except ValueError as error:
-        why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise ValueError(f"{path} {blame}: it is not valid JSON ({why}).") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} {blame}: it holds JSON, but not an object.")
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise NotJSONError(path, what, why) from None
+    if not isinstance(content, dict) or any(content.get(k) != v for k, v in expected.items()):
+        raise ValueError(f"{path} is JSON, but not {what}.")
     return content
+
+
+class NotJSONError(ValueError):
+    """A file does not hold JSON; `why` says what is wrong with it."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str, why: str) -> None:
+        super().__init__(f"{path} is not a JSON file, as {what} is ({why}).")
+        self.why = why
 
 
 @contextmanager

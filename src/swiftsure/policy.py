@@ -1,17 +1,18 @@
 """Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
 
 import hashlib
+import hmac
 import json
 import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from swiftsure import checks, paths
 from swiftsure._html import html_card
@@ -19,7 +20,7 @@ from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
 from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
-from swiftsure.files import write_text
+from swiftsure.files import read_json, write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import confidence_array
@@ -54,18 +55,27 @@ UNBOUND = "bound to no particular model, having been made from arrays alone"
 Guarantee = Literal["probability", "expectation", "none"]
 
 
+Name = Annotated[str, Field(max_length=1_000)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _require(possible: bool, otherwise: str) -> None:
+    if not possible:
+        raise ValueError(otherwise)
 
 
 class Promise(_Frozen):
     """One risk that a policy keeps, and what was seen of it."""
 
-    risk: str
-    loss: str
+    risk: Name
+    loss: Name
     epsilon: float
     loss_range: tuple[float, float]
-    bound: str | None
+    bound: Name | None
     calibration_risk: float
     """Mean loss at the chosen setting, over the calibration samples or groups (`average`)."""
     upper_bound: float | None
@@ -73,6 +83,18 @@ class Promise(_Frozen):
 
     relative: bool = True
     """Whether losses are against the full model."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        low, high = self.loss_range
+        _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
+        _require(low < self.epsilon < high, f"epsilon must lie in ({low:g}, {high:g})")
+        slack = 1e-6 * high
+        inside = low - slack <= self.calibration_risk <= high + slack
+        _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
+        upper = self.upper_bound
+        _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
+        return self
 
     @property
     def name(self) -> str:
@@ -89,25 +111,25 @@ class Certificate(_Frozen):
     """What a policy promises, in numbers, and what the promise rests on."""
 
     guarantee: Guarantee
-    delta: float | None
+    delta: float | None = Field(gt=0, lt=1)
     promises: tuple[Promise, ...] = Field(min_length=1)
-    control: str
+    control: Name
     """What chose the setting: a control by name, or "budget" where its cost did."""
     options: dict[str, Any]
-    n: int
+    n: Count
     unit: Literal["samples", "groups"]
     """What was drawn independently."""
     average: Literal["sample", "group"]
     """What counts the same in risks and costs: every sample, or every group, whatever its size."""
-    max_group_size: int | None = None
+    max_group_size: Count | None = None
     """The declared largest group, where risks of groups are averages over their samples."""
-    n_samples: int
-    path: str
-    n_settings: int
-    index: int | None
-    seed: int | None
+    n_samples: Count
+    path: Name
+    n_settings: Count
+    index: int | None = Field(ge=0)
+    seed: int | None = Field(ge=0)
     """Of the order in which the samples were tested; None where the order does not matter."""
-    pool: int | None
+    pool: Count | None
     assumptions: tuple[str, ...]
     costs: dict[str, tuple[float, float]]
     """Mean cost on the calibration samples: of the full model, and of the policy."""
@@ -123,6 +145,27 @@ class Certificate(_Frozen):
     """What the first of each pair of `costs` is of."""
     not_worth: bool = False
     """Whether a setting was certified that costs more than the full model, which runs instead."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        _require(
+            self.delta is not None or self.guarantee != "probability",
+            "delta must be given for a guarantee with a probability",
+        )
+        _require(self.n <= self.n_samples, "n must not exceed n_samples")
+        _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
+        _require(self.index is None or self.index < self.n_settings, "index must be a setting")
+        _require(
+            all(cost >= 0 for pair in self.costs.values() for cost in pair),
+            "costs must not be negative",
+        )
+        shares = self.exit_shares
+        _require(
+            shares is None
+            or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
+            "exit_shares must be shares that add up to 1",
+        )
+        return self
 
     @property
     def by_budget(self) -> bool:
@@ -179,16 +222,39 @@ class Policy(_Frozen):
     version: Literal[1] = 1
     threshold: float | tuple[float | None, ...] | None
     """One shared by all exits, or one per exit; None means always the full model."""
-    score: str | None
-    n_exits: int | None
+    score: Name | None
+    n_exits: int | None = Field(ge=1, le=10_000)
     strict: bool = False
-    min_exit: int = 0
-    temperatures: tuple[float, ...] | None = None
-    dtype: str | None = None
+    min_exit: int = Field(0, ge=0)
+    temperatures: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    dtype: Name | None = None
     settings: dict[str, Any]
     """Every dial by name; a dial at its safe end where nothing was certified."""
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        certificate, n_exits, threshold = self.certificate, self.n_exits, self.threshold
+        _require(
+            threshold is None or certificate.index is not None,
+            "threshold must be null where no setting was certified",
+        )
+        if n_exits is None:
+            _require(not isinstance(threshold, tuple), "threshold must be one number without exits")
+        else:
+            _require(
+                not isinstance(threshold, tuple) or len(threshold) == n_exits - 1,
+                "threshold must be one per exit but the last",
+            )
+            _require(self.min_exit < n_exits, "min_exit must be an exit")
+            shares = certificate.exit_shares
+            _require(shares is None or len(shares) == n_exits, "exit_shares must be one per exit")
+        _require(
+            self.temperatures is None or len(self.temperatures) == n_exits,
+            "temperatures must be one per exit",
+        )
+        return self
 
     @property
     def runs_full_model(self) -> bool:
@@ -320,9 +386,17 @@ class Policy(_Frozen):
         return policy_figure(record.curve(promise.risk, promise.loss, **options), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as JSON with a checksum, atomically."""
+        """Write the policy as JSON with a checksum, atomically.
+
+        With a key in the environment (`SWIFTSURE_POLICY_KEY`, or a file with it in
+        `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
+        """
         content = self.model_dump(mode="json")
-        write_text(path, json.dumps(content | {"checksum": _checksum(content)}, indent=2) + "\n")
+        proofs = {"checksum": _checksum(content)}
+        key = _key()
+        if key is not None:
+            proofs["signature"] = _signature(content, key)
+        write_text(path, json.dumps(content | proofs, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, accept_edited: bool = False) -> "Policy":
@@ -333,40 +407,43 @@ class Policy(_Frozen):
         accept_edited : bool
             Accept a file that was changed after it was written: its checksum is not that of its
             content. The certificate then says what was certified before the change. Saving the
-            policy writes a checksum that fits.
+            policy writes a checksum that fits. A signature is never waived.
 
         Raises
         ------
         ValueError
-            If the file is not a policy, was edited, is damaged, or comes from a newer version.
+            If the file is not a policy, was edited, is damaged, or comes from a newer version; if
+            there is a key in the environment (see `save`) and the file is not signed with it.
         """
-        if not Path(path).is_file():
-            raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            why = "" if isinstance(error, UnicodeDecodeError) else f" ({error})"
-            raise ValueError(f"{path} is not a JSON file, as policies are{why}.") from None
-        if not isinstance(content, dict) or content.get("format") != "swiftsure-policy":
-            raise ValueError(f"{path} is JSON, but not a Swiftsure policy.")
+        content = read_json(path, "a Swiftsure policy", format="swiftsure-policy")
         version = content.get("version")
         if isinstance(version, int) and version > VERSION:
             raise ValueError(
                 f"{path} was written by a newer Swiftsure (policy version {version}; this one reads"
                 f" up to {VERSION}): upgrade swiftsure to read it."
             )
-        checksum = content.pop("checksum", None)
+        checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             policy = cls.model_validate_json(json.dumps(content))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
+            what = first["msg"].removeprefix("Value error, ")
+            raise ValueError(
+                f"{path} is a damaged policy: {where + ': ' if where else ''}{what}."
+            ) from None
         if checksum != _checksum(content) and not accept_edited:
             raise ValueError(
                 f"{path} was changed after it was written: its checksum does not fit its content,"
                 " so its certificate may not be about this setting. Calibrate again, or accept the"
                 " change with `accept_edited=True` (--accept-edited)."
+            )
+        key = _key()
+        if key is not None and not hmac.compare_digest(str(signature), _signature(content, key)):
+            raise ValueError(
+                f"{path} {'is not signed' if signature is None else 'does not fit its signature'},"
+                " but SWIFTSURE_POLICY_KEY asks for one: it was changed, or saved without this key."
+                " Load it where the key is not set, check it, and save it where the key is set."
             )
         return policy
 
@@ -397,6 +474,26 @@ class Policy(_Frozen):
 def _checksum(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _signature(content: Mapping[str, Any], key: bytes) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return f"hmac-sha256:{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _key() -> bytes | None:
+    """Return the key for signatures from the environment; None if there is none."""
+    text, file = (os.environ.get(f"SWIFTSURE_POLICY_KEY{end}") for end in ("", "_FILE"))
+    if text and file:
+        raise ValueError("Set SWIFTSURE_POLICY_KEY or SWIFTSURE_POLICY_KEY_FILE, not both.")
+    if file:
+        try:
+            text = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE cannot be read ({error}).") from None
+        if not text:
+            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE: {file} is empty.")
+    return text.encode() if text else None
 
 
 def percent(share: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import locked, read_json, writable, write_text
+from swiftsure.files import NotJSONError, locked, read_json, writable, write_text
 
 __all__ = ["Section", "read_state", "write_state"]
 
@@ -106,9 +106,11 @@ def read_state(
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a state file after checking its format and version."""
-    content = read_json(path, DAMAGED)
-    if content.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is JSON, but not the state of a Swiftsure monitor.")
+    try:
+        content = read_json(path, "the state of a Swiftsure monitor", format=FORMAT)
+    except NotJSONError as error:
+        raise _damaged(path, f"it is not JSON ({error.why})") from None
+    del content["format"]
     version = content.pop("version", None)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(

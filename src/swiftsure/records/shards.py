@@ -126,7 +126,7 @@ class Shards(Generic[Record]):
         if not (manifest.exists() or paths):
             self.note()
             return
-        found = read_json(manifest, "is a damaged manifest of shards") if manifest.exists() else {}
+        found = read_json(manifest, "a manifest of shards") if manifest.exists() else {}
         identity, notes = found.get("identity"), found.get("notes", {})
         if not (isinstance(identity, dict) and isinstance(notes, dict)):
             identity, notes = {}, {}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds
+from swiftsure._version import __version__
 from swiftsure.calibration import make_policy
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
@@ -28,9 +29,6 @@ EDITED = "Was the file edited? Calibrate anew."
 RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
 ABSOLUTE_TOLERANCE = 1e-8
-NOT_COMPARED = {"certificate": {"assumptions", "seed_drawn"}}
-"""Fields that are not compared: assumptions may be worded differently in other versions, and the
-origin of the seed cannot be recomputed."""
 
 
 @dataclass(frozen=True)
@@ -260,8 +258,12 @@ def _check_promise(calibration: Recalibration) -> None:
     """Raise if recalibrating gives a policy that differs in any field."""
     policy = calibration.policy
     again = _recomputed_budget if policy.certificate.by_budget else _recalibrated_policy
+    ignored = {"seed_drawn"}  # cannot be recomputed
+    if policy.metadata.swiftsure != __version__:
+        ignored.add("assumptions")  # other versions may word them differently
     in_policy, seen = (
-        each.model_dump(mode="json", exclude=NOT_COMPARED) for each in (policy, again(calibration))
+        each.model_dump(mode="json", exclude={"certificate": ignored})
+        for each in (policy, again(calibration))
     )
     found = _difference(in_policy, seen)
     if found is not None:
