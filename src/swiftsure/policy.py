@@ -88,7 +88,7 @@ class Promise(_Frozen):
     def _is_possible(self) -> Self:
         low, high = self.loss_range
         _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
-        _require(low < self.epsilon < high, f"epsilon must lie in ({low:g}, {high:g})")
+        _require(low < self.epsilon <= high, f"epsilon must lie in ({low:g}, {high:g}]")
         slack = 1e-6 * high
         inside = low - slack <= self.calibration_risk <= high + slack
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
