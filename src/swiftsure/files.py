@@ -1,6 +1,7 @@
 """Writing files whole or not at all, and reading npz files without pickles."""
 
 import glob
+import hashlib
 import json
 import math
 import os
@@ -26,10 +27,12 @@ __all__ = [
     "STDOUT",
     "NotJSONError",
     "atomic_write",
+    "json_checksum",
     "locked",
     "max_unpacked",
     "npz",
     "read_json",
+    "shortened",
     "writable",
     "write_text",
 ]
@@ -212,6 +215,12 @@ def read_json(path: str | os.PathLike[str], what: str, **expected: str) -> dict[
     return content
 
 
+def json_checksum(content: Mapping[str, Any]) -> str:
+    """Return the checksum of what a JSON file holds besides it; spaces do not matter."""
+    text = json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 class NotJSONError(ValueError):
     """A file does not hold JSON; `why` says what is wrong with it."""
 
@@ -233,13 +242,24 @@ def npz(path: str | os.PathLike[str]) -> Iterator[Mapping[str, NDArray[Any]]]:
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
         with zipfile.ZipFile(path) as archive:
+            if _entries(Path(path)) not in (len(archive.infolist()), 0xFFFF):  # more: in ZIP64
+                raise zipfile.BadZipFile("its directory is damaged")
             sizes = {item.filename: item.file_size for item in archive.infolist()}
             max_unpacked(path, sum(sizes.values()))
             yield _Arrays(archive, sizes)
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ValueError(f"{path} is not a readable npz file ({error}).") from None
+        raise ValueError(f"{path} is not a readable npz file ({shortened(error)}).") from None
     except _BadArrayError as error:
         raise ValueError(f"{path} is not a readable npz file: {error}.") from None
+
+
+def _entries(path: Path) -> int:
+    """Return how many files a zip says it holds, which zipfile does not compare."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 16) - 22))
+        tail = file.read()
+    end = tail.rfind(b"PK\x05\x06")
+    return int.from_bytes(tail[end + 10 : end + 12], "little")
 
 
 class _BadArrayError(Exception):
@@ -266,7 +286,7 @@ class _Arrays(Mapping[str, NDArray[Any]]):
                 shape, _, dtype = read(file, max_header_size=10_000)
                 claimed = math.prod(shape) * dtype.itemsize
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-                raise _BadArrayError(f"{key!r} is not an array ({_shortened(error)})") from None
+                raise _BadArrayError(f"{key!r} is not an array ({shortened(error)})") from None
             except Exception as error:  # tokenize.TokenError of a damaged header
                 raise _BadArrayError(f"{key!r} has a damaged header ({error!r:.80})") from None
             if dtype.hasobject:
@@ -279,7 +299,7 @@ class _Arrays(Mapping[str, NDArray[Any]]):
             try:
                 array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
             except ValueError as error:
-                raise _BadArrayError(f"{key!r} cannot be read ({_shortened(error)})") from None
+                raise _BadArrayError(f"{key!r} cannot be read ({shortened(error)})") from None
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -306,8 +326,10 @@ def max_unpacked(path: str | os.PathLike[str], unpacked: int) -> None:
         )
 
 
-def _shortened(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+def shortened(error: BaseException) -> str:
+    """Return what an error says, in one line of at most 200 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

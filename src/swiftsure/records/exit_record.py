@@ -416,9 +416,10 @@ class ExitRecord(Record):
 
         An npz may hold `logits` (and `labels`) instead of a record's arrays.
         """
-        raw = record_files.logits(path)
-        if raw is not None:
-            return cls.from_logits(
-                **raw, score=scores or "top1", losses=losses or ("zero_one", "brier")
-            )
-        return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
+        with record_files.reading(path):
+            raw = record_files.logits(path)
+            if raw is not None:
+                kept = losses or ("zero_one", "brier")
+                return cls.from_logits(**raw, score=scores or "top1", losses=kept)
+            only = {"confidences": scores, "losses": losses}
+            return cls(**record_files.load(path, "exits", only))

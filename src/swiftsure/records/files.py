@@ -5,7 +5,8 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure import checks
-from swiftsure.files import atomic_write, max_unpacked, npz
+from swiftsure.files import atomic_write, max_unpacked, npz, shortened
 from swiftsure.losses import LossRange
 from swiftsure.sample_order import SampleOrder
 
-__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "save"]
+__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "reading", "save"]
 
 VERSION = 1
 """Version of the file layout; newer versions are refused."""
@@ -91,6 +92,17 @@ def kind(path: str | os.PathLike[str]) -> str:
         with npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
     return _header(path).kind
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in every error about its content."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from None
 
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
@@ -180,8 +192,8 @@ def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") 
             max_unpacked(path, sum(about.row_group(each).total_byte_size for each in groups))
             table = file.read(columns=names)
         found = {name: _values(table[name]) for name in names}
-    except (pa.ArrowException, OSError, MemoryError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged or cut short ({_shortened(error)}).") from None
+    except (pa.ArrowException, OSError, MemoryError, LookupError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or cut short ({shortened(error)}).") from None
     for name, values in found.items():
         if _digest(values) != header.columns[name]:
             raise ValueError(f"{path} is damaged: its column {name!r} does not fit its checksum.")
@@ -267,9 +279,9 @@ def _header(path: str | os.PathLike[str]) -> _Header:
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
         metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is not a readable Parquet file ({_shortened(error)}). A record is one that"
+            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
             " `record.save` wrote, or an npz of plain arrays."
         ) from None
     text = metadata.get(KEY)
@@ -326,10 +338,6 @@ def _digest(values: Array) -> str:
 
 def _sha256(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest().encode()
-
-
-def _shortened(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _range_json(value: LossRange) -> list[float | bool]:

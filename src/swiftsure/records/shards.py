@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from swiftsure.files import locked, read_json, write_text
+from swiftsure.files import json_checksum, locked, read_json, write_text
 from swiftsure.records.exit_record import ExitRecord
 from swiftsure.records.threshold_record import ThresholdRecord
 
@@ -111,8 +111,9 @@ class Shards(Generic[Record]):
         """Save data, as JSON, that a resumed run needs besides the shards."""
         self.notes |= notes
         if self.folder is not None:
-            content = {"identity": self._identity, "notes": self.notes}
-            write_text(self.folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+            content = {"identity": self._identity, "notes": json.loads(json.dumps(self.notes))}
+            whole = content | {"checksum": json_checksum(content)}
+            write_text(self.folder / MANIFEST, json.dumps(whole, indent=2) + "\n")
 
     def _file(self, number: int) -> Path:
         if self.folder is None:
@@ -126,10 +127,15 @@ class Shards(Generic[Record]):
         if not (manifest.exists() or paths):
             self.note()
             return
-        found = read_json(manifest, "a manifest of shards") if manifest.exists() else {}
-        identity, notes = found.get("identity"), found.get("notes", {})
-        if not (isinstance(identity, dict) and isinstance(notes, dict)):
-            identity, notes = {}, {}
+        found: dict[str, Any] = {"identity": {}, "notes": {}}
+        if manifest.exists():
+            found = read_json(manifest, "a manifest of shards")
+            if found.pop("checksum", None) != json_checksum(found):
+                raise ValueError(
+                    f"{manifest} is damaged: its checksum does not fit its content. Delete"
+                    f" {folder} and start again."
+                )
+        identity, notes = found["identity"], found["notes"]
         other = [name for name, value in self._identity.items() if identity.get(name) != value]
         if other:
             raise ValueError(

@@ -157,4 +157,5 @@ class ThresholdRecord(Record):
         cls, path: str | os.PathLike[str], *, losses: Iterable[str] | None = None
     ) -> "ThresholdRecord":
         """Read a record from Parquet or npz, with all losses or only those named."""
-        return cls(**record_files.load(path, "thresholds", {"losses": losses}))
+        with record_files.reading(path):
+            return cls(**record_files.load(path, "thresholds", {"losses": losses}))
