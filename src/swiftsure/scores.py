@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
+from swiftsure.registry import Registry
 
 __all__ = [
     "AGGREGATES",
@@ -193,33 +194,22 @@ def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:
 
 Score = Callable[[NDArray[Any]], NDArray[np.float32]]
 
-SCORES: dict[str, Score] = {
-    "top1": top1,
-    "top_diff": top_diff,
-    "entropy": entropy,
-}
+SCORES: Registry[Score] = Registry("score", top1, top_diff, entropy)
 """Scores of one predictive distribution, by name."""
 
-AGGREGATES: dict[str, Score] = {
-    "mean": mean,
-    "quantile": quantile,
-    "patch": patch,
-}
+AGGREGATES: Registry[Score] = Registry("aggregate", mean, quantile, patch)
 """Functions from pixel scores to an image score, by name."""
 
-
-def _image_score(aggregate: str, score: str) -> Score:
-    def measure(probabilities: NDArray[Any]) -> NDArray[np.float32]:
-        return AGGREGATES[aggregate](SCORES[score](probabilities))
-
-    return measure
-
-
-IMAGE_SCORES: dict[str, Score] = {
-    f"{aggregate}_{score}": _image_score(aggregate, score)
-    for aggregate, score in product(AGGREGATES, SCORES)
-}
+IMAGE_SCORES: Registry[Score] = Registry("score")
 """Scores of images with a distribution at every pixel, (..., height, width, n_classes), by name.
 
 For example, "patch_top1" is the smallest mean over patches of the pixels' top-1. All are in [0, 1].
 """
+
+
+def _image_score(aggregate: Score, score: Score) -> Score:
+    return lambda probabilities: aggregate(score(probabilities))
+
+
+for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.items()):
+    IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")

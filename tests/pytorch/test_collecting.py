@@ -29,10 +29,9 @@ from pytorch.builders import (
     network,
     refused,
 )
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, LossRange, TensorFunctions
 from swiftsure.torch import Scored, Staged, collect, cut, exit_flops, fingerprint
 from swiftsure.torch.collecting import InterruptedCollectionError
-from swiftsure.torch.losses import TensorLoss
 
 
 def batches(*tensors, size=16):
@@ -229,7 +228,8 @@ def test_losses_of_ones_own():
         last = outputs[-1].softmax(dim=1)
         return torch.stack([(o.softmax(dim=1) - last).abs().sum(1) for o in outputs], dim=1)
 
-    loss = TensorLoss("distance", None, against_last, LossRange(0, 2))
+    functions = TensorFunctions(against_last=against_last)
+    loss = Loss("distance", LossRange(0, 2), "distribution", tensors=functions)
     model, x = network(), inputs(20)
     record = collect(model, [(x, labels(20))], losses=["zero_one", loss])
     p = every_output(model, x).softmax(dim=2)
@@ -237,6 +237,8 @@ def test_losses_of_ones_own():
     np.testing.assert_allclose(record.inconsistencies["distance"], expected.numpy(), atol=1e-6)
     assert record.inconsistency_ranges["distance"] == LossRange(0, 2)
     assert set(record.losses) == {"zero_one"}
+    with pytest.raises(ValueError, match=r"'bleu' .* `tensors\.against_last` or `tensors\.against"):
+        collect(model, [(x, labels(20))], losses=["bleu"])
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
@@ -713,7 +715,7 @@ def test_nested_outputs_need_losses_and_scores_of_their_own():
             output = super().head(exit_index, state)
             return Scored({"logits": output}, output.softmax(dim=1).amax(dim=1))
 
-    with pytest.raises(ValueError, match="TensorLoss"):
+    with pytest.raises(ValueError, match="a Loss of your own"):
         collect(Nested(4), [logits(5)], scores=["model"])
     with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
         collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)

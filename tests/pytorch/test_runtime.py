@@ -314,14 +314,14 @@ def test_outputs_of_any_nesting(form, streamed):
 
 def exit_agreement():
     """A loss of nested outputs, which the usual ones are not for."""
-    from swiftsure.losses import LossRange
-    from swiftsure.torch.losses import TensorLoss
+    from swiftsure.losses import Loss, LossRange, TensorFunctions
 
     def against_last(outputs):
         best = [output["rest"][1][1] for output in outputs]
         return torch.stack([each != best[-1] for each in best], dim=1).double()
 
-    return TensorLoss("agreement", None, against_last, LossRange(0, 1, whole=True))
+    functions = TensorFunctions(against_last=against_last)
+    return Loss("agreement", LossRange(0, 1, whole=True), "prediction", tensors=functions)
 
 
 @pytest.mark.parametrize("size", [None, 4])

@@ -15,7 +15,6 @@ from swiftsure import scores
 from swiftsure.losses import LOSSES, VOID
 from swiftsure.torch import EarlyExit, Staged, Stream, collect
 from swiftsure.torch.collecting import InterruptedCollectionError
-from swiftsure.torch.losses import TENSOR_LOSSES
 from swiftsure.torch.models import ADPC
 from swiftsure.torch.scoring import AGGREGATES, IMAGE_SCORES, confidence, patch, quantile, top1
 from swiftsure.torch.segmentation import Enlarged, image_losses
@@ -204,18 +203,6 @@ def test_losses_against_the_last_exit_pixel_by_pixel(seed):
         assert torch.equal(
             found[f"inconsistencies/{name}"], image_losses(outputs)[f"inconsistencies/{name}"]
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_twins_of_arrays(name):
-    outputs, labels = maps(n=5, height=40, width=33), truths(n=5, height=40, width=33)
-    p, loss = distributions(outputs), TENSOR_LOSSES[name]
-    np.testing.assert_allclose(
-        loss.against_labels(outputs, labels),
-        LOSSES[name].against_labels(p, labels.numpy()),
-        atol=1e-6,
-    )
-    np.testing.assert_allclose(loss.against_last(outputs), LOSSES[name].against_last(p), atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(24, 36), (6, 36), (24, 9), (25, 31), (3, 4), (1, 1), (6, 9)])

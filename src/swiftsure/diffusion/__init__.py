@@ -9,7 +9,7 @@ except ImportError:
 
 from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.guidance import Guided
-from swiftsure.diffusion.image_losses import ImageLoss, Mse, Ssim
+from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.results import Generated
 from swiftsure.diffusion.rules import ExitRule
@@ -25,12 +25,10 @@ __all__ = [
     "ExitRule",
     "Generated",
     "Guided",
-    "ImageLoss",
     "Lpips",
-    "Mse",
     "Sampler",
     "Schedule",
-    "Ssim",
+    "compare_images",
     "deediff_losses",
     "pilot_thresholds",
     "sweep",

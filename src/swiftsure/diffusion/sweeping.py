@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from swiftsure import checks
 from swiftsure.diffusion.deediff import DeeDiff
-from swiftsure.diffusion.image_losses import ImageLoss, image_loss
+from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
+from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.exits import exit_indices
+from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
@@ -33,7 +35,7 @@ def sweep(
     n: int,
     *,
     thresholds: Sequence[float | None] | ArrayLike,
-    losses: Sequence[str | ImageLoss] = ("lpips",),
+    losses: Sequence[str | Loss] = ("lpips",),
     sampler: Sampler | None = None,
     labels: ArrayLike | None = None,
     seed: int = 0,
@@ -57,7 +59,7 @@ def sweep(
     thresholds : (K,)
         Safest first; the full model is added in front if it is missing. Choose them in advance or
         from other samples: see `pilot_thresholds`.
-    losses : names among "lpips", "ssim" and "mse", or `ImageLoss` objects
+    losses : names among "lpips", "ssim" and "mse", or `Loss` objects with `tensors`
         For LPIPS with weights from a file: `Lpips.load(file)`.
     sampler, dtype
         As in `DeeDiff`; the policy will require the same.
@@ -165,7 +167,7 @@ class _DiffusionSweep(Sweep):
 
     fast: DeeDiff
     grid: NDArray[np.float32]
-    losses: list[ImageLoss]
+    losses: list[Loss]
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     seed: int
@@ -176,7 +178,7 @@ class _DiffusionSweep(Sweep):
         return {
             "model": self.fast.fingerprint,
             "settings": self.fast.settings,
-            "losses": {loss.name: fingerprint(loss) for loss in self.losses},
+            "losses": {loss.name: _weights(loss) for loss in self.losses},
             "seed": self.seed,
             "first": int(self.numbers[0]),
             "n": len(self.numbers),
@@ -209,7 +211,7 @@ class _DiffusionSweep(Sweep):
 
     def _losses(self, images: Tensor, others: Tensor) -> dict[str, Array]:
         return {
-            loss.name: loss.to(images.device)(images, others).double().cpu().numpy()
+            loss.name: compare_images(loss, images, others).double().cpu().numpy()
             for loss in self.losses
         }
 
@@ -226,9 +228,15 @@ class _DiffusionSweep(Sweep):
         )
 
 
-def _image_losses(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:
-    found = [image_loss(loss) for loss in losses]
+def _image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
+    found = [Lpips.load() if loss == "lpips" else LOSSES.choose(loss, "losses") for loss in losses]
     names = [loss.name for loss in found]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"`losses` must be at least one, each once, but got {names}.")
     return found
+
+
+def _weights(loss: Loss) -> str | None:
+    """Return the fingerprint of a loss's network; None if it has none."""
+    function = loss.function("tensors.against_labels")
+    return fingerprint(function) if isinstance(function, nn.Module) else None

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, LossRange
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -168,7 +168,7 @@ class ExitRecord(Record):
         labels: ArrayLike | None = None,
         score: str | Iterable[str] = "top1",
         *,
-        losses: str | Iterable[str] = ("zero_one", "brier"),
+        losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         label: Literal["expected", "sample", "argmax"] = "expected",
         temperatures: ArrayLike = 1.0,
         costs: Mapping[str, ArrayLike] | None = None,
@@ -189,7 +189,7 @@ class ExitRecord(Record):
         score : str or several
             Names among `swiftsure.scores.SCORES`.
         losses : str or several
-            Names among `swiftsure.losses.LOSSES`.
+            Names among `swiftsure.losses.LOSSES`, or `Loss` objects.
         label : {"expected", "sample", "argmax"}
             Consistency of distributions against the last exit's q: in closed form ‖p − q‖² (the
             mean over labels drawn from q), with one label drawn from q for each sample (the paper),
@@ -224,7 +224,7 @@ class ExitRecord(Record):
         classes: Sequence[Any] | None = None,
         *,
         score: str | Iterable[str] = "top1",
-        losses: str | Iterable[str] = ("zero_one", "brier"),
+        losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
         groups: ArrayLike | None = None,

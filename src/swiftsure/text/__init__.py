@@ -22,7 +22,7 @@ from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import FAMILIES, Family, register_family
+from swiftsure.text.families import FAMILIES, Family
 
 __all__ = [
     "FAMILIES",
@@ -49,7 +49,6 @@ __all__ = [
     "fit_exit_heads",
     "iwslt",
     "pair_fingerprint",
-    "register_family",
     "self_draft",
     "squad",
     "sweep",

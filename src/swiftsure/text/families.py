@@ -1,6 +1,6 @@
 """Model families: where a Hugging Face model has its decoder blocks, norm, head, keys and values.
 
-To add one, write a `Family` and pass it to `register_family`.
+To add one, write a `Family` and pass it to `FAMILIES.register` with its model types.
 """
 
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swiftsure.registry import Registry
 from swiftsure.text.exit_heads import ExitHeads
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "Llama",
     "family_of",
     "matrix_flops",
-    "register_family",
 ]
 
 Rotary = tuple[Tensor, Tensor]
@@ -34,8 +34,6 @@ class Family(ABC):
         With its language-model head.
     """
 
-    model_types: tuple[str, ...]
-    """`config.model_type` of the models in this family."""
     first_token_may_exit: bool
     """Whether the first token comes from a single position rather than a whole prompt."""
 
@@ -124,7 +122,6 @@ class Family(ABC):
 class T5(Family):
     """T5, T5 v1.1, Flan-T5 and mT5."""
 
-    model_types = ("t5", "mt5")
     first_token_may_exit = True
 
     @property
@@ -186,7 +183,6 @@ class T5(Family):
 class Llama(Family):
     """Llama, SmolLM2 and others of model type "llama"."""
 
-    model_types = ("llama",)
     first_token_may_exit = False
 
     @property
@@ -240,21 +236,11 @@ class Llama(Family):
         return int(self.model.config.max_position_embeddings)
 
 
-FAMILIES: dict[str, type[Family]] = {}
-"""Families by `config.model_type`."""
+FAMILIES: Registry[type[Family]] = Registry("family")
+"""Families by `config.model_type`; `FAMILIES.register(family, *model_types)` adds one."""
 
-
-def register_family(family: type[Family]) -> type[Family]:
-    """Register a family for its model types, and return it."""
-    for model_type in family.model_types:
-        if FAMILIES.get(model_type, family) is not family:
-            raise ValueError(f"`family`: model type {model_type!r} is taken.")
-        FAMILIES[model_type] = family
-    return family
-
-
-register_family(T5)
-register_family(Llama)
+FAMILIES.register(T5, "t5", "mt5")
+FAMILIES.register(Llama, "llama")
 
 
 def family_of(model: Any) -> Family:
@@ -273,7 +259,8 @@ def family_of(model: Any) -> Family:
     if model_type not in FAMILIES:
         raise ValueError(
             f"`model` is of type {model_type!r}, but early exits know: {', '.join(FAMILIES)}. To"
-            " add it, write a swiftsure.text.Family and pass it to swiftsure.text.register_family."
+            " add it, write a swiftsure.text.Family and pass it to swiftsure.text.FAMILIES.register"
+            " with this model type."
         )
     if not hasattr(model, "generate") or getattr(model, "lm_head", None) is None:
         raise TypeError(

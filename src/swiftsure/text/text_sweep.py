@@ -72,6 +72,12 @@ class TextSweep(Sweep):
     seed: int
     fingerprint: str
 
+    def __post_init__(self) -> None:
+        """Refuse losses that cannot be computed here."""
+        labelled = ["against_labels"] if self.data.references is not None else []
+        for loss in self.losses:
+            loss.function("against_last", *labelled)
+
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -96,13 +102,13 @@ class TextSweep(Sweep):
     def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
         """Return the record of some texts."""
         answers = tables.pop("answers")[:, ::-1]  # losses expect the full model last
-        soft = {loss.name: loss.against_last(answers)[:, ::-1] for loss in self.losses}
-        hard: dict[str, Array] = {}
-        if self.data.references is not None:
-            expected: Any = self.data.references[inputs]
-            hard = {
-                loss.name: loss.against_labels(answers, expected)[:, ::-1] for loss in self.losses
-            }
+        soft, hard = {}, {}
+        for loss in self.losses:
+            if loss.against_last is not None:
+                soft[loss.name] = loss.against_last(answers)[:, ::-1]
+            if loss.against_labels is not None and self.data.references is not None:
+                expected = self.data.references[inputs]
+                hard[loss.name] = loss.against_labels(answers, expected)[:, ::-1]
         ranges = {loss.name: loss.range for loss in self.losses}
         return ThresholdRecord(
             self.grid.astype(np.float64),

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from swiftsure import checks
+from swiftsure.losses import Loss
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
 from swiftsure.torch.batches import Batch
-from swiftsure.torch.losses import TensorLoss
 from swiftsure.torch.reducing import PendingBatch, Reducer
 from swiftsure.torch.staged import StagedModel, batch_size
 
@@ -40,7 +40,7 @@ class InterruptedCollectionError(RuntimeError):
 def collect(
     model: StagedModel,
     loader: Iterable[Any],
-    losses: Sequence[str | TensorLoss] = ("zero_one", "brier"),
+    losses: Sequence[str | Loss] = ("zero_one", "brier"),
     scores: Sequence[str] = ("top1",),
     *,
     temperatures: Sequence[float] | None = None,
@@ -63,7 +63,7 @@ def collect(
         run, the order must be the same each time. Negative labels are missing. For segmentation,
         labels are (n, height, width), and void where negative or `swiftsure.losses.VOID`.
     losses, scores : names
-        Losses are names in `swiftsure.torch.losses.TENSOR_LOSSES` or `TensorLoss`es; scores are
+        Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
         names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
         "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional

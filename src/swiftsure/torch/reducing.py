@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, resolve_loss
+from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
-from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
+from swiftsure.torch.losses import label_losses
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_nan
-from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
 from swiftsure.torch.staged import (
     StagedModel,
@@ -54,7 +54,7 @@ class Reducer:
     def __init__(
         self,
         model: StagedModel,
-        losses: Sequence[str | TensorLoss],
+        losses: Sequence[str | Loss],
         scores: Sequence[str],
         temperatures: Sequence[float] | None,
         dtype: str | None,
@@ -64,13 +64,15 @@ class Reducer:
         refuse_unstaged(model, selects=False)
         refuse_training(model)
         self.model = model
-        losses = [losses] if isinstance(losses, str | TensorLoss) else losses
+        losses = [losses] if isinstance(losses, str | Loss) else losses
         scores = [scores] if isinstance(scores, str) else scores
-        self.losses = [resolve_loss(loss, TENSOR_LOSSES) for loss in losses]
-        self.of_images = [loss.name for loss in self.losses if loss.of_images]
+        self.losses = [LOSSES.choose(loss, "losses") for loss in losses]
+        for loss in self.losses:
+            loss.function("tensors.against_last", "tensors.against_labels")
+        self.of_images = [loss.name for loss in self.losses if loss in PIXEL_LOSSES]
         if not scores:
             raise ValueError("`scores` must name at least one.")
-        self.scores = [checks.choice("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
+        self.scores = [score_name("scores", name) for name in scores]
         self.seconds = seconds
         if dtype is not None:
             checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
@@ -121,12 +123,13 @@ class Reducer:
     def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
         for loss in self.losses:
-            if loss.of_images:  # computed together in `image_losses`
+            if loss in PIXEL_LOSSES:  # computed together in `image_losses`
                 continue
-            if loss.against_last is not None:
-                rows[f"inconsistencies/{loss.name}"] = loss.against_last(outputs)
-            against = None if labels is None else loss.of_labels(outputs, labels)
-            if against is not None and labels is not None:
+            on_tensors = loss.on_tensors()
+            if on_tensors.against_last is not None:
+                rows[f"inconsistencies/{loss.name}"] = on_tensors.against_last(outputs)
+            if on_tensors.against_labels is not None and labels is not None:
+                against = label_losses(loss, outputs, labels)
                 if labels.ndim == 1 and not labels.is_floating_point():
                     missing = (labels < 0).to(against.device, non_blocking=True)
                     against = against.masked_fill(missing[:, None], torch.nan)
@@ -166,7 +169,6 @@ class Reducer:
             start = f"{kind}/"
             return {key.removeprefix(start): rows[key] for key in rows if key.startswith(start)}
 
-        ranges = {loss.name: loss.range for loss in self.losses if loss.range is not None}
         losses = tables("losses")
         if any(np.isnan(values).any() for values in losses.values()):
             kept = [k for k in losses if k in LOSSES and LOSSES[k].of == "prediction"]
@@ -176,7 +178,7 @@ class Reducer:
             losses=losses,
             inconsistencies=tables("inconsistencies"),
             costs=self.costs,
-            loss_ranges=ranges,
+            loss_ranges={loss.name: loss.range for loss in self.losses},
             ids=rows["ids"],
             groups=rows.get("groups"),
             fingerprint=self.fingerprint,

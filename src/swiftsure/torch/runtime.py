@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
@@ -19,7 +18,7 @@ from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -96,7 +95,7 @@ class EarlyExit(nn.Module):
         self.auditor = _auditor(audit, monitor, policy)
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
-        self.score = checks.choice("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
+        self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._warned = False

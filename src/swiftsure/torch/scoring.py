@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, special
 
 from swiftsure import checks
+from swiftsure.registry import Registry
 from swiftsure.scores import SHIFT, STEPS
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
     "AGGREGATES",
-    "CLASS_SCORES",
     "IMAGE_SCORES",
     "MODEL_SCORE",
     "SCORES",
@@ -39,6 +39,7 @@ __all__ = [
     "mean",
     "patch",
     "quantile",
+    "score_name",
     "top1",
     "top_diff",
 ]
@@ -154,20 +155,22 @@ def _image_score(aggregate: Aggregate, score: Score) -> Score:
     return lambda logits, temperature: aggregate(score(logits, temperature))
 
 
-CLASS_SCORES: dict[str, Score] = {"top1": top1, "top_diff": top_diff, "entropy": entropy}
+SCORES: Registry[Score] = Registry("score", top1, top_diff, entropy)
 """Classifier scores by name."""
 
-AGGREGATES: dict[str, Aggregate] = {"mean": mean, "quantile": quantile, "patch": patch}
+AGGREGATES: Registry[Aggregate] = Registry("aggregate", mean, quantile, patch)
 """Aggregates of pixel scores by name."""
 
-IMAGE_SCORES: dict[str, Score] = {
-    f"{aggregate}_{score}": _image_score(AGGREGATES[aggregate], CLASS_SCORES[score])
-    for aggregate, score in product(AGGREGATES, CLASS_SCORES)
-}
+IMAGE_SCORES: Registry[Score] = Registry("score")
 """Scores of logit maps by name."""
 
-SCORES: dict[str, Score] = {**CLASS_SCORES, **IMAGE_SCORES}
-"""All scores that a policy can name, except the model's own."""
+for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.items()):
+    IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
+
+
+def score_name(argument: str, name: str) -> str:
+    """Return `name` if it is a score of classifiers or images, or the model's own."""
+    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
 
 
 def confidence(name: str, output: Any) -> Tensor:
@@ -181,9 +184,7 @@ def confidence(name: str, output: Any) -> Tensor:
         output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    if name not in SCORES:
-        checks.choice("score", name, [*SCORES, MODEL_SCORE])
-    measure = SCORES[name]
+    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[score_name("score", name)]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2
@@ -215,5 +216,5 @@ def _advice(values: Any) -> str:
     if ndim == 4:
         return f"maps of logits have {', '.join(IMAGE_SCORES)}"
     if ndim == 2:
-        return f"classifiers have {', '.join(CLASS_SCORES)}"
+        return f"classifiers have {', '.join(SCORES)}"
     return "let the head return Scored(output, confidence) and use score 'model'"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss, resolve_loss
+from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
@@ -110,7 +110,7 @@ def sweep_pair(
         data=data,
         tokenizer=tokenizer,
         grid=sweep_grid(levels, 0.0),
-        losses=[resolve_loss(loss, LOSSES) for loss in losses],
+        losses=[LOSSES.choose(loss, "losses") for loss in losses],
         max_source_length=max_source_length,
         generation=generation,
         seed=seed,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss, resolve_loss
+from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, sweep_grid, threshold_levels
 from swiftsure.text.calm.meta import MetaClassifier
@@ -104,7 +104,7 @@ def sweep(
         data=data,
         tokenizer=tokenizer,
         grid=sweep_grid(threshold_levels("thresholds", list(thresholds)), np.inf),
-        losses=[resolve_loss(loss, LOSSES) for loss in losses],
+        losses=[LOSSES.choose(loss, "losses") for loss in losses],
         max_source_length=max_source_length,
         generation=dict(generation or {}),
         seed=seed,
