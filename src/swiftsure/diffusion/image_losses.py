@@ -1,5 +1,7 @@
 """`compare_images`: the loss of pairs of images, as tensors."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,17 +44,13 @@ def compare_images(
     """
     if image_range not in [*RANGES, *map(list, RANGES)]:
         raise ValueError(f"`image_range` must be (-1, 1) or (0, 1), but got {image_range!r}.")
-    for name, given in (("images", images), ("others", others)):
-        if not isinstance(given, Tensor):
-            kind = type(given).__name__
-            raise TypeError(f"`{name}` must be a tensor, but got a {kind}: torch.from_numpy?")
+    low, high = image_range
+    made, true = _scaled("images", images, low, high), _scaled("others", others, low, high)
     if images.ndim != 4 or images.shape != others.shape or images.numel() == 0:
         raise ValueError(
             "`images` and `others` must have one shape (n, channels, height, width), but got"
             f" {checks.shape_text(images.shape)} and {checks.shape_text(others.shape)}."
         )
-    low, high = image_range
-    made, true = _scaled("images", images, low, high), _scaled("others", others, low, high)
     function = loss.function("tensors.against_labels")
     if isinstance(function, nn.Module):
         function.to(images.device)
@@ -60,8 +58,11 @@ def compare_images(
     return losses.clamp(loss.range.low, loss.range.high)
 
 
-def _scaled(name: str, images: Tensor, low: float, high: float) -> Tensor:
+def _scaled(name: str, images: Any, low: float, high: float) -> Tensor:
     """Return the images rescaled to [0, 1]."""
+    if not isinstance(images, Tensor):
+        kind = type(images).__name__
+        raise TypeError(f"`{name}` must be a tensor, but got a {kind}: torch.from_numpy?")
     values = images.float()
     inside = (values >= low - TOLERANCE) & (values <= high + TOLERANCE)  # False for NaN
     if not inside.all():

@@ -19,7 +19,7 @@ from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.exits import exit_indices
-from swiftsure.losses import LOSSES, Loss
+from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
@@ -229,7 +229,8 @@ class _DiffusionSweep(Sweep):
 
 
 def _image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
-    found = [Lpips.load() if loss == "lpips" else LOSSES.choose(loss, "losses") for loss in losses]
+    chosen = [LOSSES.choose(loss, "losses") for loss in losses]
+    found = [Lpips.load() if loss is LPIPS else loss for loss in chosen]
     names = [loss.name for loss in found]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"`losses` must be at least one, each once, but got {names}.")

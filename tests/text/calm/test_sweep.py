@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.losses import LOSSES
+from swiftsure.losses import LOSSES, Loss, LossRange
 from swiftsure.text import CalmModel, Decay, ExitRule, calm_fingerprint, sweep, train_meta
 from swiftsure.text.inputs import encode
 from text.builders import MODELS, t5
@@ -92,6 +92,19 @@ def small(model, **options):
     }
     given = options.pop("texts", texts(5))
     return sweep(model, given, **known | options)
+
+
+def test_losses_of_ones_own():
+    def length(answers):
+        sizes = np.vectorize(len)(answers)
+        return np.abs(sizes - sizes[:, -1:]) / 1000
+
+    loss = Loss("length", LossRange(0, 2), "prediction", against_last=length)
+    record = small(t5(), losses=[loss], references=texts(5))
+    assert not record.losses
+    assert record.inconsistency_ranges == {"length": LossRange(0, 2)}
+    with pytest.raises(ValueError, match=r"'length' .* set the field `against_last` of its Loss"):
+        small(t5(), losses=[replace(loss, against_last=None)])
 
 
 def test_the_full_model_comes_first():
