@@ -12,7 +12,7 @@ from swiftsure.diffusion import (
     DDIM,
     DDPM,
     DeeDiff,
-    ExitRule,
+    DeeDiffRule,
     Mse,
     Schedule,
     pilot_thresholds,
@@ -52,7 +52,7 @@ def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     assert (losses[:, 0] == 0).all()
     assert len(np.unique(losses.round(6))) > 5
     for column, level in enumerate([None, *levels]):
-        alone = DeeDiff(model, ExitRule(level, **rule), sampler=sampler).generate(
+        alone = DeeDiff(model, DeeDiffRule(level, **rule), sampler=sampler).generate(
             range(3, 8), seed=2
         )
         np.testing.assert_allclose(losses[:, column], Mse()(alone.images, full.images), atol=1e-5)
@@ -183,7 +183,7 @@ def test_from_sweep_to_policy_to_generation(tmp_path):
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
     assert policy.threshold in levels
     fast = DeeDiff(model, policy)
-    assert fast.rule == ExitRule(policy.threshold, min_exit=1)
+    assert fast.rule == DeeDiffRule(policy.threshold, min_exit=1)
     made = fast.generate(5)
     column = levels.index(policy.threshold) + 1
     np.testing.assert_allclose(made.layers, record.costs["layers"][:5, column])
@@ -199,7 +199,7 @@ def test_pilot_thresholds_spread_over_the_layers():
     assert 4 <= len(levels) <= 7
     assert (np.diff(levels[1:]) < 0).all()
     layers = [
-        DeeDiff(model, ExitRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
+        DeeDiff(model, DeeDiffRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
         for level in levels
     ]
     means = np.mean(layers, axis=1)

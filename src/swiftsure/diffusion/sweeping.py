@@ -15,7 +15,7 @@ from swiftsure import checks
 from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.image_losses import ImageLoss, image_loss
 from swiftsure.diffusion.inputs import class_labels
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.exits import exit_indices
 from swiftsure.records import ThresholdRecord
@@ -66,7 +66,7 @@ def sweep(
     seed, first : int
         The images are the samples of this seed numbered from `first`.
     strict, min_exit
-        As in `ExitRule`.
+        As in `DeeDiffRule`.
     shards : folder, optional
         Where to write the record in pieces of `shard_size` images, and to resume from.
     progress : bool, optional
@@ -96,9 +96,12 @@ def sweep(
     checks.count("n", n)
     refuse_unstaged(model)
     fast = DeeDiff(
-        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
+        model, DeeDiffRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
     )
     return _DiffusionSweep(
+        system=fast.rule.system,
+        fingerprint=fast.fingerprint,
+        settings=fast.settings,
         fast=fast,
         grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
         losses=_image_losses(losses),
@@ -139,7 +142,7 @@ def pilot_thresholds(
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
     fast = DeeDiff(
-        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
+        model, DeeDiffRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
     )
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
@@ -159,23 +162,19 @@ def pilot_thresholds(
     return [None, *candidates[chosen].tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _DiffusionSweep(Sweep):
     """Sweep over images; every image of a batch has its own threshold."""
 
     fast: DeeDiff
-    grid: NDArray[np.float32]
     losses: list[ImageLoss]
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     seed: int
-    batch_size: int = 64
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies this sweep; its shards must agree on it."""
+        """Return what else a resumed sweep must have in common."""
         return {
-            "model": self.fast.fingerprint,
-            "settings": self.fast.settings,
             "losses": {loss.name: fingerprint(loss) for loss in self.losses},
             "seed": self.seed,
             "first": int(self.numbers[0]),
@@ -213,17 +212,14 @@ class _DiffusionSweep(Sweep):
             for loss in self.losses
         }
 
-    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of some images."""
-        return ThresholdRecord(
-            self.grid.astype(np.float64),
-            inconsistencies={loss.name: tables.pop(loss.name) for loss in self.losses},
-            costs=tables,
-            inconsistency_ranges={loss.name: loss.range for loss in self.losses},
-            ids=self.numbers[inputs],
-            fingerprint=self.fast.fingerprint,
-            settings=self.fast.settings,
-        )
+    def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of some images' record."""
+        return {
+            "inconsistencies": {loss.name: tables.pop(loss.name) for loss in self.losses},
+            "costs": tables,
+            "inconsistency_ranges": {loss.name: loss.range for loss in self.losses},
+            "ids": self.numbers[inputs],
+        }
 
 
 def _image_losses(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:

@@ -11,7 +11,7 @@ from swiftsure.text import (
     BigLittle,
     CalmModel,
     ExitHeads,
-    ExitRule,
+    CalmRule,
     Rollback,
     Speculative,
     self_draft,
@@ -284,7 +284,7 @@ def test_a_draft_through_a_fitted_head_says_what_leaving_through_it_says():
     torch.nn.init.orthogonal_(heads.maps["1"].weight)
     draft = self_draft(model, 2, heads=heads)
     source = inputs(model)
-    leaving = CalmModel(model, ExitRule(-1.0, score="saturation"), heads=heads)
+    leaving = CalmModel(model, CalmRule(-1.0, score="saturation"), heads=heads)
     out = leaving.generate(source, max_new_tokens=6, eos_token_id=None)
     assert (out.exit_layers[:, 1:] == 2).all()  # the first token reads the whole prompt
     first = out.sequences[:, : source.shape[1] + 1]

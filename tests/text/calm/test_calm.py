@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
-from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, Decay, CalmRule, MetaClassifier, early_exits
 from swiftsure.text.calm import steps
 from swiftsure.text.calm.confidences import Logits
 from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
@@ -23,12 +23,12 @@ ENDS = [EOS, 5, 17, 30, 41, 44, 46]
 """Several end tokens, so that answers of random models end at all."""
 OPTIONS = {"max_new_tokens": TOKENS, "eos_token_id": ENDS}
 RULES = {
-    "softmax": ExitRule(1.0),
-    "softmax, decay": ExitRule(1.0, decay=Decay(TOKENS)),
-    "softmax, strict, late": ExitRule(1.0, strict=True, min_exit=1),
-    "softmax, shortlist": ExitRule(1.0, shortlist=4),
-    "saturation": ExitRule(1.0, score="saturation"),
-    "meta": ExitRule(1.0, score="meta"),
+    "softmax": CalmRule(1.0),
+    "softmax, decay": CalmRule(1.0, decay=Decay(TOKENS)),
+    "softmax, strict, late": CalmRule(1.0, strict=True, min_exit=1),
+    "softmax, shortlist": CalmRule(1.0, shortlist=4),
+    "saturation": CalmRule(1.0, score="saturation"),
+    "meta": CalmRule(1.0, score="meta"),
 }
 
 
@@ -195,7 +195,7 @@ def test_all_sequences_end_at_once(name):
 
 @pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
 def test_a_token_at_the_threshold_leaves_unless_the_rule_is_strict(score):
-    model, rule = t5(), ExitRule(0.999, score=score)
+    model, rule = t5(), CalmRule(0.999, score=score)
     judge, inputs = classifier(rule), batch(1, t5())
 
     def first_token(rule):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, ExitRule
+from swiftsure.text import CalmModel, CalmRule
 from swiftsure.text.calm.confidences import Look, Softmax
 from swiftsure.text.families import family_of
 from swiftsure.torch.scoring import top_diff
@@ -49,8 +49,8 @@ def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
 def test_a_list_of_nearly_all_misses_nobody():
     model = t5()
     inputs = batch(6, model)
-    exact = CalmModel(model, ExitRule(0.4)).generate(**inputs, max_new_tokens=8)
-    listed = CalmModel(model, ExitRule(0.4, shortlist=47)).generate(**inputs, max_new_tokens=8)
+    exact = CalmModel(model, CalmRule(0.4)).generate(**inputs, max_new_tokens=8)
+    listed = CalmModel(model, CalmRule(0.4, shortlist=47)).generate(**inputs, max_new_tokens=8)
     assert torch.equal(exact.sequences, listed.sequences)
     assert np.array_equal(exact.exit_layers, listed.exit_layers)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.policy import Policy
-from swiftsure.systems import check_same, resolve_rule
+from swiftsure.systems import check_same
 from swiftsure.text.bild.decoding import decoding_of
 from swiftsure.text.bild.pair import (
     checked_pair,
@@ -83,7 +83,7 @@ class BigLittle:
     ) -> None:
         self.large, self.small = checked_pair(large, small)
         self._flops = Flops(self.large), Flops(self.small)
-        self.rule = resolve_rule(policy, DraftRule)  # type: ignore[type-abstract]
+        self.rule = DraftRule.of(policy)
         self.policy = policy if isinstance(policy, Policy) else None
         if tokenizers is not None:
             refuse_other_tokenizer(*tokenizers)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from swiftsure.text.calm.meta import MetaClassifier
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.families import Family
 
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
@@ -173,7 +173,7 @@ class Meta(Confidence):
 
 
 def confidence_of(
-    rule: ExitRule, family: Family, classifier: MetaClassifier | None = None
+    rule: CalmRule, family: Family, classifier: MetaClassifier | None = None
 ) -> Confidence:
     """Return the confidence that a rule asks for."""
     if rule.score == "meta":

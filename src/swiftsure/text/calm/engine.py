@@ -29,7 +29,7 @@ from torch import Tensor
 from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.results import Trace
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
@@ -47,7 +47,7 @@ class Engine:
     ----------
     family : Family
         The model; its forward methods call `run_stack`, `run_block` and `run_head`.
-    rule : ExitRule
+    rule : CalmRule
     confidence : Confidence
     thresholds : float32 array
         One for all sequences, shape (), or one per sequence, (n,).
@@ -58,7 +58,7 @@ class Engine:
     def __init__(
         self,
         family: Family,
-        rule: ExitRule,
+        rule: CalmRule,
         confidence: Confidence,
         thresholds: NDArray[np.float32],
         eos_token_ids: Iterable[int] = (),

@@ -11,12 +11,12 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from swiftsure.policy import Policy
-from swiftsure.systems import resolve_rule, threshold_levels
+from swiftsure.systems import threshold_levels
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.engine import Engine
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
@@ -52,7 +52,7 @@ class CalmModel:
     ----------
     model : PreTrainedModel
         From a known family, in evaluation mode.
-    policy : Policy, ExitRule, float or None
+    policy : Policy, CalmRule, float or None
         A policy made from a record of `sweep`, checked against the model once, here; or a rule or
         a threshold, which promises nothing. None runs the full model.
     score : str, optional
@@ -65,7 +65,7 @@ class CalmModel:
 
     Attributes
     ----------
-    rule : ExitRule
+    rule : CalmRule
     policy : Policy or None
     n_exits : int
         Number of decoder blocks.
@@ -80,7 +80,7 @@ class CalmModel:
     def __init__(
         self,
         model: Any,
-        policy: Policy | ExitRule | float | None = None,
+        policy: Policy | CalmRule | float | None = None,
         *,
         score: str | None = None,
         classifier: MetaClassifier | None = None,
@@ -96,7 +96,7 @@ class CalmModel:
         self.heads = heads
         self.policy = policy if isinstance(policy, Policy) else None
         if self.policy is not None:
-            binding = ExitRule.bind(self.policy)
+            binding = CalmRule.bind(self.policy)
             binding.check_exits(self.n_exits)
             binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
         self._confidence = confidence_of(self.rule, self.family, classifier)
@@ -158,7 +158,7 @@ class CalmModel:
 @contextmanager
 def early_exits(
     model: Any,
-    policy: Policy | ExitRule | float | None,
+    policy: Policy | CalmRule | float | None,
     *,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
@@ -236,14 +236,14 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
     return family
 
 
-def _resolve_exit_rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | None) -> CalmRule:
     """Return the exit rule for a policy, a rule or a bare threshold, with this score."""
-    rule = resolve_rule(given, ExitRule)
+    rule = CalmRule.of(given)
     if score is None or score == rule.score:
         return rule
     if isinstance(given, Policy):
-        ExitRule.bind(given).check_score(score)
-    if isinstance(given, ExitRule):
+        CalmRule.bind(given).check_score(score)
+    if isinstance(given, CalmRule):
         raise ValueError(f"`policy` is a rule with score {rule.score!r}, but got {score!r}.")
     return replace(rule, score=score)
 
