@@ -427,11 +427,11 @@ def test_half_precision_is_another_system():
     [
         ({"samples": 0}, "`samples` must be at least 1"),
         ({"samples": True}, "`samples` must"),
-        ({"samples": []}, "`samples` must be how many"),
+        ({"samples": []}, "`samples` must be a number of samples"),
         ({"samples": [-1]}, "`samples` must be at least 0"),
-        ({"samples": [0.5]}, "`samples` must be how many"),
+        ({"samples": [0.5]}, "`samples` must be a number of samples"),
         ({"samples": 2, "labels": [0, 1]}, "the model has no classes"),
-        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must be one per image, 2"),
+        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must have one value per image, 2"),
         ({"samples": 1, "thresholds": [1.5]}, "`thresholds` must be at most 1"),
         ({"samples": 1, "seed": -1}, "`seed` must be at least 0"),
         ({"samples": 1, "batch_size": 0}, "`batch_size` must be at least 1"),
@@ -485,9 +485,11 @@ def test_a_network_without_early_exits_is_run_in_full():
 
 
 def test_what_is_no_sampler_or_no_list_of_thresholds_is_refused():
-    with pytest.raises(TypeError, match=r"`sampler` must be one, such as DDIM.* got 'ddim'"):
+    with pytest.raises(TypeError, match=r"`sampler` must be a Sampler, such as DDIM.* got 'ddim'"):
         DeeDiff(network(), sampler="ddim")
-    with pytest.raises(ValueError, match=r"`thresholds` must be one per image, 2, but got 0\.3"):
+    with pytest.raises(
+        ValueError, match=r"`thresholds` must have one value per image, 2, but got 0\.3"
+    ):
         DeeDiff(network(), sampler=DDIM(2)).generate(2, thresholds=0.3)
 
 

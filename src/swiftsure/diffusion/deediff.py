@@ -174,7 +174,7 @@ class DeeDiff:
         given: Any = [self.rule.threshold] * len(numbers) if thresholds is None else thresholds
         if not hasattr(given, "__len__") or len(given) != len(numbers):
             raise ValueError(
-                f"`thresholds` must be one per image, {len(numbers)}, but got {given!r}."
+                f"`thresholds` must have one value per image, {len(numbers)}, but got {given!r}."
             )
         levels = threshold_levels("thresholds", list(given))
 

@@ -95,9 +95,8 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    fast = DeeDiff(
-        model, DeeDiffRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
-    )
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     return _DiffusionSweep(
         system=fast.rule.system,
         fingerprint=fast.fingerprint,
@@ -141,16 +140,15 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    fast = DeeDiff(
-        model, DeeDiffRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
-    )
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
     candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]
-    leave = partial(exit_indices, table, strict=strict, min_exit=min_exit)
+    exits_at = partial(exit_indices, table, strict=strict, min_exit=min_exit)
     means = [
         (fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean())
-        for taken in map(leave, candidates)
+        for taken in map(exits_at, candidates)
     ]
     layers, flops = np.asarray(means).T
     # The full model evaluates no exits, so a threshold that rarely exits is slower than it.
@@ -226,5 +224,7 @@ def _image_losses(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:
     found = [image_loss(loss) for loss in losses]
     names = [loss.name for loss in found]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"`losses` must be at least one, each once, but got {names}.")
+        raise ValueError(
+            f"`losses` must name at least one loss, and each only once, but got {names}."
+        )
     return found

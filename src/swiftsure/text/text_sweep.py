@@ -55,7 +55,9 @@ class TextSweep(Sweep):
         for name in ("references", "ids", "groups"):
             values = getattr(self, name)
             if values is not None and len(values) != n:
-                raise ValueError(f"`{name}` must be one per text, {n}, but got {len(values)}.")
+                raise ValueError(
+                    f"`{name}` must have one entry per text, {n}, but got {len(values)}."
+                )
         self.ids = id_array(self.ids, n)
         self._losses = [resolve_loss(loss, LOSSES) for loss in self.losses]
         rows = token_rows(self.texts, self.tokenizer, self.model, self.max_source_length)

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from swiftsure.text import (
     BigLittle,
     CalmModel,
-    ExitHeads,
     CalmRule,
+    ExitHeads,
     Rollback,
     Speculative,
     self_draft,
@@ -399,9 +399,9 @@ def test_tokenizers_that_differ():
         (torch.ones(3, dtype=torch.long), {}, r"shape \(n, positions\)"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "is required"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": 0}, "at least 1"),
-        (torch.ones(1, 60, dtype=torch.long), {}, "more than the 64 positions of the large model"),
-        (torch.ones(1, 30, dtype=torch.long), {}, "more than the 32 positions of the small model"),
-        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one per sequence, 1"),
+        (torch.ones(1, 60, dtype=torch.long), {}, "more than the large model's 64 positions"),
+        (torch.ones(1, 30, dtype=torch.long), {}, "more than the small model's 32 positions"),
+        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one id per sequence, 1"),
         (
             torch.ones(2, 3, dtype=torch.long),
             {"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},

@@ -189,7 +189,7 @@ def test_policies_of_others(calibrated):
         )
     fast = BigLittle(large, small, policy)
     given = encode(texts(1), tokenizer(), large)
-    with pytest.raises(ValueError, match="made for eos_token_id='model', but got None"):
+    with pytest.raises(ValueError, match=f"made for eos_token_id={EOS}, but got None"):
         fast.generate(**given, eos_token_id=None)
     assert fast.generate(**given, eos_token_id=[EOS]).runs == fast.generate(**given).runs
     exits = sweep(
@@ -243,8 +243,8 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"texts": []}, "must not be empty"),
-        ({"texts": ["w03", " "]}, "must not hold empty"),
-        ({"references": ["a"]}, "`references` must be one per text, 5, but got 1"),
+        ({"texts": ["w03", " "]}, "`texts` must not be empty, but number 1 is"),
+        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
         ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [2.0, 1.0]}, "must rise"),
         ({"thresholds": [-1.0, 1.0]}, "`threshold` must be at least 0"),

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
-from swiftsure.text import CalmModel, Decay, CalmRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
 from swiftsure.text.calm import steps
 from swiftsure.text.calm.confidences import Logits
 from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
@@ -315,20 +315,20 @@ def test_rows_are_split_once_for_all_blocks():
     assert split.of(mask).tolist() == [[0, 1], [6, 7]]
     assert split.of(mask) is split.of(mask)
     assert split.of(shared) is shared
-    assert split.left.tolist() == [1, 2]
-    assert split.gone.flatten().tolist() == [False, True, True, False]
+    assert split.exited.tolist() == [1, 2]
+    assert split.exited_mask.flatten().tolist() == [False, True, True, False]
 
 
 def test_a_step_knows_who_left_and_what_they_must_reach():
     step = steps.Step(4, 6, torch.device("cpu"), [0.1, 0.2, 0.3, 0.4], may_exit=True)
-    assert step.notes() == (None, None, None)
-    step.note(0, [0.0, 0.5, 0.0, 0.0], None)
-    step.leave(1, [1])
-    step.note(1, [0.5, 0.0, 0.5], None)
-    step.leave(2, [0, 2])
-    depths, looks, _ = step.notes()
+    assert step.results() == (None, None, None)
+    step.record_look(0, [0.0, 0.5, 0.0, 0.0], None)
+    step.exit_rows(1, [1])
+    step.record_look(1, [0.5, 0.0, 0.5], None)
+    step.exit_rows(2, [0, 2])
+    depths, looks, _ = step.results()
     assert depths.tolist() == [2, 1, 6, 2]
-    assert (list(step.under_way), step.levels) == ([2], [0.3])
+    assert (list(step.active_rows), step.levels) == ([2], [0.3])
     assert looks[:, 1].isnan().tolist() == [False, True, False, False]
 
 
@@ -366,13 +366,13 @@ def test_both_kinds_of_step_agree(levels, strict):
                 if step.n_active:
                     look = step.look(k, states)
                     seen = Logits(None, measured(logits[k], look))
-                    step.let_leave(look, measured(scores[k], look), seen, strict=strict)
+                    step.exit_confident(look, measured(scores[k], look), seen, strict=strict)
             whole = None
             if step.rows_known:
                 whole = step.all_logits(partial(head, logits[-1]), states)
                 whole = whole[[row for row in range(n) if row not in finished]]
             told.append(
-                (step.depths, step.heads, [note.tolist() for note in step.notes()[1:]], whole)
+                (step.depths, step.heads, [note.tolist() for note in step.results()[1:]], whole)
             )
         (depths, heads, notes, whole), (*others, masked) = told
         assert others[:2] == [depths, heads]

@@ -189,7 +189,7 @@ def test_inputs_that_do_not_fit():
     fast = CalmModel(model, 0.5)
     with pytest.raises(ValueError, match="empty"):
         fast.generate(torch.zeros(1, 0, dtype=torch.long), max_new_tokens=3)
-    with pytest.raises(ValueError, match="more than the model's 64"):
+    with pytest.raises(ValueError, match="more than the model's 64 positions"):
         fast.generate(torch.full((1, 60), 5), max_new_tokens=10)
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from pytorch.reference import Reference
-from swiftsure.text import CalmModel, Decay, CalmRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
 from swiftsure.torch.scoring import top_diff
 
 REFERENCE = Reference("calm_t5")

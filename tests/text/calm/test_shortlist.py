@@ -37,12 +37,12 @@ def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
         leaving = found >= level
         assert (exact[leaving] >= level).all()  # nobody leaves who would not
         missed = (exact >= level) & ~leaving
-        listed = torch.gather(whole.seen.values, 1, short.listed)
-        best = whole.seen.values.amax(dim=1)
+        listed = torch.gather(whole.computed.values, 1, short.listed)
+        best = whole.computed.values.amax(dim=1)
         assert (listed[missed].amax(dim=1) < best[missed]).all()  # missed for one reason only
-        if short.seen is not None and short.seen.index is not None:
-            verified = whole.seen.values[short.seen.index]
-            torch.testing.assert_close(short.seen.values, verified)
+        if short.computed is not None and short.computed.index is not None:
+            verified = whole.computed.values[short.computed.index]
+            torch.testing.assert_close(short.computed.values, verified)
 
 
 @torch.no_grad()

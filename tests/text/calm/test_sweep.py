@@ -7,7 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.losses import LOSSES
-from swiftsure.text import CalmModel, Decay, CalmRule, calm_fingerprint, sweep, train_meta
+from swiftsure.text import CalmModel, CalmRule, Decay, calm_fingerprint, sweep, train_meta
 from swiftsure.text.inputs import encode
 from text.builders import MODELS, t5
 from text.tokenizing import texts, tokenizer
@@ -171,7 +171,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             {"tokenizer": tokenizer(model_max_length=3), "texts": ["w03 " * 5]},
             "max_source_length=3",
         ),
-        ({"references": ["a"]}, "`references` must be one per text, 5, but got 1"),
+        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
         ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [0.2, 0.5]}, "must fall"),
         ({"thresholds": [1.5, 0.5]}, "at most 1"),

@@ -80,7 +80,7 @@ def start_token(model: Any) -> int | None:
             token = getattr(config, name, None)
             if token is not None:
                 return int(token)
-    raise ValueError("`model` must say what answers begin with: set config.decoder_start_token_id.")
+    raise ValueError("`model` must have a start token: set config.decoder_start_token_id.")
 
 
 def _check_generation_config(model: Any) -> None:

@@ -15,15 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from swiftsure import checks
 from swiftsure.systems import PolicyBinding, Rule
+from swiftsure.text.generation import warpers
 
 __all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative"]
 
@@ -322,19 +317,9 @@ class Speculative(DraftRule):
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return the sampling distribution in float64, (n, vocabulary)."""
-        warped: Tensor = self._warpers(None, logits)  # type: ignore[arg-type]
+        process = warpers(self.temperature, self.top_k, self.top_p)
+        warped: Tensor = process(None, logits)  # type: ignore[arg-type]
         return warped.double().softmax(dim=-1)
-
-    @property
-    def _warpers(self) -> LogitsProcessorList:
-        found = LogitsProcessorList()
-        if self.temperature != 1.0:
-            found.append(TemperatureLogitsWarper(float(self.temperature)))
-        if self.top_k:
-            found.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1.0:
-            found.append(TopPLogitsWarper(float(self.top_p)))
-        return found
 
 
 def excess(large: Tensor, small: Tensor) -> Tensor:

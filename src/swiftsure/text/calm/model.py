@@ -20,7 +20,7 @@ from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
-from swiftsure.text.generation import check_options, end_tokens
+from swiftsure.text.generation import check_length, check_options, check_token_ids, end_tokens
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
@@ -186,8 +186,7 @@ def early_exits(
     Raises
     ------
     ValueError
-        If the model's family is unknown, the model is in training mode, or the policy was made for
-        another model, score or number of exits.
+        As in `CalmModel`.
     RuntimeError
         If the model already runs with early exits, here or in another thread.
 
@@ -310,14 +309,5 @@ def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     inputs = options.get("input_ids")
     if not isinstance(inputs, Tensor):
         return
-    if inputs.ndim != 2 or inputs.numel() == 0:
-        raise ValueError(
-            "`input_ids` must have shape (n, positions) and not be empty, but got"
-            f" {tuple(inputs.shape)}: an empty text needs at least one token."
-        )
-    limit, new = family.context_length, options.get("max_new_tokens") or 0
-    if limit is not None and inputs.shape[1] + new > limit:
-        raise ValueError(
-            f"`input_ids` of {inputs.shape[1]} positions and `max_new_tokens` of {new} are more"
-            f" than the model's {limit}: shorten one of them."
-        )
+    check_token_ids(inputs)
+    check_length(family, inputs.shape[1], options.get("max_new_tokens") or 0)

@@ -89,7 +89,9 @@ class Trace:
     confidences: list[Tensor | None] = field(default_factory=list)
     heads: list[Tensor | None] = field(default_factory=list)
 
-    def note(self, depths: Tensor | None, confidences: Tensor | None, heads: Tensor | None) -> None:
+    def append(
+        self, depths: Tensor | None, confidences: Tensor | None, heads: Tensor | None
+    ) -> None:
         """Record one token of each sequence; None: full depth, no confidences, one head each."""
         self.depths.append(depths)
         self.confidences.append(confidences)
@@ -126,8 +128,8 @@ class Trace:
         n_looks = np.isfinite(looks).sum(axis=2)
         measured = confidence.flops() * n_looks
         if family.exit_heads is not None:
-            left = (depths > 0) & (depths < self.n_exits)
-            mapped = n_looks if confidence.through_heads else left
+            exited_early = (depths > 0) & (depths < self.n_exits)
+            mapped = n_looks if confidence.through_heads else exited_early
             measured = measured + family.exit_heads.flops * mapped
         total = ran + owed + attention + head * heads + measured
         found: NDArray[np.float64] = np.where(depths > 0, total, 0.0).sum(axis=1)

@@ -11,7 +11,7 @@ from swiftsure import checks
 from swiftsure.exits import calm_decay, threshold_array
 from swiftsure.systems import PolicyBinding, ThresholdRule
 
-__all__ = ["SCORES", "Decay", "CalmRule"]
+__all__ = ["SCORES", "CalmRule", "Decay"]
 
 SCORES = ("softmax", "saturation", "meta")
 """Names of the confidences."""
