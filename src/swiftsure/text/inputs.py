@@ -73,11 +73,10 @@ def token_rows(
             "`tokenizer` must have a padding token; for models without one:"
             " tokenizer.pad_token = tokenizer.eos_token."
         )
-    if max_source_length is not None:
-        checks.count("max_source_length", max_source_length)
     cut: dict[str, Any] = {"truncation": False}
     if max_source_length is not None:
-        cut = {"truncation": True, "max_length": max_source_length}
+        length = checks.count("max_source_length", max_source_length)
+        cut = {"truncation": True, "max_length": length}
     rows: list[list[int]] = tokenizer(list(texts), verbose=False, **cut)["input_ids"]
     _refuse_long(rows, _limit(tokenizer, model))
     return rows

@@ -210,7 +210,7 @@ class Engine:
         else:
             logits = forward(inputs)
             step.count_head_for_all()
-        trace.append(*step.results())
+        trace.steps.append(step.results())
         return logits
 
     def release(self) -> None:

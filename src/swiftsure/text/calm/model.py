@@ -40,7 +40,7 @@ class EarlyExits:
     def depths(self) -> Depths:
         """Exit depths of the last generation's tokens."""
         trace = self._engine.trace
-        if trace is None or not trace.depths:
+        if trace is None or not trace.steps:
             raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
         return trace.summary(self._engine.family, self._engine.confidence)
 
