@@ -232,8 +232,8 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"thresholds": [0.5, 0.5]}, "`thresholds` must fall"),
         ({"thresholds": [0.5, 0.7]}, "`thresholds` must fall"),
         ({"thresholds": [2.0]}, "`thresholds` must be at most 1"),
-        ({"losses": []}, "`losses` must be at least one"),
-        ({"losses": ["mse", "mse"]}, "each once"),
+        ({"losses": []}, "`losses` must name at least one loss"),
+        ({"losses": ["mse", "mse"]}, "each only once"),
         ({"losses": ["psnr"]}, "`losses` must be one of"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"shard_size": 0}, "`shard_size`"),
@@ -242,7 +242,7 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"dtype": "int8"}, "`dtype`"),
     ],
 )
-def test_what_is_no_sweep_is_refused(changes, message):
+def test_bad_arguments_are_refused(changes, message):
     options = {"n": 2, "thresholds": [0.5], "losses": ["mse"], "sampler": SAMPLER}
     with pytest.raises(ValueError, match=message):
         sweep(network(), **options | changes)
