@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import swiftsure as ss
-from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, retold
+from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, reference_sample
 from swiftsure.diffusion import DDIM, DDPM, DeeDiff, DeeDiffRule, Schedule, pilot_thresholds, sweep
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
@@ -112,7 +112,9 @@ def test_images_are_those_of_a_plain_retelling(sampler, rule, n_classes):
     assert len(np.unique(made.exits)) > 1 or "min_exit" in rule
     for row, sample in enumerate(numbers):
         label = None if labels is None else labels[row]
-        image, exits, looked = retold(model, sampler, sample, level, seed=1, label=label, **rule)
+        image, exits, looked = reference_sample(
+            model, sampler, sample, level, seed=1, label=label, **rule
+        )
         assert made.exits[row].tolist() == exits
         torch.testing.assert_close(made.images[row], image, rtol=0, atol=1e-4)
         layers = [min(e + 1, model.n_blocks) for e in exits]
@@ -330,7 +332,7 @@ def test_a_run_knows_which_thresholds_give_the_same(strict):
                 assert other.exits[row].tolist() != made.exits[row].tolist()
 
 
-def test_who_never_looked_knows_nothing():
+def test_without_confidences_no_threshold_is_the_same():
     made = DeeDiff(network(), None, sampler=SAMPLERS[0]).generate(2)
     assert not made.same_at([None, 0.9, 0.1]).any()
 

@@ -58,7 +58,7 @@ def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
     assert min(taken) >= min_exit
 
 
-def test_a_confidence_equal_to_its_level_leaves_unless_the_rule_is_strict():
+def test_a_confidence_at_its_threshold_exits_unless_the_rule_is_strict():
     model = Sure(0.5)
     with torch.inference_mode():
         for strict, expected in ((False, 0), (True, model.n_exits - 1)):
@@ -69,7 +69,7 @@ def test_a_confidence_equal_to_its_level_leaves_unless_the_rule_is_strict():
             assert found.exits.tolist() == [expected] * N
 
 
-def test_nan_leaves_and_is_seen():
+def test_nan_exits_and_is_reported():
     model = Sure(float("nan"))
     with torch.inference_mode():
         step = RecordedSteps(model, batch_of(model, 0), DeeDiffRule(None), looks=True, dtype=None)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import swiftsure as ss
-from diffusion.builders import Sure, confidence_levels, network, retold
+from diffusion.builders import Sure, confidence_levels, network, reference_sample
 from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule, sweep
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import check
@@ -68,7 +68,7 @@ def test_images_come_about_as_one_by_one(plain):
     for level in levels:
         made = DeeDiff(guided, level, sampler=SAMPLER).generate(6, labels=LABELS, batch_size=4)
         for i, label in enumerate(LABELS.tolist()):
-            image, exits, _ = retold(guided, SAMPLER, i, level, label=label)
+            image, exits, _ = reference_sample(guided, SAMPLER, i, level, label=label)
             torch.testing.assert_close(made.images[i], image, atol=1e-4, rtol=0)
             assert made.exits[i].tolist() == exits
             taken.update(exits)

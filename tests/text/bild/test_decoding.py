@@ -278,14 +278,14 @@ def test_a_head_of_its_own():
     assert model.model.norm.weight.abs().min() > 0
 
 
-def test_a_draft_through_a_fitted_head_says_what_leaving_through_it_says():
+def test_a_draft_with_a_fitted_head_equals_exiting_through_it():
     model = llama(layers=4)
     heads = ExitHeads(model.config.hidden_size, exits=[1]).eval()
     torch.nn.init.orthogonal_(heads.maps["1"].weight)
     draft = self_draft(model, 2, heads=heads)
     source = inputs(model)
-    leaving = CalmModel(model, CalmRule(-1.0, score="saturation"), heads=heads)
-    out = leaving.generate(source, max_new_tokens=6, eos_token_id=None)
+    exiting = CalmModel(model, CalmRule(-1.0, score="saturation"), heads=heads)
+    out = exiting.generate(source, max_new_tokens=6, eos_token_id=None)
     assert (out.exit_layers[:, 1:] == 2).all()  # the first token reads the whole prompt
     first = out.sequences[:, : source.shape[1] + 1]
     assert draft(first).logits[0, -1].argmax() == out.sequences[0, source.shape[1] + 1]

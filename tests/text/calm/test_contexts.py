@@ -1,4 +1,4 @@
-"""Contexts: the model is as it was afterwards, whatever happened, and nobody shares one."""
+"""Contexts: the model is as it was afterwards, whatever happened, and is never shared."""
 
 import threading
 
@@ -280,7 +280,7 @@ def test_a_policy_refuses_what_would_change_its_answers(options):
     assert torch.equal(found.sequences, fast.generate(**batch(2, model)).sequences)
 
 
-def test_a_confidence_that_is_no_number_lets_nobody_leave():
+def test_nan_confidences_never_exit():
     model = t5()
     with torch.no_grad():
         model.decoder.block[1].layer[-1].DenseReluDense.wo.weight.fill_(torch.nan)

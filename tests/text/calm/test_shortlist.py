@@ -24,7 +24,7 @@ def looks(model, n=64):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [2, 8, 40])
-def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
+def test_tokens_exit_as_confident_as_on_the_whole_vocabulary(size):
     model = t5()
     short, whole = Softmax(family_of(model), size), Softmax(family_of(model))
     short.begin()
@@ -34,9 +34,9 @@ def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
         found, exact = short.measure(look), whole.measure(look)
         if k == 0:
             assert torch.equal(found, exact)
-        leaving = found >= level
-        assert (exact[leaving] >= level).all()  # nobody leaves who would not
-        missed = (exact >= level) & ~leaving
+        exiting = found >= level
+        assert (exact[exiting] >= level).all()  # no other token exits
+        missed = (exact >= level) & ~exiting
         listed = torch.gather(whole.computed.values, 1, short.listed)
         best = whole.computed.values.amax(dim=1)
         assert (listed[missed].amax(dim=1) < best[missed]).all()  # missed for one reason only
@@ -46,7 +46,7 @@ def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
 
 
 @torch.no_grad()
-def test_a_list_of_nearly_all_misses_nobody():
+def test_a_list_of_nearly_all_misses_no_exit():
     model = t5()
     inputs = batch(6, model)
     exact = CalmModel(model, CalmRule(0.4)).generate(**inputs, max_new_tokens=8)
