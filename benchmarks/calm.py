@@ -30,17 +30,17 @@ from transformers import (
 )
 
 from swiftsure import ThresholdRecord, assets, calibrate
-from swiftsure.text import CalmModel, ExitRule, MetaClassifier
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier
 
 TITLE = "calm: a T5 that generates with early exits, against its own generate"
 
 SOURCE, TOKENS, SAVING = 64, 32, 0.5
 EPSILON, DELTA = 0.05, 0.1
 RULES = {
-    "saturation": ExitRule(None, score="saturation"),
-    "meta": ExitRule(None, score="meta"),
-    "softmax": ExitRule(None),
-    "softmax, shortlist of 64": ExitRule(None, shortlist=64),
+    "saturation": CalmRule(None, score="saturation"),
+    "meta": CalmRule(None, score="meta"),
+    "softmax": CalmRule(None),
+    "softmax, shortlist of 64": CalmRule(None, shortlist=64),
 }
 
 
@@ -64,7 +64,7 @@ def random_t5(width: int = 512, layers: int = 8, vocabulary: int = 32128) -> Any
     return model
 
 
-def halfway(model: Any, rule: ExitRule, judge: MetaClassifier, inputs: dict[str, Tensor]) -> Any:
+def halfway(model: Any, rule: CalmRule, judge: MetaClassifier, inputs: dict[str, Tensor]) -> Any:
     """The model under a rule that saves about half of the blocks: the threshold is bisected."""
     few = {name: value[:4] for name, value in inputs.items()}
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
-from swiftsure.text import ExitRule, MetaClassifier, sweep, train_meta
+from swiftsure.text import CalmRule, MetaClassifier, sweep, train_meta
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
@@ -28,10 +28,10 @@ GENERATION = {"max_new_tokens": 64}
 
 PROBABILITIES = np.linspace(0.98, 0.0, 25).round(3)
 MEASURES = {
-    "softmax": (ExitRule(), PROBABILITIES),
-    "shortlist": (ExitRule(shortlist=64), PROBABILITIES),
-    "saturation": (ExitRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
-    "meta": (ExitRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
+    "softmax": (CalmRule(), PROBABILITIES),
+    "shortlist": (CalmRule(shortlist=64), PROBABILITIES),
+    "saturation": (CalmRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
+    "meta": (CalmRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
 }
 """Rules and their thresholds, safest first; the full model comes before them."""
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.calm.records import PARTS
 from experiments.translation.data import multi30k
-from swiftsure.text import ExitRule, fit_exit_heads, sweep, train_meta
+from swiftsure.text import CalmRule, fit_exit_heads, sweep, train_meta
 from swiftsure.text.calm.training import agreement_examples
 
 HERE = Path(__file__).parent
@@ -33,8 +33,8 @@ EXITS = range(17, 29, 2)
 THRESHOLDS = 1 - np.geomspace(1e-5, 0.1, 13)
 """Safest first: both measures are often surer than they should be."""
 RULES = {
-    "meta": ExitRule(None, score="meta"),
-    "softmax": ExitRule(None, score="softmax", shortlist=64),
+    "meta": CalmRule(None, score="meta"),
+    "softmax": CalmRule(None, score="softmax", shortlist=64),
 }
 N_HELD = 64
 

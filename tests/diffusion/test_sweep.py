@@ -12,7 +12,7 @@ from swiftsure.diffusion import (
     DDIM,
     DDPM,
     DeeDiff,
-    ExitRule,
+    DeeDiffRule,
     Schedule,
     compare_images,
     pilot_thresholds,
@@ -54,7 +54,7 @@ def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     assert (losses[:, 0] == 0).all()
     assert len(np.unique(losses.round(6))) > 5
     for column, level in enumerate([None, *levels]):
-        alone = DeeDiff(model, ExitRule(level, **rule), sampler=sampler).generate(
+        alone = DeeDiff(model, DeeDiffRule(level, **rule), sampler=sampler).generate(
             range(3, 8), seed=2
         )
         np.testing.assert_allclose(
@@ -187,7 +187,7 @@ def test_from_sweep_to_policy_to_generation(tmp_path):
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
     assert policy.threshold in levels
     fast = DeeDiff(model, policy)
-    assert fast.rule == ExitRule(policy.threshold, min_exit=1)
+    assert fast.rule == DeeDiffRule(policy.threshold, min_exit=1)
     made = fast.generate(5)
     column = levels.index(policy.threshold) + 1
     np.testing.assert_allclose(made.layers, record.costs["layers"][:5, column])
@@ -203,7 +203,7 @@ def test_pilot_thresholds_spread_over_the_layers():
     assert 4 <= len(levels) <= 7
     assert (np.diff(levels[1:]) < 0).all()
     layers = [
-        DeeDiff(model, ExitRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
+        DeeDiff(model, DeeDiffRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
         for level in levels
     ]
     means = np.mean(layers, axis=1)
@@ -236,8 +236,8 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"thresholds": [0.5, 0.5]}, "`thresholds` must fall"),
         ({"thresholds": [0.5, 0.7]}, "`thresholds` must fall"),
         ({"thresholds": [2.0]}, "`thresholds` must be at most 1"),
-        ({"losses": []}, "`losses` must be at least one"),
-        ({"losses": ["mse", "mse"]}, "each once"),
+        ({"losses": []}, "`losses` must name at least one loss"),
+        ({"losses": ["mse", "mse"]}, "each only once"),
         ({"losses": ["psnr"]}, "`losses` must be one of"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"shard_size": 0}, "`shard_size`"),
@@ -246,7 +246,7 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"dtype": "int8"}, "`dtype`"),
     ],
 )
-def test_what_is_no_sweep_is_refused(changes, message):
+def test_bad_arguments_are_refused(changes, message):
     options = {"n": 2, "thresholds": [0.5], "losses": ["mse"], "sampler": SAMPLER}
     with pytest.raises(ValueError, match=message):
         sweep(network(), **options | changes)

@@ -12,7 +12,7 @@ from swiftsure.diffusion.guidance import Guided
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.results import Generated
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import DDIM, DDPM, Sampler, Schedule
 from swiftsure.diffusion.sweeping import pilot_thresholds, sweep
 from swiftsure.diffusion.training import DeeDiffLosses, deediff_losses
@@ -22,7 +22,7 @@ __all__ = [
     "DDPM",
     "DeeDiff",
     "DeeDiffLosses",
-    "ExitRule",
+    "DeeDiffRule",
     "Generated",
     "Guided",
     "Lpips",

@@ -17,7 +17,7 @@ from swiftsure.text.bild.sweep import sweep_pair
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, EarlyExits, calm_fingerprint, early_exits
 from swiftsure.text.calm.results import CalmOutput, Depths
-from swiftsure.text.calm.rules import Decay, ExitRule
+from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
@@ -32,12 +32,12 @@ __all__ = [
     "Call",
     "CalmModel",
     "CalmOutput",
+    "CalmRule",
     "Decay",
     "Depths",
     "DraftRule",
     "EarlyExits",
     "ExitHeads",
-    "ExitRule",
     "Family",
     "MetaClassifier",
     "Rollback",

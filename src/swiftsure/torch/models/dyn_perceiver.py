@@ -31,7 +31,7 @@ from swiftsure.torch.models.feature_branches import (
     BRANCHES,
     STAGES,
     feature_branch,
-    one_a_stage,
+    one_per_stage,
 )
 from swiftsure.torch.models.perceiver_layers import CrossLayer, SelfLayer
 from swiftsure.torch.models.published import (
@@ -154,7 +154,7 @@ class DynPerceiver(Staged):
         if not 0 <= dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1), but got {dropout}.")
         tokens = _tokens(n_latents, halve_latents)
-        depths, n_heads = one_a_stage("depths", depths), one_a_stage("n_heads", n_heads)
+        depths, n_heads = one_per_stage("depths", depths), one_per_stage("n_heads", n_heads)
         found = feature_branch(branch)
         *widths, last_width = found.widths
         self._stages = found.stages
@@ -309,7 +309,7 @@ class DynPerceiver(Staged):
         if not given.pop("with_x2z", True):
             raise ValueError("`with_x2z` must be true: without it latents never see the image.")
         given = check_hyperparameters(given, [*PUBLISHED, "depth_factor", "backbone"])
-        factors = one_a_stage("depth_factor", given["depth_factor"])
+        factors = one_per_stage("depth_factor", given["depth_factor"])
         ours = {PUBLISHED[name]: value for name, value in given.items() if name in PUBLISHED}
         return cls(
             **ours,

@@ -28,7 +28,7 @@ __all__ = [
     "FeatureBranch",
     "feature_branch",
     "mobilenet_v3",
-    "one_a_stage",
+    "one_per_stage",
     "regnet",
     "resnet",
 ]
@@ -136,9 +136,9 @@ def regnet(
     checks.count("branch.stem_stride", stem_stride)
     checks.between("branch.squeeze", squeeze, 0, inf)
     checks.between("branch.bottleneck", bottleneck, 0, inf)
-    depths, widths = one_a_stage("branch.depths", depths), one_a_stage("branch.widths", widths)
-    group_widths = one_a_stage("branch.group_widths", group_widths)
-    strides = one_a_stage("branch.strides", strides)
+    depths, widths = one_per_stage("branch.depths", depths), one_per_stage("branch.widths", widths)
+    group_widths = one_per_stage("branch.group_widths", group_widths)
+    strides = one_per_stage("branch.strides", strides)
     body = nn.ModuleDict()
     every_width = [stem_width, *widths]
     for stage, (n_in, n_out) in enumerate(pairwise(every_width)):
@@ -212,8 +212,8 @@ def resnet(
     if checks.count("branch.stem_kernel", stem_kernel) % 2 == 0:
         raise ValueError(f"`branch.stem_kernel` must be odd, but got {stem_kernel}.")
     first, pooling = _stem_strides(stem_stride)
-    depths, widths = one_a_stage("branch.depths", depths), one_a_stage("branch.widths", widths)
-    strides = one_a_stage("branch.strides", strides)
+    depths, widths = one_per_stage("branch.depths", depths), one_per_stage("branch.widths", widths)
+    strides = one_per_stage("branch.strides", strides)
     every_width = [stem_width, *(ResNetBlock.EXPANSION * width for width in widths)]
     stem = _conv_norm(3, stem_width, stem_kernel, first, activation=nn.ReLU)
     if pooling > 1:
@@ -295,7 +295,7 @@ def mobilenet_v3(
     """
     checks.between("branch.width_multiplier", width_multiplier, 0, inf)
     first, second = _stem_strides(stem_stride)
-    last_strides = [second, *one_a_stage("branch.strides", strides)]
+    last_strides = [second, *one_per_stage("branch.strides", strides)]
 
     def scaled(channels: int) -> int:
         return _multiple_of_8(channels * width_multiplier)
@@ -398,7 +398,7 @@ def _stem_strides(stride: int) -> tuple[int, int]:
     return min(stride, 2), max(stride // 2, 1)
 
 
-def one_a_stage(name: str, values: object) -> list[int]:
+def one_per_stage(name: str, values: object) -> list[int]:
     """Return four whole numbers, one per stage; raises unless they are at least 1."""
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != STAGES:
         raise ValueError(
