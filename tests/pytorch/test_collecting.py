@@ -589,6 +589,14 @@ def test_shards_of_another_run_are_refused(tmp_path, other):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_shards_of_an_older_score_definition_are_refused(tmp_path, monkeypatch):
+    arguments = {"model": network(), "loader": batches(inputs(40), labels(40)), "shards": tmp_path}
+    collect(**arguments, shard_size=16)
+    monkeypatch.setattr("swiftsure.torch.reducing.SCORE_VERSION", 99)
+    with pytest.raises(ValueError, match="`shards`: .* score_version"):
+        collect(**arguments)
+
+
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -599,7 +607,7 @@ def test_nan_is_refused_by_name(exit_, loss, score):
     """At whichever exit, and whatever is to be recorded of it."""
     batch = logits(40)
     batch[37, exit_, 1] = torch.nan
-    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN for sample 37"):
+    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN .* sample 37"):
         collect(Played(4), batch.split(16), losses=[loss], scores=[score])
 
 

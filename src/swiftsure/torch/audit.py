@@ -18,7 +18,7 @@ from swiftsure.losses import LOSSES, resolve_loss
 from swiftsure.monitor import Monitor, RequestOrder
 from swiftsure.policy import Policy
 from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
-from swiftsure.torch.results import ExitOutput, broken_rows, refuse_broken
+from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
@@ -345,10 +345,7 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     for k in range(last + 1):
         state = fast.stage(k, state)
     output = plain_output(fast.answer(last, state, len(early)))
-    broken = broken_rows(output)
-    if broken is not None and broken.any():
-        row = int(broken.nonzero()[0, 0])
-        refuse_broken(output, row, last, int(chosen.rows[early[row]]))
+    refuse_broken(output, None, last, chosen.rows[early])
     if len(early) == len(exits):
         return output
     return pytree.tree_map(
