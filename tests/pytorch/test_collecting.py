@@ -593,7 +593,7 @@ def test_shards_of_an_older_score_definition_are_refused(tmp_path, monkeypatch):
     arguments = {"model": network(), "loader": batches(inputs(40), labels(40)), "shards": tmp_path}
     collect(**arguments, shard_size=16)
     monkeypatch.setattr("swiftsure.torch.reducing.SCORE_VERSION", 99)
-    with pytest.raises(ValueError, match="`shards`: .* score_version"):
+    with pytest.raises(ValueError, match=r"`shards`: .* score_version"):
         collect(**arguments)
 
 

@@ -135,7 +135,7 @@ class Reducer:
         return rows
 
     def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return outputs of all exits, and rows: confidences before the last exit, invalid outputs."""
+        """Return outputs of all exits, and rows: early confidences, invalid outputs."""
         outputs: list[Any] = []
         found: dict[str, list[Tensor]] = defaultdict(list)
         for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):

@@ -33,17 +33,12 @@ class L2WDEN(MSDNet):
 
     @classmethod
     def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any], **options: Any
     ) -> Self:
-        """Return a published network with its weights, in evaluation mode.
+        """Return a published network with its weights, in evaluation mode; see `MSDNet`.
 
-        Parameters
-        ----------
-        hyperparameters
-            As for `MSDNet.from_published`.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them. If it holds both
-            the network (`net.`) and the weight network (`meta.`), the latter is ignored.
+        If the state dict holds both the network (`net.`) and the weight network (`meta.`), the
+        latter is ignored.
         """
         tensors = plain_state_dict(state_dict)
         if any(key.startswith("net.") for key in tensors):
@@ -52,7 +47,7 @@ class L2WDEN(MSDNet):
                 for key, value in tensors.items()
                 if not key.startswith("meta.")
             }
-        return super().from_published(hyperparameters, tensors)
+        return super().from_published(hyperparameters, tensors, **options)
 
 
 class WeightNetwork(nn.Module):
@@ -221,7 +216,7 @@ class L2WTrainer:
         """Train on one batch and return its unweighted mean loss at each exit, (n_exits,)."""
         n = len(labels)
         if n < 2:
-            raise ValueError(f"`inputs` must hold at least 2 samples, one a half, but got {n}.")
+            raise ValueError(f"`inputs` must hold at least 2 samples, one per half, but got {n}.")
         first, second = zip(inputs.chunk(2), labels.chunk(2), strict=True)
         self.model.train()
         means = []
@@ -252,7 +247,7 @@ class L2WTrainer:
         weighted_loss = _total(weights * losses)
         ahead = self._outputs(self.pseudo_update(parameters, weighted_loss), other[0])
         exits = assign_exits(_confidences(ahead), self.shares)
-        loss = _loss_where_they_leave(ahead, other[1], exits)
+        loss = _loss_at_exits(ahead, other[1], exits)
         return Lookahead(weights, weighted_loss, ahead, exits, loss)
 
     def pseudo_update(self, parameters: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
@@ -346,7 +341,7 @@ def _total(losses: Tensor) -> Tensor:
     return losses.mean(dim=0).sum()
 
 
-def _loss_where_they_leave(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
+def _loss_at_exits(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
     """Return the sum over exits of the mean loss of the samples that exit there, however few."""
     groups = [exits == k for k in range(len(outputs))]
     means = [
@@ -362,7 +357,10 @@ def _plain_sgd(optimizer: torch.optim.SGD) -> torch.optim.SGD:
         raise TypeError(f"`optimizer` must be SGD, but got {type(optimizer).__name__}.")
     for group in optimizer.param_groups:
         if group["nesterov"] or group["dampening"] or group["maximize"]:
-            raise ValueError("`optimizer` must neither be Nesterov's, nor dampen, nor maximize.")
+            raise ValueError(
+                "`optimizer` must be SGD without Nesterov momentum, dampening and maximize: the"
+                " trial update does not model them."
+            )
     return optimizer
 
 
