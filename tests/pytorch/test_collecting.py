@@ -523,7 +523,9 @@ def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
     x, y = logits(40), labels(40)
     with pytest.raises(InterruptedCollectionError):
         collect(Played(4), broken(batches(x, y), 1), shards=tmp_path)
-    with pytest.raises(InterruptedCollectionError, match="inputs after inputs, labels"):
+    with pytest.raises(
+        InterruptedCollectionError, match="inputs, labels as in the first, but got one with inputs"
+    ):
         collect(Played(4), x.split(16), shards=tmp_path)
     assert collect(Played(4), batches(x, y), shards=tmp_path).n == 40
 
@@ -676,7 +678,7 @@ def test_empty_batches_among_others():
 
 
 def test_another_device():
-    with pytest.raises(ValueError, match=r"`device` is cuda, but the model is on cpu"):
+    with pytest.raises(ValueError, match=r"`device` must be the model's, cpu, but got cuda"):
         collect(network(), [inputs(5)], device="cuda")
     with refused("device"):
         collect(network(), [inputs(5)], device="gpu")
@@ -687,7 +689,7 @@ def test_another_device():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(3, 6)}, "must have `inputs`"),
+        ({"x": torch.zeros(3, 6)}, "must have the key `inputs`"),
         ((torch.zeros(3, 6),) * 4, r"\(inputs, labels, ids\), but has 4"),
         (("text", "text"), "`batch` must hold at least one tensor"),
     ],
@@ -710,7 +712,8 @@ def test_outputs_of_the_wrong_shape():
             return super().head(exit_index, state).mean(dim=0, keepdim=True)
 
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"exit 1 has shape \(1, 5\) for 5 samples"
+        (ValueError, RuntimeError),
+        match=r"exit 1 must have the samples .* 5, but has shape \(1, 5\)",
     ):
         collect(Mean(4), [logits(5)])
 
@@ -723,7 +726,7 @@ def test_nested_outputs_need_losses_and_scores_of_their_own():
 
     with pytest.raises(ValueError, match="TensorLoss"):
         collect(Nested(4), [logits(5)], scores=["model"])
-    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
+    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 returns dict"):
         collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)
 
 

@@ -746,7 +746,7 @@ def leaving_differently(*heads):
     ],
 )
 def test_exits_whose_outputs_differ_in_kind(first, second, word):
-    with pytest.raises(ValueError, match=f"Exits must give outputs of the same {word}"):
+    with pytest.raises(ValueError, match=f"Exits must return outputs of the same {word}"):
         leaving_differently(first, second)(logits(12, 2))
 
 

@@ -297,7 +297,7 @@ def test_labels_that_are_none():
 
 def test_outputs_that_are_no_maps():
     with pytest.raises(
-        ValueError, match=r"\(n, n_classes, height, width\) .*'zero_one' and 'brier'"
+        ValueError, match=r"\(n, n_classes, height, width\) .*'zero_one' or 'brier'"
     ):
         image_losses([torch.zeros(2, 3)] * 2)
     with pytest.raises(ValueError, match="at every exit"):

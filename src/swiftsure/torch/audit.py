@@ -81,11 +81,13 @@ class Audit:
         if kind == "consistency":
             return self._inconsistencies(named)
         if labels is None:
-            raise ValueError("`labels` must be given for a gap, which compares losses.")
+            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
         truth = torch.as_tensor(labels)
         against = named.of_labels(both, truth)
         if against is None:
-            raise ValueError(f"`loss` {named.name!r} does not compare with labels.")
+            raise ValueError(
+                f"`loss` {named.name!r} has no form against labels: use 'consistency'."
+            )
         gaps = _array(against[:, 0] - against[:, 1])
         if truth.ndim == 1 and not truth.is_floating_point():
             gaps[_array(truth < 0).astype(bool) & self._differ(named)] = np.nan
@@ -97,7 +99,7 @@ class Audit:
             found = image_losses(both, None, self.size, [loss.name])
             return _array(found[f"inconsistencies/{loss.name}"][:, 0])
         if loss.against_last is None:
-            raise ValueError(f"`loss` {loss.name!r} does not compare with the last exit.")
+            raise ValueError(f"`loss` {loss.name!r} has no form against the last exit: use a gap.")
         return _array(loss.against_last(both)[:, 0])
 
     def _differ(self, loss: TensorLoss) -> NDArray[np.bool_]:
@@ -303,8 +305,8 @@ class Auditor:
         if first:
             warnings.warn(
                 f"The audit of {len(chosen.ids)} requests failed ({type(error).__name__}: {error})."
-                " They were answered, but their losses are missing; `failed` of the Auditor counts"
-                " such requests, and this is said once.",
+                " They were answered, but their losses are missing. This warning appears once;"
+                " `failed` of the Auditor counts all such requests.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -361,8 +363,8 @@ def _consistency_loss(monitor: Monitor) -> TensorLoss:
     if monitor.risk != "consistency" or monitor.loss is None:
         raise ValueError(
             "`monitor` must watch a consistency risk to be fed by audits, but it watches"
-            f" {monitor.risk or 'a risk without a name'}: gaps need labels, so fold"
-            " `out.audit.losses(...)` through a RequestOrder when these come."
+            f" {monitor.risk or 'an unnamed risk'}: gaps need labels, so fold"
+            " `out.audit.losses(...)` through a RequestOrder when the labels arrive."
         )
     loss = resolve_loss(monitor.loss, TENSOR_LOSSES)
     expected = LOSSES[loss.name].range if loss.name in LOSSES else loss.range
@@ -370,8 +372,8 @@ def _consistency_loss(monitor: Monitor) -> TensorLoss:
     if expected is not None and (found.low, found.high) != (expected.low, expected.high):
         raise ValueError(
             f"`monitor` must watch losses in [{expected.low:g}, {expected.high:g}], as audits"
-            f" compute {loss.name}, but its are in [{found.low:g}, {found.high:g}]: a record made"
-            " with label='sample' or 'argmax' promises another loss, which audits do not know."
+            f" compute {loss.name}, but its losses are in [{found.low:g}, {found.high:g}]: a record"
+            " made with label='sample' or 'argmax' promises a loss that audits do not compute."
             " Make the record with label='expected', or fold losses of your own."
         )
     return loss

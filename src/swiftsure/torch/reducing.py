@@ -70,7 +70,7 @@ class Reducer:
         self.losses = [resolve_loss(loss, TENSOR_LOSSES) for loss in losses]
         self.of_images = [loss.name for loss in self.losses if loss.of_images]
         if not scores:
-            raise ValueError("`scores` must name at least one.")
+            raise ValueError("`scores` must name at least one score, but is empty.")
         self.scores = [checks.choice("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
         self.seconds = seconds
         if dtype is not None:
@@ -264,7 +264,8 @@ def _check_rows(key: str, array: Array, samples: Array, n_exits: int) -> None:
         if kind == "confidences":
             refuse_confidence(exit_index, samples[row])
         raise ValueError(
-            f"`{kind}` {name!r} is NaN at exit {exit_index + 1} for sample {samples[row]}."
+            f"`{kind}` {name!r} must not be NaN, but is at exit {exit_index + 1} for sample"
+            f" {samples[row]}."
         )
 
 
@@ -276,9 +277,11 @@ def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.devi
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise ValueError(f"`device` must be one of PyTorch's, but got {wanted!r}.") from None
+        raise ValueError(f"`device` must name a PyTorch device, but got {wanted!r}.") from None
     if found is None:
         return device
     if device.type != found.type or device.index not in (None, found.index):
-        raise ValueError(f"`device` is {device}, but the model is on {found}: move one of them.")
+        raise ValueError(
+            f"`device` must be the model's, {found}, but got {device}: move the model first."
+        )
     return found

@@ -72,7 +72,10 @@ class ExitOutput:
     def predictions(self) -> Tensor:
         """Most probable class of each sample, for classifiers."""
         if not isinstance(self.outputs, Tensor) or self.outputs.ndim < 2:
-            raise ValueError("`predictions` needs outputs of shape (n, n_classes, ...).")
+            raise ValueError(
+                "`predictions` needs outputs of shape (n, n_classes, ...), but got"
+                f" {shapes_of(self.outputs)} per sample: use `outputs`."
+            )
         return self.outputs.argmax(dim=1)
 
 
@@ -138,8 +141,8 @@ class Gathered:
             what = "shape" if structure == self._structure else "structure"
             before = pytree.tree_unflatten(self._leaves, self._structure)
             raise ValueError(
-                f"Exits must give outputs of the same {what}, but got {shapes_of(left.raw)} after"
-                f" {shapes_of(before)}; `swiftsure.torch.check` looks at all exits."
+                f"Exits must return outputs of the same {what}, but got {shapes_of(left.raw)} after"
+                f" {shapes_of(before)}: find the exit with `swiftsure.torch.check`."
             )
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):

@@ -55,7 +55,9 @@ def fit_temperatures(
         for given in loader:
             batch = Batch.of(given)
             if batch.labels is None:
-                raise ValueError("`loader` must give labels: temperatures are fitted to them.")
+                raise ValueError(
+                    "`loader` must give labels, to which temperatures are fitted, but gave none."
+                )
             found = stacked_logits(all_outputs(model, moved(batch.inputs, device))).double().cpu()
             for k in range(model.n_exits):
                 refuse_broken(found[:, k], None, k, done + torch.arange(len(found)))
@@ -65,7 +67,7 @@ def fit_temperatures(
             logits.append(found[truth >= 0])
             labels.append(truth[truth >= 0])
     if not sum(map(len, labels)):
-        raise ValueError("`loader` must give at least one sample with a label.")
+        raise ValueError("`loader` must give at least one sample with a label, but gave none.")
     values, targets = torch.cat(logits), torch.cat(labels)
     return tuple(_fit(values[:, k], targets, low, high) for k in range(model.n_exits))
 
