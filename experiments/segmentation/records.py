@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
+from experiments.commands import device as best_device
+from experiments.commands import load_weights
 from experiments.segmentation.data import TEST_PART, in_memory, scenes
 from experiments.segmentation.train import HERE, mean_ious
 from swiftsure import ExitRecord
@@ -32,13 +33,10 @@ SHOWN_SIZE = (180, 240)
 
 
 def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
-    """Return a trained network, in single precision whatever it is stored in."""
-    if "start" in recipe:  # fine-tuned
-        model = ADPC.from_hyperparameters(recipe["start"])
-    else:
-        model = ADPC(**recipe["model"])
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    return model.eval()
+    """Return a trained or fine-tuned network, in single precision."""
+    if "start" in recipe:
+        return load_weights(ADPC.from_hyperparameters(recipe["start"]), path)
+    return load_weights(ADPC(**recipe["model"]), path)
 
 
 @torch.inference_mode()
@@ -61,7 +59,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     files = [arguments.results / f"{name}.json" for name in arguments.names]
     for file in files or sorted(arguments.results.glob("*.json")):
         report = json.loads(file.read_text())

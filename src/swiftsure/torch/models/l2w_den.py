@@ -270,14 +270,21 @@ class L2WTrainer:
 
     def real_update(self, used: tuple[Tensor, Tensor]) -> Tensor:
         """Take one optimiser step and return the unweighted mean loss at each exit."""
-        outputs = self.model(used[0])
-        losses = _losses(outputs, used[1])
-        with torch.no_grad():
-            weights = self.weight_network(losses, _confidences(outputs))
+        total, losses = self.weighted_loss(self.model(used[0]), used[1])
         self.optimizer.zero_grad(set_to_none=True)
-        _total(weights * losses).backward()  # type: ignore[no-untyped-call]
+        total.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return losses.detach().mean(dim=0)
+
+    def weighted_loss(self, outputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss to minimise, and the unweighted losses, (n, n_exits).
+
+        `labels` may be class numbers or, as for `cross_entropy`, probabilities.
+        """
+        losses = _losses(outputs, labels)
+        with torch.no_grad():
+            weights = self.weight_network(losses, _confidences(outputs))
+        return _total(weights * losses), losses
 
     def _outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
         """Return the model's outputs with other parameters; its buffers are not changed."""
