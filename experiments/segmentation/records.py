@@ -1,11 +1,10 @@
 """Exit records of trained networks on the test part, from the root of the repository:
 `python -m experiments.segmentation.records --data FOLDER`.
 
-Reads NAME.safetensors and NAME.json of the folder of results, of each NAME that is given or else of
-all, and writes beside them
-NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence maps of the
-scene that is surest at the first exit and of the least sure one, for the figure), and the test
-scores into NAME.json.
+Reads NAME.safetensors and NAME.json in the folder of results, for the given names or else for all,
+and writes NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence
+maps of the scenes with the highest and lowest confidence at the first exit, for the figure), and
+the test scores into NAME.json.
 """
 
 import argparse
@@ -41,7 +40,7 @@ def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
 
 @torch.inference_mode()
 def shown(model: nn.Module, data: RoadScenes, index: int, device: str) -> dict[str, np.ndarray]:
-    """Return label, predictions and confidences of a scene at all exits, small."""
+    """Return label, predictions and confidences of a scene at all exits, at a small size."""
     image, label, _ = data[index]
     maps = torch.stack([output[0] for output in model(image[None].to(device))])
     maps = interpolate(maps, size=SHOWN_SIZE, mode="bilinear", align_corners=False)

@@ -61,7 +61,7 @@ def test_tiny_imagenet_is_read_from_its_archives(load, tmp_path):
     assert part.labels.tolist() == [0, 1, 2, 0, 1, 2]
     rest, held = part.split(2, seed=0)
     assert (len(rest.labels), len(held.labels)) == (4, 2)
-    with pytest.raises(FileNotFoundError, match="no zip file of the part 'test'"):
+    with pytest.raises(FileNotFoundError, match="zip file of the part 'test'"):
         load("data").tiny_imagenet_100(tmp_path, "test")
 
 

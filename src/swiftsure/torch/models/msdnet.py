@@ -305,7 +305,7 @@ class Transition(nn.Module):
     def __init__(self, width: int, kept: int, factors: Sequence[int]) -> None:
         super().__init__()
         if kept < 1:
-            raise ValueError(f"`reduction` leaves no channels of {width}: raise it.")
+            raise ValueError(f"`reduction` must keep at least one of {width} channels: raise it.")
         self.m = nn.ModuleList(ConvUnit(width * f, kept * f, kernel=1) for f in factors)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:

@@ -38,7 +38,7 @@ class Window(NamedTuple):
     padding: int
 
     def places(self, pixels: int) -> int:
-        """Return the number of positions along a side of so many pixels."""
+        """Return the number of positions along a side of this many pixels."""
         return (pixels + 2 * self.padding - self.kernel) // self.stride + 1
 
     def pixels(self, places: int) -> range:
