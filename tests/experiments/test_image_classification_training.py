@@ -45,7 +45,9 @@ def test_both_layouts_of_cifar10_hold_the_same(load, tmp_path):
         part = load("data").cifar10(folder, "test")
         np.testing.assert_array_equal(part.images, images)
         np.testing.assert_array_equal(part.labels, labels)
-    with pytest.raises(FileNotFoundError, match=r"neither data_batch_1\.bin nor data_batch_1\.png"):
+    with pytest.raises(
+        FileNotFoundError, match=r"must hold data_batch_1\.bin or data_batch_1\.png"
+    ):
         load("data").cifar10(binary, "train")
 
 
