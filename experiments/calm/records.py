@@ -16,6 +16,7 @@ import sacrebleu
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from experiments import commands
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="of each part; all by default")
     parser.add_argument("--batch", type=int, default=256)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = commands.device()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=torch.float32)
     model = model.to(device).eval()
@@ -64,7 +65,7 @@ def main() -> None:
     classifier = None
     if "meta" in arguments.scores:
         trained = arguments.output / f"{NAME}_meta.safetensors"
-        if (arguments.output / f"{NAME}_meta_shards").exists():  # of a sweep to go on with
+        if (arguments.output / f"{NAME}_meta_shards").exists():  # a sweep to continue
             classifier = MetaClassifier.load(trained).to(device)
         else:
             held = multi30k(folder, "val")

@@ -30,6 +30,10 @@ __all__ = [
     "top_diff",
 ]
 
+SCORE_VERSION = 1
+"""Raise this when a score gives other numbers: it keeps shards with older confidences from being
+resumed."""
+
 STEPS = 2.0**24
 """Confidences of classifiers are rounded to multiples of 1 / STEPS.
 
@@ -50,16 +54,22 @@ margin where that is small. The golden ratio is the number furthest from all sim
 def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np.float64]:
     """Return the softmax of `logits` / `temperature` over the last axis, in float64.
 
-    The class with the largest logit is the most probable one, also where rounding makes several
-    probabilities equal.
+    A logit of −inf is a masked class, with probability 0. The class with the largest logit is the
+    most probable one, also where rounding makes several probabilities equal.
+
+    Raises
+    ------
+    ValueError
+        If a logit is NaN or +inf, or all logits of a sample are −inf.
 
     Examples
     --------
     >>> probabilities([0.0, 0.0]).tolist()
     [0.5, 0.5]
     """
-    values = checks.finite("logits", checks.numbers("logits", logits, np.float64))
-    top = values.argmax(axis=-1, keepdims=True)
+    values = checks.numbers("logits", logits, np.float64)
+    top = values.argmax(axis=-1, keepdims=True)  # the first NaN, if there is one
+    _refuse_infinite(np.take_along_axis(values, top, axis=-1)[..., 0])
     values = values / np.asarray(temperature, dtype=np.float64)
     values = np.exp(values - values.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = values / values.sum(axis=-1, keepdims=True)
@@ -70,6 +80,18 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np
         largest = np.take_along_axis(result, top, axis=-1)
         np.put_along_axis(result, top, np.where(tied, np.nextafter(largest, 1.0), largest), axis=-1)
     return result
+
+
+def _refuse_infinite(largest: NDArray[np.float64]) -> None:
+    """Raise unless every sample's largest logit is finite."""
+    bad = np.argwhere(~np.isfinite(largest))
+    if bad.size:
+        where = tuple(bad[0].tolist())
+        raise ValueError(
+            "`logits` must be finite, or −inf for masked classes, with at least one finite logit in"
+            f" every row, but the largest logit of row {where} is {largest[where]} ({len(bad)} such"
+            " rows): look for overflows, or for rows in which every class is masked."
+        )
 
 
 def _as_score(values: NDArray[np.float64]) -> NDArray[np.float32]:

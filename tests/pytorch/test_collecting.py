@@ -525,7 +525,9 @@ def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
     x, y = logits(40), labels(40)
     with pytest.raises(InterruptedCollectionError):
         collect(Played(4), broken(batches(x, y), 1), shards=tmp_path)
-    with pytest.raises(InterruptedCollectionError, match="inputs after inputs, labels"):
+    with pytest.raises(
+        InterruptedCollectionError, match="inputs, labels as in the first, but got one with inputs"
+    ):
         collect(Played(4), x.split(16), shards=tmp_path)
     assert collect(Played(4), batches(x, y), shards=tmp_path).n == 40
 
@@ -591,6 +593,14 @@ def test_shards_of_another_run_are_refused(tmp_path, other):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_shards_of_an_older_score_definition_are_refused(tmp_path, monkeypatch):
+    arguments = {"model": network(), "loader": batches(inputs(40), labels(40)), "shards": tmp_path}
+    collect(**arguments, shard_size=16)
+    monkeypatch.setattr("swiftsure.torch.reducing.SCORE_VERSION", 99)
+    with pytest.raises(ValueError, match=r"`shards`: .* score_version"):
+        collect(**arguments)
+
+
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -601,7 +611,7 @@ def test_nan_is_refused_by_name(exit_, loss, score):
     """At whichever exit, and whatever is to be recorded of it."""
     batch = logits(40)
     batch[37, exit_, 1] = torch.nan
-    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN for sample 37"):
+    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN .* sample 37"):
         collect(Played(4), batch.split(16), losses=[loss], scores=[score])
 
 
@@ -670,7 +680,7 @@ def test_empty_batches_among_others():
 
 
 def test_another_device():
-    with pytest.raises(ValueError, match=r"`device` is cuda, but the model is on cpu"):
+    with pytest.raises(ValueError, match=r"`device` must be the model's, cpu, but got cuda"):
         collect(network(), [inputs(5)], device="cuda")
     with refused("device"):
         collect(network(), [inputs(5)], device="gpu")
@@ -681,7 +691,7 @@ def test_another_device():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(3, 6)}, "must have `inputs`"),
+        ({"x": torch.zeros(3, 6)}, "must have the key `inputs`"),
         ((torch.zeros(3, 6),) * 4, r"\(inputs, labels, ids\), but has 4"),
         (("text", "text"), "`batch` must hold at least one tensor"),
     ],
@@ -704,7 +714,8 @@ def test_outputs_of_the_wrong_shape():
             return super().head(exit_index, state).mean(dim=0, keepdim=True)
 
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"exit 1 has shape \(1, 5\) for 5 samples"
+        (ValueError, RuntimeError),
+        match=r"exit 1 must have the samples .* 5, but has shape \(1, 5\)",
     ):
         collect(Mean(4), [logits(5)])
 
@@ -717,7 +728,7 @@ def test_nested_outputs_need_losses_and_scores_of_their_own():
 
     with pytest.raises(ValueError, match="a Loss of your own"):
         collect(Nested(4), [logits(5)], scores=["model"])
-    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
+    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 returns dict"):
         collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)
 
 

@@ -284,7 +284,7 @@ def test_labels_that_are_none():
 
 def test_outputs_that_are_no_maps():
     with pytest.raises(
-        ValueError, match=r"\(n, n_classes, height, width\) .*'zero_one' and 'brier'"
+        ValueError, match=r"\(n, n_classes, height, width\) .*'zero_one' or 'brier'"
     ):
         image_losses([torch.zeros(2, 3)] * 2)
     with pytest.raises(ValueError, match="at every exit"):
@@ -422,12 +422,14 @@ def test_a_wrong_label_is_named_by_value_and_sample():
         collect(PlayedMaps(), batches(x, labels, size=24, ids=names), NAMES, ["mean_top1"])
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("exit_index", [0, 3])
-def test_a_broken_pixel_is_refused_at_any_exit(exit_index):
+def test_a_broken_pixel_is_refused_at_any_exit(exit_index, value):
+    """Maps are interpolated, where −inf would become NaN: it cannot mask a class there."""
     x = played()
-    x[7, exit_index, 2, 3, 4] = torch.nan
+    x[7, exit_index, 2, 3, 4] = value
     with pytest.raises(
-        ValueError, match=f"The output of exit {exit_index + 1} is NaN for sample 7"
+        ValueError, match=f"The output of exit {exit_index + 1} is NaN or infinite for sample 7"
     ):
         collect(PlayedMaps(), batches(x, truths(24), size=24), ["miou"], ["mean_top1"])
 

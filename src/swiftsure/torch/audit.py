@@ -18,7 +18,7 @@ from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
 from swiftsure.monitor import Monitor, RequestOrder
 from swiftsure.policy import Policy
 from swiftsure.torch.losses import label_losses
-from swiftsure.torch.results import ExitOutput, broken_rows, refuse_broken
+from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
@@ -81,7 +81,7 @@ class Audit:
         if kind == "consistency":
             return self._inconsistencies(named)
         if labels is None:
-            raise ValueError("`labels` must be given for a gap, which compares losses.")
+            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
         truth = torch.as_tensor(labels)
         against = label_losses(named, both, truth)
         gaps = _array(against[:, 0] - against[:, 1])
@@ -299,8 +299,8 @@ class Auditor:
         if first:
             warnings.warn(
                 f"The audit of {len(chosen.ids)} requests failed ({type(error).__name__}: {error})."
-                " They were answered, but their losses are missing; `failed` of the Auditor counts"
-                " such requests, and this is said once.",
+                " They were answered, but their losses are missing. This warning appears once;"
+                " `failed` of the Auditor counts all such requests.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -341,10 +341,7 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     for k in range(last + 1):
         state = fast.stage(k, state)
     output = plain_output(fast.answer(last, state, len(early)))
-    broken = broken_rows(output)
-    if broken is not None and broken.any():
-        row = int(broken.nonzero()[0, 0])
-        refuse_broken(output, row, last, int(chosen.rows[early[row]]))
+    refuse_broken(output, None, last, chosen.rows[early])
     if len(early) == len(exits):
         return output
     return pytree.tree_map(
@@ -360,8 +357,8 @@ def _consistency_loss(monitor: Monitor) -> Loss:
     if monitor.risk != "consistency" or monitor.loss is None:
         raise ValueError(
             "`monitor` must watch a consistency risk to be fed by audits, but it watches"
-            f" {monitor.risk or 'a risk without a name'}: gaps need labels, so fold"
-            " `out.audit.losses(...)` through a RequestOrder when these come."
+            f" {monitor.risk or 'an unnamed risk'}: gaps need labels, so fold"
+            " `out.audit.losses(...)` through a RequestOrder when the labels arrive."
         )
     loss = LOSSES.choose(monitor.loss)
     loss.function("tensors.against_last")
@@ -369,8 +366,8 @@ def _consistency_loss(monitor: Monitor) -> Loss:
     if (found.low, found.high) != (expected.low, expected.high):
         raise ValueError(
             f"`monitor` must watch losses in [{expected.low:g}, {expected.high:g}], as audits"
-            f" compute {loss.name}, but its are in [{found.low:g}, {found.high:g}]: a record made"
-            " with label='sample' or 'argmax' promises another loss, which audits do not know."
+            f" compute {loss.name}, but its losses are in [{found.low:g}, {found.high:g}]: a record"
+            " made with label='sample' or 'argmax' promises a loss that audits do not compute."
             " Make the record with label='expected', or fold losses of your own."
         )
     return loss

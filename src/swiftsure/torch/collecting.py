@@ -87,7 +87,7 @@ def collect(
     Raises
     ------
     ValueError
-        If the model is in training mode, an output is NaN (the error names the sample and exit),
+        If the model is in training mode, an output is not valid (the error names sample and exit),
         outputs have the wrong shape, or the shards come from another model.
     InterruptedCollectionError
         If the loader or the model fails part-way; it holds what was collected.
@@ -120,7 +120,7 @@ def collect(
     record = collected.record()
     if record is None:
         labelled = " with a labelled pixel" if collected.left_out else ""
-        raise ValueError(f"`loader` must give at least one sample{labelled}.")
+        raise ValueError(f"`loader` must give at least one sample{labelled}, but gave none.")
     if collected.left_out:
         warnings.warn(
             _left_out_message(collected.left_out, collected.done), UserWarning, stacklevel=2
@@ -161,8 +161,8 @@ class _Collection:
             self.shards.note(batches=batch.names)
         elif batch.names != parts:
             raise ValueError(
-                f"All batches must hold the same parts, but one holds {', '.join(batch.names)}"
-                f" after {', '.join(parts)}."
+                f"All batches must have the same parts, {', '.join(parts)} as in the first, but got"
+                f" one with {', '.join(batch.names)}."
             )
         running = 0 if self.pending is None else len(self.pending.ids)
         pending = self.run.begin(batch, self.done + running)
@@ -244,4 +244,4 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 def _left_out_message(ids: list[Any], n: int) -> str:
     shown = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
-    return f"{len(ids)} of {n:,} samples have no labelled pixel, and are left out: {shown}."
+    return f"{len(ids)} of {n:,} samples have no labelled pixel and were left out: {shown}."

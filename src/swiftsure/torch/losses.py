@@ -69,8 +69,8 @@ def stacked_logits(outputs: list[Any]) -> Tensor:
     if isinstance(forms[0], str) or len(forms[0]) != 2 or len(set(forms)) > 1:
         raise ValueError(
             "Losses and temperatures of classifiers need outputs of shape (n, n_classes) at every"
-            f" exit, but got {', '.join(map(str, forms))}; maps of logits have the losses 'miou',"
-            " 'miscoverage' and 'pixel_brier'; for others pass a Loss of your own."
+            f" exit, but got {', '.join(map(str, forms))}: use 'miou', 'miscoverage' and"
+            " 'pixel_brier' for logit maps, or a Loss of your own for other outputs."
         )
     return torch.stack(outputs, dim=1)
 

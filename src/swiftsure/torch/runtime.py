@@ -16,7 +16,7 @@ from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprinting import fingerprint
-from swiftsure.torch.modes import inference, refuse_training
+from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
@@ -101,7 +101,6 @@ class EarlyExit(nn.Module):
         self._warned = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
@@ -152,7 +151,7 @@ class EarlyExit(nn.Module):
         if any(part.training for part in self._submodules):
             refuse_training(self.model)
         device = device_of(batch)
-        expected = None if self._anchor is None else self._anchor.device
+        expected = model_device(self.model)
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
@@ -245,7 +244,7 @@ class EarlyExit(nn.Module):
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
-            _ = found.outputs  # checks for NaN now: nothing to wait for on a CPU
+            _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
 
 

@@ -191,7 +191,7 @@ def confidence(name: str, output: Any) -> Tensor:
     if not isinstance(values, Tensor) or values.ndim != ndim:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"`score` {name!r} needs outputs of shape {form}, but got {shape}; {_advice(values)}."
+            f"`score` {name!r} needs outputs of shape {form}, but got {shape}: {_advice(values)}."
         )
     return measure(values, temperature)
 
@@ -199,12 +199,12 @@ def confidence(name: str, output: Any) -> Tensor:
 def _own_confidence(output: Any) -> Tensor:
     if not isinstance(output, Scored):
         raise ValueError(
-            "`score` 'model' needs heads that give their own confidence"
-            " (swiftsure.torch.Scored), and this model's do not."
+            "`score` 'model' needs heads that return swiftsure.torch.Scored(output, confidence),"
+            f" but got {type(output).__name__}."
         )
     if output.confidence.ndim != 1:
         raise ValueError(
-            "`score` 'model' needs one confidence a sample, of shape (n,), but got shape"
+            "`score` 'model' needs one confidence per sample, of shape (n,), but got shape"
             f" {tuple(output.confidence.shape)}."
         )
     return output.confidence.float()
@@ -214,7 +214,7 @@ def _advice(values: Any) -> str:
     """Return which scores suit outputs of this shape, for an error message."""
     ndim = values.ndim if isinstance(values, Tensor) else 0
     if ndim == 4:
-        return f"maps of logits have {', '.join(IMAGE_SCORES)}"
+        return f"logit maps have {', '.join(IMAGE_SCORES)}"
     if ndim == 2:
         return f"classifiers have {', '.join(SCORES)}"
     return "let the head return Scored(output, confidence) and use score 'model'"

@@ -102,8 +102,8 @@ def logit_maps(outputs: Sequence[Any]) -> list[Tensor]:
     ]
     if isinstance(forms[0], str) or len(forms[0]) != 4 or len(set(forms)) > 1:
         raise ValueError(
-            "Losses of segmentation need outputs of shape (n, n_classes, height, width) at every"
-            f" exit, but got {', '.join(map(str, forms))}; classifiers have 'zero_one' and 'brier'."
+            "Segmentation losses need outputs of shape (n, n_classes, height, width) at every"
+            f" exit, but got {', '.join(map(str, forms))}: classifiers use 'zero_one' or 'brier'."
         )
     return list(outputs)
 
@@ -185,7 +185,7 @@ def _refuse_unlabelled(truth: Tensor) -> None:
     unlabelled = (truth < 0).flatten(1).all(dim=1)
     if unlabelled.any():
         raise ValueError(
-            "`labels` must be of some class somewhere, but sample"
+            "`labels` must have a class for at least one pixel per sample, but sample"
             f" {int(unlabelled.nonzero()[0, 0])} is all void ({int(unlabelled.sum())} such): leave"
             " it out."
         )
