@@ -111,10 +111,7 @@ def calibrate(
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
     if isinstance(record, RiskCurve):
-        given = {"risks": risks, "score": score, "path": path, **curve_options}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
+        record.refuse_own({"risks": risks, "score": score, "path": path, **curve_options})
         curves = [record.confirmed(risk, loss)]
     elif isinstance(record, ExitRecord | ThresholdRecord):
         curves = [record.curve(r.risk, r.loss, score, path, **curve_options) for r in wanted]

@@ -409,6 +409,12 @@ class RiskCurve:
             raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")
         return replace(self, loss_name=loss or self.loss_name)
 
+    def refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Raise if an argument is given that a curve already determines."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
+
     def zero_bounded(self) -> "RiskCurve":
         """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
 

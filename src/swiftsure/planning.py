@@ -554,10 +554,7 @@ def _curve(
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if not isinstance(record, RiskCurve):
         return record.curve(risk, loss, score, path, **counted)
-    if average is not None or max_group_size is not None:
-        raise ValueError(
-            "A RiskCurve has its `average` and `max_group_size` already; leave them out."
-        )
+    record.refuse_own(counted)
     return record
 
 

@@ -231,8 +231,8 @@ def test_the_sentence_says_what_the_policy_does():
     saved = 1 - policy.certificate.costs["exit"][1] / 4
     assert f", saving {percent(saved)} of exits on the calibration samples: " in str(policy)
     assert ", saving 50 % of layers on the calibration samples: " in str(run_policy())
-    assert "bound to no particular model" in str(policy)
-    assert "bound to no particular model" in str(POLICIES["empirical"]())
+    assert "not bound to a particular model" in str(policy)
+    assert "not bound to a particular model" in str(POLICIES["empirical"]())
     assert "from a pool of 1,000, on that pool" in str(POLICIES["a pool"]())
 
 

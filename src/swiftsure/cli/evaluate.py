@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import is_terminal, number, print_json, print_table, print_text, rate
 
 __all__ = ["evaluate"]
@@ -26,19 +27,15 @@ def evaluate(
     ] = 100,
     splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
     draws: Annotated[
-        int | None, typer.Option(help="Draws for the violation rate.", show_default="splits")
+        int | None, optional("Draws for the violation rate.", default="splits")
     ] = None,
     score: options.Score = None,
     path: options.Path_ = None,
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
-    cost: Annotated[
-        str | None, typer.Option(help="Cost to report, by name.", show_default=False)
-    ] = None,
+    cost: Annotated[str | None, optional("Cost to report, by name.")] = None,
     seed: options.Seed = 0,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw risk and efficiency here.", show_default=False)
-    ] = None,
+    figure: Annotated[Path | None, optional("Draw risk and efficiency here.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Calibrate on many random parts of a record and test on the rest.

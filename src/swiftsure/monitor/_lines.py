@@ -42,7 +42,7 @@ def parse_request(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         if _is_cut(line):
             return None
-        raise _useless("is no JSON, nor the beginning of an object that was cut short") from None
+        raise _useless("is neither JSON nor a truncated JSON object") from None
     if isinstance(content, int | float) and not isinstance(content, bool):
         return {"loss": content}
     if not isinstance(content, dict):
