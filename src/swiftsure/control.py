@@ -22,16 +22,7 @@ from swiftsure.paths import BREAKPOINTS
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 
-__all__ = [
-    "CONTROLS",
-    "Control",
-    "ControlResult",
-    "crc",
-    "empirical",
-    "joint",
-    "ltt",
-    "ucb",
-]
+__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -479,10 +479,7 @@ class RiskCurve:
         return self
 
     def by_group(
-        self,
-        groups: ArrayLike,
-        average: Average = "group",
-        max_group_size: int | None = None,
+        self, groups: ArrayLike, average: Average = "group", max_group_size: int | None = None
     ) -> "RiskCurve":
         """Return the curve whose rows are groups, which are then the unit of every guarantee.
 

@@ -193,18 +193,10 @@ def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:
 
 Score = Callable[[NDArray[Any]], NDArray[np.float32]]
 
-SCORES: dict[str, Score] = {
-    "top1": top1,
-    "top_diff": top_diff,
-    "entropy": entropy,
-}
+SCORES: dict[str, Score] = {"top1": top1, "top_diff": top_diff, "entropy": entropy}
 """Scores of one predictive distribution, by name."""
 
-AGGREGATES: dict[str, Score] = {
-    "mean": mean,
-    "quantile": quantile,
-    "patch": patch,
-}
+AGGREGATES: dict[str, Score] = {"mean": mean, "quantile": quantile, "patch": patch}
 """Functions from pixel scores to an image score, by name."""
 
 

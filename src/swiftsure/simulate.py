@@ -228,12 +228,7 @@ class Population:
         visits = self._visits(self._doubts(thresholds))
         return np.stack([(reached * m.one).mean(axis=1) for reached, m in visits], axis=1)
 
-    def risk(
-        self,
-        thresholds: Thresholds,
-        risk: str = "gap",
-        loss: str = "zero_one",
-    ) -> FloatArray:
+    def risk(self, thresholds: Thresholds, risk: str = "gap", loss: str = "zero_one") -> FloatArray:
         """Return the true risk of early exiting, relative to the last exit.
 
         Parameters

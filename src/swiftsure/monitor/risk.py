@@ -162,11 +162,7 @@ class Monitor:
             checks.finite("losses", values)
             values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
             _evidence.fold(
-                self._state,
-                self._stakes,
-                self.epsilon,
-                self._goal,
-                np.ascontiguousarray(values),
+                self._state, self._stakes, self.epsilon, self._goal, np.ascontiguousarray(values)
             )
         return self.alarm
 

@@ -313,10 +313,7 @@ class ExitRecord(Record):
         checks.choice("missing", missing, ["raise", "worst"])
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
-        rule: dict[str, Any] = {
-            "strict": strict,
-            "min_exit": checks.count("min_exit", min_exit, 0),
-        }
+        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         conditions: tuple[str, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
@@ -381,10 +378,7 @@ class ExitRecord(Record):
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
-        rule: dict[str, Any] = {
-            "strict": strict,
-            "min_exit": checks.count("min_exit", min_exit, 0),
-        }
+        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         differs = self.inconsistencies[loss] != 0
         matters = self._where_any_setting(self.confidences[score], differs, route, rule)
         chosen: Array = self.ids[missing & matters]
