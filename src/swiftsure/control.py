@@ -168,7 +168,8 @@ class Control:
         order = np.argsort(epsilons, kind="stable")  # each ε continues the walk of the one before
         epsilons = epsilons[order]
         if self.name == "empirical":
-            chosen = self._plug_in(curve, epsilons, rows, start)
+            risk = curve.risk(rows)[start:]
+            chosen = np.asarray([_last(risk <= e) + start for e in epsilons], np.int64)
         elif self.name == "crc" and self.method == "crc":
             chosen = self._crc(curve, epsilons, rows, start)
         else:
@@ -199,12 +200,6 @@ class Control:
     def uses_bound(self) -> bool:
         """Whether the control tests with a bound."""
         return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
-
-    def _plug_in(
-        self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int
-    ) -> NDArray[np.int64]:
-        risk = curve.risk(rows)
-        return np.asarray([_last(risk[start:] <= e) + start for e in epsilons], np.int64)
 
     def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
         sums, _ = curve.totals(rows, monotone=self.is_monotone)

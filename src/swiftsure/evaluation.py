@@ -19,6 +19,7 @@ from scipy import special
 
 from swiftsure import checks
 from swiftsure._html import html_card
+from swiftsure.calibration import curve_of
 from swiftsure.control import Control
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import Path, PathLike
@@ -104,7 +105,11 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
-    pool = _pool_curve(record, risk, loss, score, path, average, max_group_size)
+    if getattr(record, "groups", None) is not None and _is_breakpoints(path):
+        raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
+    pool = curve_of(record, risk, loss, score, path, average, max_group_size)
+    if not pool.relative:
+        raise ValueError("`evaluate` needs losses relative to the full model.")
     chosen = _labelled(controls)
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
     checks.of_shape("epsilons", levels, {"m": None})
@@ -115,8 +120,7 @@ def evaluate(
     draws = splits if draws is None else checks.count("draws", draws)
     n = _calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
-    follow = isinstance(path, str) and path == "breakpoints"
-    runs = _Runs(pool, chosen, levels, delta, breakpoints=follow, cost=cost)
+    runs = _Runs(pool, chosen, levels, delta, breakpoints=_is_breakpoints(path), cost=cost)
     with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(pool.n)
@@ -492,30 +496,8 @@ def _at(values: Floats, index: NDArray[np.int64], full: float) -> Floats:
     return np.where(index < 0, full, values[np.maximum(index, 0)])
 
 
-def _pool_curve(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
-    risk: str | None,
-    loss: str | None,
-    score: str | None,
-    path: PathLike,
-    average: Average | None,
-    max_group_size: int | None,
-) -> RiskCurve:
-    if isinstance(record, ExitRecord | ThresholdRecord):
-        if record.groups is not None and isinstance(path, str) and path == "breakpoints":
-            raise ValueError("`path` of breakpoints does not go with groups; pass a grid.")
-        counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-        return record.curve(risk or "gap", loss, score, path, **counted)
-    if not isinstance(record, RiskCurve):
-        raise TypeError(
-            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
-            f" {type(record).__name__}."
-        )
-    if not record.relative:
-        raise ValueError("`evaluate` needs losses relative to the full model.")
-    given = {"score": score, "path": path, "average": average, "max_group_size": max_group_size}
-    record.refuse_own(given)
-    return record.confirmed(risk, loss)
+def _is_breakpoints(path: PathLike) -> bool:
+    return isinstance(path, str) and path == "breakpoints"
 
 
 def _labelled(controls: Controls) -> dict[str, Control]:

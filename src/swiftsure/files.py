@@ -84,7 +84,10 @@ def parse_json(path: str | os.PathLike[str], file_format: str, what: str, newest
         content = json.loads(Path(path).read_bytes())
     except ValueError as error:
         why = "" if isinstance(error, UnicodeDecodeError) else f" ({error})"
-        raise ValueError(f"{path} is not a JSON file{why}, so it is not a {what}.") from None
+        raise ValueError(
+            f"{path} is not a JSON file{why}: it is another file, or a damaged {what}. It was left"
+            " as it is."
+        ) from None
     if not isinstance(content, dict) or content.get("format") != file_format:
         raise ValueError(f"{path} is JSON, but not a Swiftsure {what}.")
     version = content.get("version")

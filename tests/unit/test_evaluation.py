@@ -500,7 +500,7 @@ def test_levels_reach_up_to_the_bound_of_the_loss():
 def test_a_curve_has_its_choices_already(record):
     curve = record.curve(path=GRID)
     for arguments in ({"score": "top1"}, {"path": GRID}):
-        with pytest.raises(ValueError, match="leave them out"):
+        with pytest.raises(ValueError, match="leave it out"):
             ss.evaluate(curve, splits=1, **arguments)
     for arguments in ({"loss": "other"}, {"risk": "consistency"}):
         with pytest.raises(ValueError, match="must be the curve's own"):

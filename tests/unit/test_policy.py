@@ -338,7 +338,7 @@ def test_a_policy_of_runs_has_no_exits():
 
 def test_confidences_of_another_network_are_refused():
     with pytest.raises(
-        ValueError, match=r"\(n, 3\), a column for each exit but the last, .* \(1, 2"
+        ValueError, match=r"\(n, 3\), one column per exit except the last, .* \(1, 2"
     ):
         exit_policy().exits([[0.5, 0.5]])
 

@@ -214,8 +214,8 @@ def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
     array = checks.numbers("labels", labels)
     if array.shape != (n,):
         raise ValueError(
-            f"`labels` must have shape ({n},), one a sample of `logits`, (n, n_exits, n_classes),"
-            f" but got {checks.shape_text(array.shape)}."
+            f"`labels` must have shape ({n},), one per sample of `logits`, but got"
+            f" {checks.shape_text(array.shape)}."
         )
     array = np.where(np.isnan(array), -1.0, array) if array.dtype.kind == "f" else array
     if (array != np.rint(array)).any():

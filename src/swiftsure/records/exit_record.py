@@ -208,13 +208,7 @@ class ExitRecord(Record):
         0.0
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
-        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
-        return cls(
-            **fields,
-            costs={name: np.asarray(values) for name, values in given.items()},
-            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
-            groups=None if groups is None else np.asarray(groups),
-        )
+        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
 
     @classmethod
     def from_probabilities(
@@ -250,13 +244,7 @@ class ExitRecord(Record):
         array([[1., 1.]])
         """
         fields = reduced_probabilities(probabilities, labels, score, losses, classes)
-        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
-        return cls(
-            **fields,
-            costs={name: np.asarray(values) for name, values in given.items()},
-            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
-            groups=None if groups is None else np.asarray(groups),
-        )
+        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
