@@ -208,15 +208,9 @@ class RiskCurve:
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
     ) -> "RiskCurve":
-        """Make a curve from checked arrays; used by records.
+        """Make a curve from a record's checked arrays.
 
-        Parameters
-        ----------
-        confidences : (n, n_exits - 1)
-        losses : (n, n_exits)
-            Relative losses; the last column is 0.
-        path : Path
-        costs : mapping of (n_exits,) or (n, n_exits)
+        Relative losses are (n, n_exits), the last column 0; costs are (n_exits,) or (n, n_exits).
         """
         curve = cls(
             thresholds=path.thresholds,
@@ -363,7 +357,7 @@ class RiskCurve:
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the share of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
-            raise ValueError("A curve made from losses at each setting knows no exits.")
+            raise ValueError("A curve made from losses at each setting has no exits.")
         selected = self._rows(rows)
         shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
         return shares
@@ -596,7 +590,9 @@ def dial_array(thresholds: ArrayLike) -> Floats:
     values: Floats = checks.numbers("thresholds", listed, np.float64)
     checks.of_shape("thresholds", values, {"K": None})
     if np.isnan(values).any() or np.isinf(values[1:]).any() or np.isneginf(values[0]):
-        raise ValueError("`thresholds` must be finite, but for a first one of None or infinity.")
+        raise ValueError(
+            "`thresholds` must be finite, except that the first may be None or infinity."
+        )
     return values
 
 

@@ -474,7 +474,12 @@ def lowest_epsilon(
         raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
-    limit = _limit(budget, saving, float(mean_cost[0]))
+    if (budget is None) == (saving is None):
+        raise ValueError("`budget` or `saving` must be given, and not both.")
+    if saving is not None:
+        limit = float(mean_cost[0]) * (1 - checks.between("saving", saving, 0.0, 1.0))
+    else:
+        limit = checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
         fastest = float(mean_cost.min())
@@ -532,14 +537,6 @@ def lowest_epsilon(
         n_bound=len(rest),
         policy=policy,
     )
-
-
-def _limit(budget: float | None, saving: float | None, full: float) -> float:
-    if (budget is None) == (saving is None):
-        raise ValueError("`budget` or `saving` must be given, and not both.")
-    if saving is not None:
-        return full * (1 - checks.between("saving", saving, 0.0, 1.0))
-    return checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
 
 
 def _cost_name(curve: RiskCurve, cost: str | None) -> str:

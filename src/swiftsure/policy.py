@@ -49,6 +49,20 @@ BUDGET = "budget"
 
 UNBOUND = "not bound to a particular model, because it was made from arrays alone"
 
+AVERAGES = {
+    "group": (
+        "average of group averages",
+        "Risks and costs are averages over groups of each group's average: every group counts the"
+        " same, whatever its size.",
+    ),
+    "sample": (
+        "average per sample of groups",
+        "Risks and costs are averages per sample: every sample counts the same, whatever its"
+        " group.",
+    ),
+}
+"""What averages of grouped samples are, in a few words and in a sentence."""
+
 Guarantee = Literal["probability", "expectation", "none"]
 
 
@@ -201,6 +215,11 @@ class Policy(_Frozen):
         values = threshold_array(self.threshold if self.threshold is not None else np.inf)
         return np.broadcast_to(values, (self.n_exits - 1,)).copy()
 
+    def _exit_thresholds(self) -> NDArray[np.float32]:
+        if self.thresholds is None:
+            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        return self.thresholds
+
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes under this policy.
 
@@ -208,9 +227,7 @@ class Policy(_Frozen):
         ----------
         confidences : (n, n_exits - 1)
         """
-        thresholds = self.thresholds
-        if thresholds is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         scores = checks.numbers("confidences", confidences)
         n_early = len(thresholds)
         if scores.ndim != 2 or scores.shape[1] != n_early:
@@ -227,9 +244,7 @@ class Policy(_Frozen):
         The rule of `exits`, for code that runs one request at a time: call it at each exit, and
         stop at the first True. At the last exit it is always True.
         """
-        thresholds = self.thresholds
-        if thresholds is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         checks.count("exit_index", exit_index, 0)
         if exit_index >= len(thresholds):
             return True
@@ -449,23 +464,12 @@ def average_words(unit: str, average: str) -> str:
     >>> average_words("groups", "group"), average_words("groups", "sample")
     ('average of group averages', 'average per sample of groups')
     """
-    if unit == "samples":
-        return ""
-    return "average of group averages" if average == "group" else "average per sample of groups"
+    return "" if unit == "samples" else AVERAGES[average][0]
 
 
 def average_sentence(unit: str, average: str) -> str:
     """Return a sentence about the averages of groups; "" for plain samples."""
-    if unit == "samples":
-        return ""
-    if average == "group":
-        return (
-            "Risks and costs are averages over groups of each group's average: every group counts"
-            " the same, whatever its size."
-        )
-    return (
-        "Risks and costs are averages per sample: every sample counts the same, whatever its group."
-    )
+    return "" if unit == "samples" else AVERAGES[average][1]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

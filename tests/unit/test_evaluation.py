@@ -565,6 +565,17 @@ def test_the_table_is_tidy(study):
             assert row[name] == getattr(study, name)[row["control"]][row["split"], level]
 
 
+@pytest.mark.parametrize(("average", "size"), [("group", None), ("sample", 2)])
+def test_the_table_says_what_is_averaged(average, size):
+    losses = np.zeros((40, 2))
+    losses[::4, 1] = 1.0
+    record = ss.ThresholdRecord([None, 0.5], {"a": losses}, groups=np.arange(40) // 2)
+    found = ss.evaluate(
+        record, n_calibration=10, splits=2, average=average, max_group_size=size, epsilons=[0.4]
+    )
+    assert set(found.to_arrow()["average"].to_pylist()) == {average}
+
+
 def test_the_data_frame_is_the_table(study):
     pd = pytest.importorskip("pandas")
     frame = study.to_pandas()

@@ -303,19 +303,11 @@ def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
 def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str, Any]:
     found = watch.monitor
     return {
-        "alarm": found.alarm,
-        "alarm_at": found.alarm_at,
-        "n": found.n,
-        "mean": found.mean,
-        "recent_mean": found.recent_mean,
-        "epsilon": found.epsilon,
-        "alpha": found.alpha,
-        "evidence": found.evidence,
+        **{name: getattr(found, name) for name in ("alarm", "alarm_at", "n", "mean")},
+        **{name: getattr(found, name) for name in ("recent_mean", "epsilon", "alpha", "evidence")},
         "evidence_needed": 1.0 / found.alpha,
         "p_value": found.p_value,
-        "waiting": watch.order.waiting,
-        "given_up": watch.order.given_up,
-        "too_late": watch.order.too_late,
+        **{name: getattr(watch.order, name) for name in ("waiting", "given_up", "too_late")},
         "unreadable": watch.unreadable,
         "odd": watch.odd,
         "saving": None if watch.drift is None else watch.drift.saving,

@@ -63,5 +63,5 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
     return ValueError(
         f"{path} is a damaged monitor state: {why}. It was left as it is; restore a copy, or start"
-        " anew with another file, which starts with a new α."
+        " again with another file and a new α."
     )

@@ -222,7 +222,7 @@ def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
         raise ValueError("`labels` must be whole numbers.")
     if array.max() >= n_classes:
         raise ValueError(
-            f"`labels` must be 0 to {n_classes - 1}, for there are {n_classes} classes, but got"
+            f"`labels` must be 0 to {n_classes - 1}, because there are {n_classes} classes, but got"
             f" {array.max():g}."
         )
     numbers: Array = np.where(array < 0, np.int64(-1), array).astype(np.int64)
