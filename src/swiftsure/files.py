@@ -1,17 +1,19 @@
-"""Atomic file writes, and reading npz files without pickles."""
+"""Atomic file writes, JSON files with a checksum, and npz files without pickles."""
 
+import hashlib
+import json
 import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["atomic_write", "npz", "writable", "write_text"]
+__all__ = ["atomic_write", "checksum", "npz", "parse_json", "writable", "write_text"]
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -51,7 +53,7 @@ def npz(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         with Path(path).open("rb") as file:
             if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("it is no archive, or is cut short")
+                raise zipfile.BadZipFile("it is not an archive, or is cut short")
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 yield arrays
@@ -63,3 +65,35 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of JSON content, whatever the order of its keys."""
+    text = json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def parse_json(path: str | os.PathLike[str], file_format: str, what: str, newest: int) -> Any:
+    """Return the content of a JSON file of a given format; newer versions are refused.
+
+    `what` names the content in errors, such as "policy".
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        why = "" if isinstance(error, UnicodeDecodeError) else f" ({error})"
+        raise ValueError(
+            f"{path} is not a JSON file{why}: it is another file, or a damaged {what}. It was left"
+            " as it is."
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != file_format:
+        raise ValueError(f"{path} is JSON, but not a Swiftsure {what}.")
+    version = content.get("version")
+    if isinstance(version, int) and version > newest:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure ({what} version {version}; this one reads up"
+            f" to {newest}): upgrade swiftsure to read it."
+        )
+    return content

@@ -73,7 +73,7 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np
     values = values / np.asarray(temperature, dtype=np.float64)
     values = np.exp(values - values.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = values / values.sum(axis=-1, keepdims=True)
-    # Logits that differ by less than 1e-16 have equal probabilities, of which argmax takes the
+    # Logits that differ by less than 1e-16 have equal probabilities, and argmax takes the
     # first. The runtime predicts from the logits, so raise the right one by the last bit.
     tied = result.argmax(axis=-1, keepdims=True) != top
     if tied.any():
@@ -121,34 +121,35 @@ def top_diff(probabilities: ArrayLike) -> NDArray[np.float32]:
     >>> top_diff([[0.7, 0.2, 0.1]])
     array([0.5], dtype=float32)
     """
-    values = np.asarray(probabilities, dtype=np.float64)
-    if values.shape[-1] < 2:
-        raise ValueError(
-            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
-        )
+    values = _with_two_classes(probabilities)
     two = np.partition(values, -2, axis=-1)[..., -2:]
     return _as_score(two[..., 1] - two[..., 0])
 
 
 def entropy(probabilities: ArrayLike) -> NDArray[np.float32]:
-    """Return 1 minus the entropy over its largest value, log(n_classes).
+    """Return 1 − H / log(n_classes), where H is the entropy of the class probabilities.
 
     Examples
     --------
     >>> entropy([[0.5, 0.5], [1.0, 0.0]])
     array([0., 1.], dtype=float32)
     """
-    values = np.asarray(probabilities, dtype=np.float64)
-    if values.shape[-1] < 2:
-        raise ValueError(
-            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
-        )
+    values = _with_two_classes(probabilities)
     logs = np.log(values, out=np.zeros_like(values), where=values > 0)
     return _as_score(1.0 + (values * logs).sum(axis=-1) / np.log(values.shape[-1]))
 
 
+def _with_two_classes(probabilities: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(probabilities, dtype=np.float64)
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`probabilities` must have at least 2 classes, but got {values.shape[-1]}."
+        )
+    return values
+
+
 def mean(pixels: ArrayLike) -> NDArray[np.float32]:
-    """Return an image's mean pixel confidence; `pixels` is (..., height, width).
+    """Return the mean pixel confidence of an image; `pixels` is (..., height, width).
 
     Examples
     --------
@@ -173,9 +174,9 @@ def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
 
 
 def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.float32]:
-    """Return the smallest mean over all patches of an image: its least confident region.
+    """Return the mean confidence of the least confident patch of an image.
 
-    A summed-area table makes the cost independent of the patch size.
+    It uses a summed-area table, so the cost does not depend on the patch size.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ def test_further_risks_are_all_shown(run):
     rows = table(done.out.splitlines()[1:4])
     assert [cells[:2] for cells in rows[1:]] == [
         ["zero_one gap", "0.05"],
-        ["brier consistency", "0.2"],
+        ["brier inconsistency", "0.2"],
     ]
 
 

@@ -109,8 +109,8 @@ def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> s
     if value is None:
         return "full model"
     if isinstance(value, tuple):
-        each = ("never" if level is None else number(level, digits) for level in value)
-        return "(" + ", ".join(each) + ")"
+        texts = ("never" if each is None else number(each, digits) for each in value)
+        return "(" + ", ".join(texts) + ")"
     return "–" if math.isnan(value) else f"{value:.{digits}g}"
 
 

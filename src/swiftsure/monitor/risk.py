@@ -14,6 +14,7 @@ from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
 from swiftsure.monitor.state import Section, read_state, write_state
 from swiftsure.policy import Policy, Promise, percent
+from swiftsure.risks import RISKS
 
 __all__ = ["Monitor", "MonitorState"]
 
@@ -161,11 +162,7 @@ class Monitor:
             checks.finite("losses", values)
             values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
             _evidence.fold(
-                self._state,
-                self._stakes,
-                self.epsilon,
-                self._goal,
-                np.ascontiguousarray(values),
+                self._state, self._stakes, self.epsilon, self._goal, np.ascontiguousarray(values)
             )
         return self.alarm
 
@@ -276,8 +273,8 @@ class Monitor:
         """The risk being monitored, in words."""
         if self.risk is None or self.loss is None:
             return "the risk"
-        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
-        return f"the {self.loss} {kind} the full model"
+        phrase = RISKS[self.risk].phrase if self.risk in RISKS else self.risk
+        return f"the {self.loss} {phrase}"
 
     def __repr__(self) -> str:
         return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"
@@ -294,7 +291,7 @@ class Monitor:
         """Return the status in one sentence."""
         if self.n == 0:
             return "No alarm: no loss was seen yet."
-        means = f"mean loss {self.recent_mean:.4g} of late, {self.mean:.4g} of all {self.n:,}"
+        means = f"mean loss {self.recent_mean:.4g} recently, {self.mean:.4g} over all {self.n:,}"
         if self.alarm_at is not None:
             return (
                 f"Alarm at loss {self.alarm_at:,}: {self.subject} exceeds {self.epsilon:g}"

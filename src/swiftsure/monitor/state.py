@@ -1,15 +1,13 @@
 """State files: JSON with a checksum, written atomically and validated when read."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import write_text
+from swiftsure.files import checksum, parse_json, write_text
 
 __all__ = ["Section", "read_state", "write_state"]
 
@@ -31,7 +29,7 @@ def write_state(path: str | os.PathLike[str], sections: Mapping[str, Section | N
         for name, section in sections.items()
         if section is not None
     }
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
+    head = {"format": FORMAT, "version": VERSION, "checksum": checksum(content)}
     write_text(path, json.dumps({**head, **content}, indent=2) + "\n")
 
 
@@ -40,8 +38,11 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
 
     The file is never changed, even if it is damaged.
     """
-    content = _content(path)
-    if content.pop("checksum", None) != _checksum(content):
+    content = parse_json(path, FORMAT, "monitor state", VERSION)
+    found = [content.pop(name, None) for name in ("format", "version", "checksum")]
+    if found[1] != VERSION:
+        raise _damaged(path, f"its version is {found[1]!r}")
+    if found[2] != checksum(content):
         raise _damaged(path, "its checksum does not match its numbers")
     required = next(iter(kinds))
     if required not in content:
@@ -59,34 +60,8 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
         raise _damaged(path, f"{where}: {what}" if where else what) from None
 
 
-def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a state file after checking its format and version."""
-    if not Path(path).is_file():
-        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-    try:
-        content = json.loads(Path(path).read_bytes())
-    except ValueError as error:
-        raise _damaged(path, f"it is no JSON ({error})") from None
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is JSON, but not the state of a Swiftsure monitor.")
-    version = content.pop("version", None)
-    if isinstance(version, int) and version > VERSION:
-        raise ValueError(
-            f"{path} was written by a newer Swiftsure (state version {version}; this one reads up"
-            f" to {VERSION}): upgrade swiftsure to read it."
-        )
-    if version != VERSION:
-        raise _damaged(path, f"its version is {version!r}")
-    return content
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
     return ValueError(
         f"{path} is a damaged monitor state: {why}. It was left as it is; restore a copy, or start"
-        " anew with another file, which starts with a new α."
+        " again with another file and a new α."
     )

@@ -70,11 +70,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
     table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
     with atomic_write(path) as temporary:
         pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=False,
-            write_statistics=False,
+            table, temporary, compression="zstd", use_dictionary=False, write_statistics=False
         )
 
 
@@ -110,9 +106,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def load(
-    path: str | os.PathLike[str],
-    expected: str,
-    only: Mapping[str, Iterable[str] | None],
+    path: str | os.PathLike[str], expected: str, only: Mapping[str, Iterable[str] | None]
 ) -> dict[str, Any]:
     """Return the arguments for a record's constructor; `only` names the tables to read."""
     found = kind(path)

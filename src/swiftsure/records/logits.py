@@ -42,8 +42,8 @@ def reduced_logits(
     first = values[:CHUNK]
     if (first >= 0).all() and np.allclose(first.sum(axis=2, dtype=np.float64), 1, atol=1e-3):
         warnings.warn(
-            "`logits` look like probabilities, of which another softmax makes too little"
-            " confidence: use `from_probabilities`.",
+            "`logits` look like probabilities; another softmax would make them less confident: use"
+            " `from_probabilities`.",
             stacklevel=3,
         )
     return _reduced(

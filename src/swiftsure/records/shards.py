@@ -41,10 +41,7 @@ class Shards(Generic[Record]):
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str] | None,
-        kind: type[Record],
-        identity: Mapping[str, Any],
+        self, folder: str | os.PathLike[str] | None, kind: type[Record], identity: Mapping[str, Any]
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.records: list[Record] = []
