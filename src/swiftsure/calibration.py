@@ -16,7 +16,7 @@ from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.risks import Risk
 
-__all__ = ["calibrate", "make_policy"]
+__all__ = ["calibrate", "curve_of", "make_policy"]
 
 
 def calibrate(
@@ -110,19 +110,11 @@ def calibrate(
         curve_options |= {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
-    if isinstance(record, RiskCurve):
-        given = {"risks": risks, "score": score, "path": path, **curve_options}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
-        curves = [record.confirmed(risk, loss)]
-    elif isinstance(record, ExitRecord | ThresholdRecord):
+    if isinstance(record, ExitRecord | ThresholdRecord):
         curves = [record.curve(r.risk, r.loss, score, path, **curve_options) for r in wanted]
     else:
-        raise TypeError(
-            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
-            f" {type(record).__name__}."
-        )
+        curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
+        record.refuse_own({"risks": risks})
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(_fingerprint, curves)
         results = [
@@ -143,6 +135,28 @@ def calibrate(
         pool=pool,
         metadata=metadata,
     )
+
+
+def curve_of(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    risk: str | None,
+    loss: str | None,
+    score: str | None = None,
+    path: PathLike = None,
+    average: Average | None = None,
+    max_group_size: int | None = None,
+) -> RiskCurve:
+    """Return the curve of a record, or a RiskCurve itself, which has all but a name already."""
+    options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    if isinstance(record, ExitRecord | ThresholdRecord):
+        return record.curve(risk or "gap", loss, score, path, **options)
+    if not isinstance(record, RiskCurve):
+        raise TypeError(
+            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
+            f" {type(record).__name__}."
+        )
+    record.refuse_own({"score": score, "path": path, **options})
+    return record.confirmed(risk, loss)
 
 
 def _wanted(

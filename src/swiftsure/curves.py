@@ -208,15 +208,9 @@ class RiskCurve:
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
     ) -> "RiskCurve":
-        """Make a curve from checked arrays; used by records.
+        """Make a curve from a record's checked arrays.
 
-        Parameters
-        ----------
-        confidences : (n, n_exits - 1)
-        losses : (n, n_exits)
-            Relative losses; the last column is 0.
-        path : Path
-        costs : mapping of (n_exits,) or (n, n_exits)
+        Relative losses are (n, n_exits), the last column 0; costs are (n_exits,) or (n, n_exits).
         """
         curve = cls(
             thresholds=path.thresholds,
@@ -363,7 +357,7 @@ class RiskCurve:
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the share of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
-            raise ValueError("A curve made from losses at each setting knows no exits.")
+            raise ValueError("A curve made from losses at each setting has no exits.")
         selected = self._rows(rows)
         shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
         return shares
@@ -408,6 +402,12 @@ class RiskCurve:
         if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
             raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")
         return replace(self, loss_name=loss or self.loss_name)
+
+    def refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Raise if an argument is given that a curve already determines."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
 
     def zero_bounded(self) -> "RiskCurve":
         """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
@@ -473,10 +473,7 @@ class RiskCurve:
         return self
 
     def by_group(
-        self,
-        groups: ArrayLike,
-        average: Average = "group",
-        max_group_size: int | None = None,
+        self, groups: ArrayLike, average: Average = "group", max_group_size: int | None = None
     ) -> "RiskCurve":
         """Return the curve whose rows are groups, which are then the unit of every guarantee.
 
@@ -593,7 +590,9 @@ def dial_array(thresholds: ArrayLike) -> Floats:
     values: Floats = checks.numbers("thresholds", listed, np.float64)
     checks.of_shape("thresholds", values, {"K": None})
     if np.isnan(values).any() or np.isinf(values[1:]).any() or np.isneginf(values[0]):
-        raise ValueError("`thresholds` must be finite, but for a first one of None or infinity.")
+        raise ValueError(
+            "`thresholds` must be finite, except that the first may be None or infinity."
+        )
     return values
 
 

@@ -179,7 +179,9 @@ def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_json(path: str | os.PathLike[str], what: str, **expected: str) -> dict[str, Any]:
+def read_json(
+    path: str | os.PathLike[str], what: str, file_format: str | None = None, newest: int = 0
+) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Parameters
@@ -187,15 +189,17 @@ def read_json(path: str | os.PathLike[str], what: str, **expected: str) -> dict[
     path : path
     what : str
         What the file should be, in words for errors: "a Swiftsure policy".
-    **expected
-        Fields that identify such a file.
+    file_format : str, optional
+        The field `format` of such a file.
+    newest : int
+        The newest `version` of that format that can be read.
 
     Raises
     ------
     NotJSONError
         If the file does not hold JSON, or an object has a key twice.
     ValueError
-        If it does not exist, or its JSON is something else.
+        If it does not exist, holds something else, or was written by a newer version.
     """
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
@@ -210,8 +214,14 @@ def read_json(path: str | os.PathLike[str], what: str, **expected: str) -> dict[
     except ValueError as error:
         why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
         raise NotJSONError(path, what, why) from None
-    if not isinstance(content, dict) or any(content.get(k) != v for k, v in expected.items()):
+    if not isinstance(content, dict) or file_format not in (None, content.get("format")):
         raise ValueError(f"{path} is JSON, but not {what}.")
+    version = content.get("version")
+    if file_format is not None and isinstance(version, int) and version > newest:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure (file version {version}; this one reads up to"
+            f" {newest}): upgrade swiftsure to read it."
+        )
     return content
 
 

@@ -20,7 +20,7 @@ from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
 from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
-from swiftsure.files import read_json, write_text
+from swiftsure.files import json_checksum, read_json, write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import confidence_array
@@ -50,7 +50,21 @@ VERSION = 1
 BUDGET = "budget"
 """The control of a certificate whose setting was chosen by a compute budget."""
 
-UNBOUND = "bound to no particular model, having been made from arrays alone"
+UNBOUND = "not bound to a particular model, because it was made from arrays alone"
+
+AVERAGES = {
+    "group": (
+        "average of group averages",
+        "Risks and costs are averages over groups of each group's average: every group counts the"
+        " same, whatever its size.",
+    ),
+    "sample": (
+        "average per sample of groups",
+        "Risks and costs are averages per sample: every sample counts the same, whatever its"
+        " group.",
+    ),
+}
+"""What averages of grouped samples are, in a few words and in a sentence."""
 
 Guarantee = Literal["probability", "expectation", "none"]
 
@@ -69,7 +83,7 @@ def _require(possible: bool, otherwise: str) -> None:
 
 
 class Promise(_Frozen):
-    """One risk that a policy keeps, and what was seen of it."""
+    """One risk that a policy bounds, and its value in calibration."""
 
     risk: Name
     loss: Name
@@ -79,10 +93,10 @@ class Promise(_Frozen):
     calibration_risk: float
     """Mean loss at the chosen setting, over the calibration samples or groups (`average`)."""
     upper_bound: float | None
-    """For display: the upper bound at δ, as if this setting had been fixed beforehand."""
+    """Upper bound at δ, for display, as if this setting had been fixed beforehand."""
 
     relative: bool = True
-    """Whether losses are against the full model."""
+    """Whether losses are relative to the full model."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -108,43 +122,43 @@ class Promise(_Frozen):
 
 
 class Certificate(_Frozen):
-    """What a policy promises, in numbers, and what the promise rests on."""
+    """The promise of a policy in numbers, and its conditions."""
 
     guarantee: Guarantee
     delta: float | None = Field(gt=0, lt=1)
     promises: tuple[Promise, ...] = Field(min_length=1)
     control: Name
-    """What chose the setting: a control by name, or "budget" where its cost did."""
+    """Name of the control that chose the setting, or "budget" if its cost did."""
     options: dict[str, Any]
     n: Count
     unit: Literal["samples", "groups"]
     """What was drawn independently."""
     average: Literal["sample", "group"]
-    """What counts the same in risks and costs: every sample, or every group, whatever its size."""
+    """What has equal weight in risks and costs: every sample, or every group, whatever its size."""
     max_group_size: Count | None = None
-    """The declared largest group, where risks of groups are averages over their samples."""
+    """The declared largest group size, if risks of groups are averages over their samples."""
     n_samples: Count
     path: Name
     n_settings: Count
     index: int | None = Field(ge=0)
     seed: int | None = Field(ge=0)
-    """Of the order in which the samples were tested; None where the order does not matter."""
+    """Seed of the order in which samples were tested; None if the order does not matter."""
     pool: Count | None
     assumptions: tuple[str, ...]
     costs: dict[str, tuple[float, float]]
-    """Mean cost on the calibration samples: of the full model, and of the policy."""
+    """Mean costs of the full model and of the policy, on the calibration samples."""
     exit_shares: tuple[float, ...] | None
     """Share of the calibration samples that take each exit."""
     data: str
-    """Fingerprint of the losses, confidences and settings that were seen."""
+    """Fingerprint of the calibration losses, confidences and settings."""
     model: str | None = None
     """Fingerprint of the model; None for a policy made from arrays alone."""
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"
-    """What the first of each pair of `costs` is of."""
+    """What the first of each pair of `costs` belongs to."""
     not_worth: bool = False
-    """Whether a setting was certified that costs more than the full model, which runs instead."""
+    """Whether the certified setting costs more than the full model, which then runs instead."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -169,7 +183,7 @@ class Certificate(_Frozen):
 
     @property
     def by_budget(self) -> bool:
-        """Whether a compute budget chose the setting, and its risk's upper bound the level."""
+        """Whether a compute budget chose the setting; ε is then the upper bound of its risk."""
         return self.control == BUDGET
 
 
@@ -185,19 +199,19 @@ class Metadata(_Frozen):
 
 
 class PolicyEvaluation(NamedTuple):
-    """What a policy does on samples that did not calibrate it.
+    """Risk and saving of a policy on samples other than the calibration samples.
 
     Attributes
     ----------
     risk : float
-        Mean loss of the first risk that the policy promises to keep.
+        Mean loss for the policy's first promise.
     risks : tuple of float
-        Mean loss of each of them.
+        Mean loss for each promise.
     saving : float
-        Share of the full model's cost that is saved: of FLOPs, if the record has them, else of its
+        Share of the full model's cost that is saved: FLOPs if the record has them, otherwise its
         first cost.
     savings : dict
-        The same for every cost of the record.
+        The share for every cost of the record.
     exit_shares : (n_exits,) or None
         Share of the samples that take each exit; None for systems without exits.
     n : int
@@ -212,7 +226,7 @@ class PolicyEvaluation(NamedTuple):
 
 
 class Policy(_Frozen):
-    """A setting of the dial, and the certificate that says what it keeps.
+    """A threshold, with a certificate of what it guarantees.
 
     `threshold=None` means that the full model always runs. `str(policy)` says in one sentence what
     is promised; `policy.certificate` holds the numbers.
@@ -221,7 +235,7 @@ class Policy(_Frozen):
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
     version: Literal[1] = 1
     threshold: float | tuple[float | None, ...] | None
-    """One shared by all exits, or one per exit; None means always the full model."""
+    """One for all exits, or one per exit; None if the full model always runs."""
     score: Name | None
     n_exits: int | None = Field(ge=1, le=10_000)
     strict: bool = False
@@ -229,7 +243,7 @@ class Policy(_Frozen):
     temperatures: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     dtype: Name | None = None
     settings: dict[str, Any]
-    """Every dial by name; a dial at its safe end where nothing was certified."""
+    """Every dial by name; at its safe end if nothing was certified."""
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
 
@@ -258,16 +272,21 @@ class Policy(_Frozen):
 
     @property
     def runs_full_model(self) -> bool:
-        """Whether nothing was certified, so that no sample exits early."""
+        """Whether the full model always runs, because nothing faster was certified."""
         return self.threshold is None
 
     @property
     def thresholds(self) -> NDArray[np.float32] | None:
-        """One threshold per exit but the last, infinity for never; None without exits."""
+        """One threshold per exit except the last, infinity for never; None without exits."""
         if self.n_exits is None:
             return None
         values = threshold_array(self.threshold if self.threshold is not None else np.inf)
         return np.broadcast_to(values, (self.n_exits - 1,)).copy()
+
+    def _exit_thresholds(self) -> NDArray[np.float32]:
+        if self.thresholds is None:
+            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        return self.thresholds
 
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes under this policy.
@@ -276,28 +295,24 @@ class Policy(_Frozen):
         ----------
         confidences : (n, n_exits - 1)
         """
-        thresholds = self.thresholds
-        if thresholds is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         scores = checks.numbers("confidences", confidences)
         n_early = len(thresholds)
         if scores.ndim != 2 or scores.shape[1] != n_early:
             raise ValueError(
-                f"`confidences` must have shape (n, {n_early}), a column for each exit but the"
+                f"`confidences` must have shape (n, {n_early}), one column per exit except the"
                 f" last, but got {checks.shape_text(scores.shape)}."
             )
         scores = confidence_array("confidences", scores, None)
         return exit_indices(scores, thresholds, strict=self.strict, min_exit=self.min_exit)
 
     def leaves(self, exit_index: int, confidence: float) -> bool:
-        """Return whether one request leaves at an exit, counted from 0, with this confidence.
+        """Return whether a request with this confidence exits here; `exit_index` starts at 0.
 
-        It is the rule of `exits` for code that runs one request at a time: ask at each exit, and
-        stop at the first that says yes. At the last exit every request leaves.
+        The rule of `exits`, for code that runs one request at a time: call it at each exit, and
+        stop at the first True. At the last exit it is always True.
         """
-        thresholds = self.thresholds
-        if thresholds is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         checks.count("exit_index", exit_index, 0)
         if exit_index >= len(thresholds):
             return True
@@ -310,8 +325,7 @@ class Policy(_Frozen):
     def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
-        An estimate on these samples, not a guarantee. The score, the exit rule and what is averaged
-        are those of the policy.
+        These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
 
         Examples
         --------
@@ -376,7 +390,7 @@ class Policy(_Frozen):
         return int(found[0])
 
     def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
-        """Draw the risk and the saving along the path that calibration walked on a record."""
+        """Draw the risk and the saving of a record along its default path."""
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
@@ -392,7 +406,7 @@ class Policy(_Frozen):
         `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
         """
         content = self.model_dump(mode="json")
-        proofs = {"checksum": _checksum(content)}
+        proofs = {"checksum": json_checksum(content)}
         key = _key()
         if key is not None:
             proofs["signature"] = _signature(content, key)
@@ -405,9 +419,9 @@ class Policy(_Frozen):
         Parameters
         ----------
         accept_edited : bool
-            Accept a file that was changed after it was written: its checksum is not that of its
-            content. The certificate then says what was certified before the change. Saving the
-            policy writes a checksum that fits. A signature is never waived.
+            Accept a file that was changed after it was written, so that its checksum does not
+            match. The certificate then describes the policy before the change. Saving the policy
+            writes a new checksum. A signature is never waived.
 
         Raises
         ------
@@ -415,13 +429,7 @@ class Policy(_Frozen):
             If the file is not a policy, was edited, is damaged, or comes from a newer version; if
             there is a key in the environment (see `save`) and the file is not signed with it.
         """
-        content = read_json(path, "a Swiftsure policy", format="swiftsure-policy")
-        version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise ValueError(
-                f"{path} was written by a newer Swiftsure (policy version {version}; this one reads"
-                f" up to {VERSION}): upgrade swiftsure to read it."
-            )
+        content = read_json(path, "a Swiftsure policy", "swiftsure-policy", VERSION)
         checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             policy = cls.model_validate_json(json.dumps(content))
@@ -432,11 +440,11 @@ class Policy(_Frozen):
             raise ValueError(
                 f"{path} is a damaged policy: {where + ': ' if where else ''}{what}."
             ) from None
-        if checksum != _checksum(content) and not accept_edited:
+        if checksum != json_checksum(content) and not accept_edited:
             raise ValueError(
-                f"{path} was changed after it was written: its checksum does not fit its content,"
-                " so its certificate may not be about this setting. Calibrate again, or accept the"
-                " change with `accept_edited=True` (--accept-edited)."
+                f"{path} was changed after it was written: its checksum does not match, so its"
+                " certificate may not be about this setting. Calibrate again, or accept the change"
+                " with `accept_edited=True` (--accept-edited)."
             )
         key = _key()
         if key is not None and not hmac.compare_digest(str(signature), _signature(content, key)):
@@ -448,11 +456,11 @@ class Policy(_Frozen):
         return policy
 
     def __str__(self) -> str:
-        """Say in one sentence what the policy does and what is promised."""
+        """Return one sentence: what the policy does and what it promises."""
         return "".join(sentence_parts(self))
 
     def __repr__(self) -> str:
-        """Say in one line what the policy is."""
+        """Return a one-line summary of the policy."""
         promises = ", ".join(f"{p.name} ≤ {p.epsilon:g}" for p in self.certificate.promises)
         return f"Policy(threshold={_number(self.threshold)}, {promises})"
 
@@ -469,11 +477,6 @@ class Policy(_Frozen):
             },
         }
         return html_card("Policy", facts, str(self))
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _signature(content: Mapping[str, Any], key: bytes) -> str:
@@ -508,9 +511,9 @@ def percent(share: float) -> str:
 
 
 def sentence_parts(policy: Policy) -> tuple[str, str]:
-    """Return the two parts of a policy's sentence: what it does and promises; on what conditions.
+    """Return the two parts of a policy's sentence: its promise, and the conditions of that.
 
-    Joined, they are the sentence; apart, the promise can be shown before its small print.
+    Joined, they are the sentence; separately, they can be styled differently.
     """
     certificate = policy.certificate
     if policy.runs_full_model:
@@ -546,7 +549,7 @@ def _risks(certificate: Certificate) -> str:
 
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
-    """Return what is promised to be small; of groups, with what counts the same."""
+    """Return the quantity that is bounded; for groups, with what has equal weight."""
     if certificate.unit == "samples":
         return f"{article} {promise}"
     if certificate.average == "group":
@@ -561,30 +564,19 @@ def _averaged(certificate: Certificate, promise: Promise, article: str = "the") 
 
 
 def average_words(unit: str, average: str) -> str:
-    """Say in a few words, for tables, what an average of groups is; nothing for plain samples.
+    """Return what an average of groups is, for tables; "" for plain samples.
 
     Examples
     --------
     >>> average_words("groups", "group"), average_words("groups", "sample")
     ('average of group averages', 'average per sample of groups')
     """
-    if unit == "samples":
-        return ""
-    return "average of group averages" if average == "group" else "average per sample of groups"
+    return "" if unit == "samples" else AVERAGES[average][0]
 
 
 def average_sentence(unit: str, average: str) -> str:
-    """Say in a sentence what the averages of groups are; nothing for plain samples."""
-    if unit == "samples":
-        return ""
-    if average == "group":
-        return (
-            "Risks and costs are averages over groups of each group's average: every group counts"
-            " the same, whatever its size."
-        )
-    return (
-        "Risks and costs are averages per sample: every sample counts the same, whatever its group."
-    )
+    """Return a sentence about the averages of groups; "" for plain samples."""
+    return "" if unit == "samples" else AVERAGES[average][1]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -626,7 +618,7 @@ def _saving(certificate: Certificate) -> str:
             unit = "exits" if name == "exit" else name
             if here <= full:
                 saved.append(f"{percent(1 - here / full)} of {unit}")
-            else:  # where to look for exits costs more than leaving by them saves
+            else:  # checking the exits costs more than exiting saves
                 added.append(f"{percent(here / full - 1)} more {unit}")
     found = {"saving": saved, "needing": added}
     texts = [f"{verb} {_and(parts)}" for verb, parts in found.items() if parts]
@@ -646,7 +638,7 @@ def _and(texts: list[str]) -> str:
 
 
 def _listed(clauses: list[str]) -> str:
-    """Join clauses that have commas of their own; each is a "that" clause."""
+    """Join "that" clauses, which have commas of their own."""
     *most, last = clauses
     return "; that ".join(most) + f"; and that {last}" if most else last
 

@@ -122,22 +122,7 @@ class Population:
     def sample(self, n: int, seed: int | np.random.Generator) -> SimulatedSample:
         """Draw `n` independent samples.
 
-        Parameters
-        ----------
-        n : int
-            Number of samples, at least 1.
-        seed : int or numpy.random.Generator
-            Source of randomness; a generator is advanced.
-
-        Returns
-        -------
-        SimulatedSample
-            Logits `(n, n_exits, n_classes)` and labels `(n,)`.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If `n` is less than 1, or not an integer.
+        `seed` is an int or a `numpy.random.Generator`, which is advanced.
 
         Examples
         --------
@@ -173,21 +158,9 @@ class Population:
         return 1 - self.mean_losses("zero_one")
 
     def mean_losses(self, loss: str = "zero_one") -> FloatArray:
-        """Return the true mean loss of each exit on all samples.
+        """Return the true mean loss of each exit on all samples, (n_exits,).
 
-        Parameters
-        ----------
-        loss : {"zero_one", "brier"}
-            The loss against the label; Brier is Σ_k (p_k - 1[y = k])², in [0, 2].
-
-        Returns
-        -------
-        (n_exits,) float64
-
-        Raises
-        ------
-        ValueError
-            If `loss` is unknown.
+        `loss` is "zero_one" or "brier", Σ_k (p_k - 1[y = k])².
 
         Examples
         --------
@@ -199,7 +172,7 @@ class Population:
         return np.array([self._loss(exit_, m, loss).mean() for exit_, m in enumerate(everyone)])
 
     def exit_probabilities(self, thresholds: Thresholds) -> FloatArray:
-        """Return the true probability of taking each exit.
+        """Return the true probability of taking each exit, (K, n_exits).
 
         Parameters
         ----------
@@ -207,16 +180,6 @@ class Population:
             One shared threshold, or one per exit, for each of K settings; `None` and inf mean never
             exit. A sample takes the first exit whose top-1 confidence reaches its threshold, else
             the last.
-
-        Returns
-        -------
-        (K, n_exits) float64
-            Rows sum to 1.
-
-        Raises
-        ------
-        ValueError
-            If `thresholds` has another shape or holds a NaN.
 
         Examples
         --------
@@ -228,13 +191,8 @@ class Population:
         visits = self._visits(self._doubts(thresholds))
         return np.stack([(reached * m.one).mean(axis=1) for reached, m in visits], axis=1)
 
-    def risk(
-        self,
-        thresholds: Thresholds,
-        risk: str = "gap",
-        loss: str = "zero_one",
-    ) -> FloatArray:
-        """Return the true risk of early exiting, relative to the last exit.
+    def risk(self, thresholds: Thresholds, risk: str = "gap", loss: str = "zero_one") -> FloatArray:
+        """Return the true risk of early exiting, relative to the last exit, (K,).
 
         Parameters
         ----------
@@ -247,16 +205,6 @@ class Population:
             E‖p_exit - p_last‖² of their predictive distributions ("brier").
         loss : {"zero_one", "brier"}
             Brier is Σ_k (p_k - 1[y = k])².
-
-        Returns
-        -------
-        (K,) float64
-
-        Raises
-        ------
-        ValueError
-            If `risk` or `loss` is unknown, the zero-bounded Brier gap is requested, or
-            `thresholds` has another shape or holds a NaN.
 
         Examples
         --------

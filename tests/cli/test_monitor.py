@@ -50,7 +50,7 @@ def test_no_alarm(run, folder):
     done = run("monitor", "fine.jsonl", *EPSILON)
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("No alarm: ")
-    assert "of all 2,000)" in done.out
+    assert "over all 2,000)" in done.out
 
 
 def test_an_alarm_is_exit_status_1(run, folder):
@@ -99,7 +99,7 @@ def test_late_losses(run, folder):
     (folder / "late.jsonl").write_text(text)
     done = run("monitor", "late.jsonl", *EPSILON)
     assert done.status == 0
-    assert "of all 2)" in done.out
+    assert "over all 2)" in done.out
     assert "1 requests wait" in done.out
     patient = run("monitor", "late.jsonl", *EPSILON, "--patience", "1", "--json")
     assert json.loads(patient.out)["given_up"] == 1
@@ -136,7 +136,7 @@ def test_odd_exits_are_told_and_stop_nothing(run, folder):
     options = ("--policy", "deployed.json")
     done = run("monitor", "odd.jsonl", *options)
     assert done.status == 0
-    assert "of all 10)" in done.out
+    assert "over all 10)" in done.out
     assert "10 lines had an impossible exit, cost or confidence" in done.out
     assert json.loads(run("monitor", "odd.jsonl", *options, "--json").out)["odd"] == 10
 
@@ -247,7 +247,7 @@ def test_a_fault_is_reported_and_never_dropped(run, folder, bad):
         done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
         assert done.status == 1
         assert re.fullmatch(r"swiftsure: line 6 of the stream: `loss` [^\n]+\n", done.err)
-        assert "of all 5)" in done.out
+        assert "over all 5)" in done.out
     mended = text.replace(bad, '{"loss": 1}')
     (folder / "stream.jsonl").write_text(mended)
     done = run("monitor", "stream.jsonl", "--state", "state.json", "--json")
@@ -266,7 +266,7 @@ def test_lines_cut_short_are_survived_and_told(run, folder):
     (folder / "stream.jsonl").write_text(text)
     done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
     assert done.status == 0
-    assert "of all 2)" in done.out
+    assert "over all 2)" in done.out
     assert "1 lines could not be read" in done.out
     assert "The last line is cut short" in done.out
     (folder / "stream.jsonl").write_text(text + 'ss": 0}\n')
@@ -347,7 +347,7 @@ def test_a_policy_that_does_not_say_its_level(run, folder):
 def test_a_pipe(folder):
     done = piped(EPSILON, b"0\n" * 10 + b'{"loss": 1}')
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"of all 11)" in done.stdout
+    assert b"over all 11)" in done.stdout
     assert piped(EPSILON, b"1\n" * 50).returncode == 1
     assert piped(EPSILON, b"").returncode == 2
 

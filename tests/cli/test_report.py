@@ -83,7 +83,7 @@ def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
     done = run("report", "record.parquet", "edited.json")
     refused(done, "edited.json was changed after it was written", "--accept-edited")
     done = run("report", "record.parquet", "edited.json", "--accept-edited")
-    refused(done, "not what this record gives", "`threshold`", "Calibrate anew")
+    refused(done, "not what this record gives", "`threshold`", "Calibrate again")
     assert made() == {"edited.json"}
 
 

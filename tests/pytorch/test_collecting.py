@@ -30,10 +30,9 @@ from pytorch.builders import (
     network,
     refused,
 )
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, LossRange, TensorFunctions
 from swiftsure.torch import Scored, Staged, collect, cut, exit_flops, fingerprint
 from swiftsure.torch.collecting import InterruptedCollectionError
-from swiftsure.torch.losses import TensorLoss
 
 
 def batches(*tensors, size=16):
@@ -230,7 +229,8 @@ def test_losses_of_ones_own():
         last = outputs[-1].softmax(dim=1)
         return torch.stack([(o.softmax(dim=1) - last).abs().sum(1) for o in outputs], dim=1)
 
-    loss = TensorLoss("distance", None, against_last, LossRange(0, 2))
+    functions = TensorFunctions(against_last=against_last)
+    loss = Loss("distance", LossRange(0, 2), "distribution", tensors=functions)
     model, x = network(), inputs(20)
     record = collect(model, [(x, labels(20))], losses=["zero_one", loss])
     p = every_output(model, x).softmax(dim=2)
@@ -238,6 +238,8 @@ def test_losses_of_ones_own():
     np.testing.assert_allclose(record.inconsistencies["distance"], expected.numpy(), atol=1e-6)
     assert record.inconsistency_ranges["distance"] == LossRange(0, 2)
     assert set(record.losses) == {"zero_one"}
+    with pytest.raises(ValueError, match=r"'bleu' .* `tensors\.against_last` or `tensors\.against"):
+        collect(model, [(x, labels(20))], losses=["bleu"])
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
@@ -660,6 +662,14 @@ def test_shards_of_another_run_are_refused(tmp_path, other):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_shards_of_an_older_score_definition_are_refused(tmp_path, monkeypatch):
+    arguments = {"model": network(), "loader": batches(inputs(40), labels(40)), "shards": tmp_path}
+    collect(**arguments, shard_size=16)
+    monkeypatch.setattr("swiftsure.torch.reducing.SCORE_VERSION", 99)
+    with pytest.raises(ValueError, match=r"`shards`: .* score_version"):
+        collect(**arguments)
+
+
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -670,7 +680,7 @@ def test_nan_is_refused_by_name(exit_, loss, score):
     """At whichever exit, and whatever is to be recorded of it."""
     batch = logits(40)
     batch[37, exit_, 1] = torch.nan
-    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN for sample 37"):
+    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN .* sample 37"):
         collect(Played(4), batch.split(16), losses=[loss], scores=[score])
 
 
@@ -739,7 +749,7 @@ def test_empty_batches_among_others():
 
 
 def test_another_device():
-    with pytest.raises(ValueError, match=r"`device` is cuda, but the model is on cpu"):
+    with pytest.raises(ValueError, match=r"`device` must be the model's, cpu, but got cuda"):
         collect(network(), [inputs(5)], device="cuda")
     with refused("device"):
         collect(network(), [inputs(5)], device="gpu")
@@ -750,7 +760,7 @@ def test_another_device():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(3, 6)}, "must have `inputs`"),
+        ({"x": torch.zeros(3, 6)}, "must have the key `inputs`"),
         ((torch.zeros(3, 6),) * 4, r"\(inputs, labels, ids\), but has 4"),
         (("text", "text"), "`batch` must hold at least one tensor"),
     ],
@@ -773,7 +783,8 @@ def test_outputs_of_the_wrong_shape():
             return super().head(exit_index, state).mean(dim=0, keepdim=True)
 
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"exit 1 has shape \(1, 5\) for 5 samples"
+        (ValueError, RuntimeError),
+        match=r"exit 1 must have the samples .* 5, but has shape \(1, 5\)",
     ):
         collect(Mean(4), [logits(5)])
 
@@ -784,9 +795,9 @@ def test_nested_outputs_need_losses_and_scores_of_their_own():
             output = super().head(exit_index, state)
             return Scored({"logits": output}, output.softmax(dim=1).amax(dim=1))
 
-    with pytest.raises(ValueError, match="TensorLoss"):
+    with pytest.raises(ValueError, match="a Loss of your own"):
         collect(Nested(4), [logits(5)], scores=["model"])
-    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
+    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 returns dict"):
         collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)
 
 

@@ -399,7 +399,7 @@ def test_bounds_of_non_negative_losses_refuse_others(bound):
     "loss_range", [(-1, 1), (0, 2), ss.LossRange(-1, 1, whole=True), ss.LossRange(0, 2, whole=True)]
 )
 def test_binomial_refuses_losses_that_are_not_binary(loss_range):
-    with pytest.raises(ValueError, match="`bound` 'binomial' needs losses declared 0/1"):
+    with pytest.raises(ValueError, match="`bound` 'binomial' needs losses declared to be 0 or 1"):
         certify([0.0] * 10, EPSILON, bound="binomial", loss_range=loss_range)
 
 

@@ -165,7 +165,7 @@ def test_the_models_fingerprint_is_carried_along():
     record = ss.ExitRecord([[0.9]] * 100, losses={"mine": [[0.0, 0.0]] * 100}, fingerprint="abc")
     policy = ss.calibrate(record, epsilon=0.1)
     assert policy.certificate.model == "abc"
-    assert "bound to no particular model" not in str(policy)
+    assert "not bound to a particular model" not in str(policy)
     assert ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.model is None
 
 
@@ -354,7 +354,7 @@ def test_a_curve_may_be_called_by_its_own_names_alone(risk):
 
 def test_a_pool_is_what_the_promise_rests_on():
     told = str(ss.calibrate(random_record(200), loss="zero_one", epsilon=0.2, pool=5000))
-    assert "drawn from that pool at random" in told
+    assert "drawn from that pool without replacement" in told
     assert "independent draws" not in told
 
 
@@ -437,7 +437,7 @@ def test_the_data_is_part_of_the_certificate():
         ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
         ({"control": "ucbs"}, "`control` must be one of: .* Did you mean 'ucb'"),
         ({"bound": "stars"}, "`bound` must be one of: .* Did you mean 'star'"),
-        ({"bound": "binomial"}, "`bound` 'binomial' needs losses declared 0/1"),
+        ({"bound": "binomial"}, "`bound` 'binomial' needs losses declared to be 0 or 1"),
         ({"bound": "hoeffding_bentkus"}, "`bound` 'hoeffding_bentkus' needs losses of at least 0"),
         ({"bound": "hoeffding", "pool": 9999}, "`pool` must go with one of the bounds"),
         ({"path": "breakpoint"}, "`path` must be one of: .* Did you mean 'breakpoints'"),

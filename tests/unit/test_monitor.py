@@ -260,7 +260,7 @@ def test_a_damaged_state_is_refused_and_kept(tmp_path, damage):
 
 def test_numbers_that_no_monitor_has_are_refused(tmp_path):
     """Even if the checksum is theirs."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     path = tmp_path / "state.json"
     for field, value in [("wealth", [0.1]), ("n", -1), ("peak", 0.5), ("wealth", [-1.0] * 12)]:
@@ -268,7 +268,7 @@ def test_numbers_that_no_monitor_has_are_refused(tmp_path):
         Monitor(0.05).save(path)
         content = json.loads(path.read_text())
         content["monitor"][field] = value
-        content["checksum"] = _checksum({"monitor": content["monitor"]})
+        content["checksum"] = json_checksum({"monitor": content["monitor"]})
         path.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=f"damaged monitor state .*: {field}"):
             Monitor.load(path)
@@ -277,7 +277,7 @@ def test_numbers_that_no_monitor_has_are_refused(tmp_path):
 def test_other_files_are_told_apart(tmp_path, policy):
     path = tmp_path / "policy.json"
     policy.save(path)
-    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
+    with pytest.raises(ValueError, match="not a Swiftsure monitor state"):
         Monitor.load(path)
     with refused("path"):
         Monitor.load(tmp_path / "none.json")
@@ -829,7 +829,7 @@ def test_rules_for_late_losses_are_kept_and_compared(tmp_path):
 
 def test_states_of_before_are_read(tmp_path):
     """They do not say all that newer ones do."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
     data = lines(*({"loss": value} for value in losses(100)))
@@ -842,7 +842,7 @@ def test_states_of_before_are_read(tmp_path):
         for name in names:
             del content[part][name]
     parts = {k: content[k] for k in ("monitor", "order", "stream")}
-    content["checksum"] = _checksum(parts)
+    content["checksum"] = json_checksum(parts)
     state.write_text(json.dumps(content))
     watch = Watch.load(state, patience=5)
     assert watch.order.patience == 5
@@ -853,13 +853,13 @@ def test_states_of_before_are_read(tmp_path):
 
 def with_order(state, **changes):
     """Change the order's part of a state file, None taking a field away, with a fresh checksum."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     content = json.loads(state.read_text())
     order = {**content["order"], **changes}
     content["order"] = {name: value for name, value in order.items() if value is not None}
     parts = {k: v for k, v in content.items() if k not in ("format", "version", "checksum")}
-    content["checksum"] = _checksum(parts)
+    content["checksum"] = json_checksum(parts)
     state.write_text(json.dumps(content))
 
 

@@ -205,12 +205,12 @@ def test_everything_shows_itself_in_a_notebook():
 
 def resaved(path, change):
     """Edit a policy file and give it the checksum of its new content."""
-    from swiftsure.policy import _checksum
+    from swiftsure.files import json_checksum
 
     content = json.loads(path.read_text())
     proofs = {name: content.pop(name) for name in ("checksum", "signature") if name in content}
     change(content)
-    path.write_text(json.dumps(content | proofs | {"checksum": _checksum(content)}))
+    path.write_text(json.dumps(content | proofs | {"checksum": json_checksum(content)}))
 
 
 @pytest.mark.parametrize(

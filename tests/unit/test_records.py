@@ -411,9 +411,9 @@ def test_probabilities_in_place_of_logits_are_suspected():
 
 def test_errors_say_what_to_do_next():
     logits = np.zeros((5, 3, 4))
-    with pytest.raises(ValueError, match=r"shape \(5,\), one a sample of `logits`, \(n, n_exits"):
+    with pytest.raises(ValueError, match=r"shape \(5,\), one per sample of `logits`"):
         ss.ExitRecord.from_logits(logits, [0, 1, 2])
-    with pytest.raises(ValueError, match=r"`labels` must be 0 to 3, for there are 4 classes"):
+    with pytest.raises(ValueError, match=r"`labels` must be 0 to 3, because there are 4 classes"):
         ss.ExitRecord.from_logits(logits, [0, 1, 2, 3, 4])
     with pytest.raises(TypeError, match=r"`costs` must be a mapping of names to arrays, .* list"):
         ss.ExitRecord.from_logits(logits, costs=[1, 2, 3])

@@ -37,8 +37,8 @@ class BettingBound(Bound):
 
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
         """Return a p-value for each setting, (K,)."""
-        p = [self._p(curve, rows, k, epsilon, pool) for k in range(curve.n_settings)]
-        return np.asarray(p)
+        settings = range(curve.n_settings)
+        return np.asarray([self._p(curve, rows, k, epsilon, pool) for k in settings])
 
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
@@ -64,11 +64,8 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
     ) -> NDArray[np.bool_]:
         """Return whether each setting is certified on its own, (K,): one bet per setting."""
-
-        def certified(setting: int) -> bool:
-            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
-
-        return np.asarray([certified(setting) for setting in range(curve.n_settings)])
+        settings = range(curve.n_settings)
+        return np.asarray([self._certifies(curve, rows, k, epsilon, delta, pool) for k in settings])
 
     def _select_weighted(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int
@@ -76,9 +73,9 @@ class BettingBound(Bound):
         selected = np.empty(len(epsilons), np.int64)
         last = start - 1
         for j, epsilon in enumerate(epsilons):
-            while last + 1 < curve.n_settings:
-                if not self._deficit(curve, rows, last + 1, epsilon, delta, 1 / delta, 0) <= 0:
-                    break
+            while last + 1 < curve.n_settings and self._certifies(
+                curve, rows, last + 1, epsilon, delta, 0
+            ):
                 last += 1
             selected[j] = last
         return selected
@@ -89,7 +86,7 @@ class BettingBound(Bound):
             curve, rows, setting = curve.only(setting, rows), np.arange(len(rows)), 0
 
         def certified(epsilon: float) -> bool:
-            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+            return self._certifies(curve, rows, setting, epsilon, delta, pool)
 
         if len(rows) <= MANY:
             return smallest_certified(certified, curve.loss_range)
@@ -105,9 +102,14 @@ class BettingBound(Bound):
         while high - low > 1e-10:
             middle = 0.5 * (low + high)
             delta = float(np.exp(middle))
-            certified = self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+            certified = self._certifies(curve, rows, setting, epsilon, delta, pool)
             low, high = (low, middle) if certified else (middle, high)
         return float(np.exp(high))
+
+    def _certifies(
+        self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, delta: float, pool: int
+    ) -> bool:
+        return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
 
     def _deficit(
         self,
@@ -119,12 +121,12 @@ class BettingBound(Bound):
         goal: float,
         pool: int,
     ) -> float:
+        """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
+        test = delta, goal, curve.loss_range.high, self.star
         if curve.weights is not None:
             groups = curve.data.values, curve.weights, rows
-            test = delta, goal, curve.loss_range.high, self.star
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
-        test = delta, goal, curve.loss_range.high, self.star
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
 
 

@@ -38,18 +38,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (
-    demo,
-    translate,
-    collect,
-    calibrate,
-    evaluate,
-    report,
-    plan,
-    monitor,
-    simulate,
-    convert,
-)
+VERBS = (demo, translate, collect, calibrate, evaluate, report, plan, monitor, simulate, convert)
 for verb in VERBS:
     app.command(cls=Verb)(verb)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
     number,
     print_drawn_seed,
@@ -37,10 +38,7 @@ def calibrate(
             "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
         ),
     ] = None,
-    pool: Annotated[
-        int | None,
-        typer.Option(help="Size of the finite pool the samples came from.", show_default=False),
-    ] = None,
+    pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
         typer.Option(help="Needed labels that are missing: raise, or worst (assume the worst)."),
@@ -54,13 +52,8 @@ def calibrate(
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the policy here.", show_default=False),
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw the risk curve here.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, optional("Write the policy here.", "--output", "-o")] = None,
+    figure: Annotated[Path | None, optional("Draw the risk curve here.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Find the fastest setting whose risk is at most ε, and certify it.

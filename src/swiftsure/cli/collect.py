@@ -10,34 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import number, print_json, print_table, print_text
 
 __all__ = ["collect"]
 
 
 def collect(
-    model: Annotated[
-        str, typer.Option(help="module:function that returns a staged model.", show_default=False)
-    ],
-    data: Annotated[
-        str, typer.Option(help="module:function that returns batches.", show_default=False)
-    ],
+    model: Annotated[str, optional("module:function that returns a staged model.")],
+    data: Annotated[str, optional("module:function that returns batches.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
         "record.parquet"
     ),
     losses: Annotated[str, typer.Option(help="Losses, comma-separated.")] = "zero_one,brier",
     scores: Annotated[str, typer.Option(help="Scores, comma-separated.")] = "top1",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device, such as cuda.", show_default="the model's")
-    ] = None,
+    dtype: Annotated[str | None, optional("float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, optional("Device, such as cuda.", default="the model's")] = None,
     seconds: Annotated[bool, typer.Option(help="Also measure the time to each exit.")] = False,
-    shards: Annotated[
-        Path | None,
-        typer.Option(help="Folder for shards, to resume a killed run.", show_default=False),
-    ] = None,
+    shards: Annotated[Path | None, optional("Folder for shards, to resume a killed run.")] = None,
     shard_size: Annotated[
         int, typer.Option(help="Samples per shard; one is also written every minute.")
     ] = 1_000,

@@ -13,8 +13,7 @@ __all__ = ["convert"]
 
 def convert(
     source: Annotated[
-        Path,
-        typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False),
+        Path, typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "logits.npz"

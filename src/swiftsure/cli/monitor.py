@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import one_line, print_json, print_text
 
 if TYPE_CHECKING:
@@ -31,34 +32,20 @@ def monitor(
     stream: Annotated[
         Path, typer.Argument(help="JSON lines; - is standard input.", show_default="-")
     ] = Path("-"),
-    policy: Annotated[
-        Path | None, typer.Option(help="The policy whose promise to watch.", show_default=False)
-    ] = None,
-    risk: Annotated[
-        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Without a policy: largest risk.", show_default=False)
-    ] = None,
+    policy: Annotated[Path | None, optional("The policy whose promise to watch.")] = None,
+    risk: Annotated[str | None, optional("Which promise, if there are several.")] = None,
+    loss: Annotated[str | None, optional("Which promise, if there are several.")] = None,
+    epsilon: Annotated[float | None, optional("Without a policy: largest risk.")] = None,
     low: Annotated[
-        float | None,
-        typer.Option(help="Without a policy: lowest possible loss.", show_default="0"),
+        float | None, optional("Without a policy: lowest possible loss.", default="0")
     ] = None,
     high: Annotated[
-        float | None,
-        typer.Option(help="Without a policy: largest possible loss.", show_default="1"),
+        float | None, optional("Without a policy: largest possible loss.", default="1")
     ] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(help="Chance of a false alarm, over all time.", show_default="0.01"),
+        float | None, optional("Chance of a false alarm, over all time.", default="0.01")
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="State file: resume from it and save to it.", show_default=False),
-    ] = None,
+    state: Annotated[Path | None, optional("State file: resume from it and save to it.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for more lines, until an alarm.")
     ] = False,
@@ -66,23 +53,16 @@ def monitor(
         bool, typer.Option("--from-start", help="Read a new file, after log rotation.")
     ] = False,
     patience: Annotated[
-        int | None,
-        typer.Option(help="How many later requests a late loss may hold up.", show_default="any"),
+        int | None, optional("How many later requests a late loss may hold up.", default="any")
     ] = None,
     missing: Annotated[
         str | None,
-        typer.Option(
-            help="A loss that never arrives: count as lowest, or skip.", show_default="lowest"
-        ),
+        optional("A loss that never arrives: count as lowest, or skip.", default="lowest"),
     ] = None,
     cost: Annotated[
-        str | None,
-        typer.Option(help="The policy's cost that lines report.", show_default="exits"),
+        str | None, optional("The policy's cost that lines report.", default="exits")
     ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(help="Calibration record, to compare confidences.", show_default=False),
-    ] = None,
+    record: Annotated[Path | None, optional("Calibration record, to compare confidences.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Watch losses in production; raise an alarm if the risk exceeds ε.
@@ -395,19 +375,11 @@ def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
 def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str, Any]:
     found = watch.monitor
     return {
-        "alarm": found.alarm,
-        "alarm_at": found.alarm_at,
-        "n": found.n,
-        "mean": found.mean,
-        "recent_mean": found.recent_mean,
-        "epsilon": found.epsilon,
-        "alpha": found.alpha,
-        "evidence": found.evidence,
+        **{name: getattr(found, name) for name in ("alarm", "alarm_at", "n", "mean")},
+        **{name: getattr(found, name) for name in ("recent_mean", "epsilon", "alpha", "evidence")},
         "evidence_needed": 1.0 / found.alpha,
         "p_value": found.p_value,
-        "waiting": watch.order.waiting,
-        "given_up": watch.order.given_up,
-        "too_late": watch.order.too_late,
+        **{name: getattr(watch.order, name) for name in ("waiting", "given_up", "too_late")},
         "unreadable": watch.unreadable,
         "odd": watch.odd,
         "saving": None if watch.drift is None else watch.drift.saving,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
     number,
     print_drawn_seed,
@@ -20,37 +21,25 @@ __all__ = ["plan"]
 
 def plan(
     record: Annotated[
-        Path | None,
-        typer.Argument(help="A pilot record.", show_default=False),
+        Path | None, typer.Argument(help="A pilot record.", show_default=False)
     ] = None,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
     true_risk: Annotated[
-        float | None,
-        typer.Option(help="True risk of the setting you hope to certify.", show_default="0"),
+        float | None, optional("True risk of the setting you hope to certify.", default="0")
     ] = None,
     max_loss: Annotated[
-        float | None, typer.Option(help="Largest loss, B (2 for Brier).", show_default="1")
+        float | None, optional("Largest loss, B (2 for Brier).", default="1")
     ] = None,
     disagreement: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan for gaps: how often the setting differs from the full model.",
-            show_default=False,
-        ),
+        float | None, optional("Plan for gaps: how often the setting differs from the full model.")
     ] = None,
     power: Annotated[float, typer.Option(help="Probability of certifying it.")] = 0.9,
     saving: Annotated[
-        float | None,
-        typer.Option(help="Share of the cost to save: find the lowest ε.", show_default=False),
+        float | None, optional("Share of the cost to save: find the lowest ε.")
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="Saving in % to reach, for the table.", show_default=False),
-    ] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="Which cost, if the record has several.", show_default=False)
-    ] = None,
+    target: Annotated[float | None, optional("Saving in % to reach, for the table.")] = None,
+    cost: Annotated[str | None, optional("Which cost, if the record has several.")] = None,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
     score: options.Score = None,
@@ -59,8 +48,7 @@ def plan(
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the budget's policy here.", show_default=False),
+        Path | None, optional("Write the budget's policy here.", "--output", "-o")
     ] = None,
     json: options.Json = False,
 ) -> None:

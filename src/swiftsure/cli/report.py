@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import print_json, print_policy, print_text
 
 __all__ = ["report"]
@@ -19,14 +20,8 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here.")] = Path(
         "report.html"
     ),
-    cost: Annotated[str | None, typer.Option(help="Cost to show.", show_default=False)] = None,
-    path: Annotated[
-        str | None,
-        typer.Option(
-            help="The thresholds given to calibrate, if any.",
-            show_default=False,
-        ),
-    ] = None,
+    cost: Annotated[str | None, optional("Cost to show.")] = None,
+    path: Annotated[str | None, optional("The thresholds given to calibrate, if any.")] = None,
     accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:

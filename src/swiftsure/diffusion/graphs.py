@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftsure.diffusion.rules import ExitRule
-from swiftsure.diffusion.steps import Denoised, estimated, looked
+from swiftsure.diffusion.rules import DeeDiffRule
+from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
 from swiftsure.torch.modes import inference
 from swiftsure.torch.staged import StagedModel
 
@@ -32,7 +32,7 @@ class RecordedSteps:
         It must not draw random numbers or synchronise with the device.
     batch : tensors
         Any (images, times) or (images, times, labels) of the right batch size.
-    rule : ExitRule
+    rule : DeeDiffRule
     looks : bool
         Whether any threshold can be reached; if not, no early head runs.
     dtype : str, optional
@@ -40,7 +40,7 @@ class RecordedSteps:
     """
 
     def __init__(
-        self, model: StagedModel, batch: Batch, rule: ExitRule, looks: bool, dtype: str | None
+        self, model: StagedModel, batch: Batch, rule: DeeDiffRule, looks: bool, dtype: str | None
     ) -> None:
         images = batch[0]
         n, device = len(images), images.device
@@ -88,7 +88,9 @@ class RecordedSteps:
             self._parts["rest"]()
         found = self._found
         return found._replace(
-            exits=found.exits.clone(), stayed=found.stayed.clone(), left=found.left.clone()
+            exits=found.exits.clone(),
+            max_skipped=found.max_skipped.clone(),
+            min_taken=found.min_taken.clone(),
         )
 
     def _advance(self, first: int, until: int) -> None:
@@ -106,7 +108,7 @@ class RecordedSteps:
     def _advance_and_look(self, k: int, first: int) -> None:
         """Run the stages up to exit k, and let the confident images exit."""
         self._advance(first, k)
-        scores, output = looked(self._model, k, self._state)
+        scores, output = exit_confidence(self._model, k, self._state)
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
         staying = scores <= self._levels if self._rule.strict else scores < self._levels
         torch.bitwise_and(self._active, ~staying, out=self._leaving)
@@ -120,11 +122,11 @@ class RecordedSteps:
             self._write_noise(self._leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._write_noise(self._leaving, estimated(self._model, k, self._state))
+        self._write_noise(self._leaving, exit_output(self._model, k, self._state))
 
     def _finish(self, first: int) -> None:
         self._advance(first, self._last)
-        self._write_noise(self._active, estimated(self._model, self._last, self._state))
+        self._write_noise(self._active, exit_output(self._model, self._last, self._state))
 
     def _write_noise(self, whose: Tensor, output: Tensor) -> None:
         noise = self._found.noise

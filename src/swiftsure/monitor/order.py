@@ -285,7 +285,7 @@ class RequestOrder:
         if wanted != kept:
             raise ValueError(
                 f"`{name}` must be {kept!r}, as in the state, but got {wanted!r}: a rule that"
-                " changes on the way may depend on what was seen. Start anew with another file."
+                " changes halfway may depend on the losses seen so far. Use another file."
             )
 
 

@@ -313,7 +313,7 @@ class Monitor:
         """Return the status in one sentence."""
         if self.n == 0:
             return "No alarm: no loss was seen yet."
-        means = f"mean loss {self.recent_mean:.4g} of late, {self.mean:.4g} of all {self.n:,}"
+        means = f"mean loss {self.recent_mean:.4g} recently, {self.mean:.4g} over all {self.n:,}"
         if self.alarm_at is not None:
             return (
                 f"Alarm at loss {self.alarm_at:,}: {self.subject} exceeds {self.epsilon:g}"

@@ -1,6 +1,5 @@
 """State files: JSON with a checksum, written atomically and validated when read."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,14 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import NotJSONError, locked, read_json, writable, write_text
+from swiftsure.files import NotJSONError, json_checksum, locked, read_json, writable, write_text
 
 __all__ = ["Section", "read_state", "write_state"]
 
 FORMAT = "swiftsure-monitor"
 DAMAGED = (
-    "is a damaged monitor state and was left as it is (restore a copy, or start anew with another"
-    " file, which starts with a new α)"
+    "is a damaged monitor state and was left as it is (restore a copy, or start again with"
+    " another file and a new α)"
 )
 VERSION = 1
 """Version of the state file; newer versions are refused."""
@@ -52,7 +51,7 @@ def write_state(
         for name, section in sections.items()
         if section is not None
     }
-    checksum = _checksum(content)
+    checksum = json_checksum(content)
     head = {"format": FORMAT, "version": VERSION, "checksum": checksum}
     target = writable(path)
     with locked(target.with_name(f".{target.name}.lock"), wait=10.0):
@@ -85,7 +84,7 @@ def read_state(
     """
     content = _content(path)
     checksum = content.pop("checksum", None)
-    if checksum != _checksum(content):
+    if checksum != json_checksum(content):
         raise _damaged(path, "its checksum does not match its numbers")
     required = next(iter(kinds))
     if required not in content:
@@ -107,24 +106,14 @@ def read_state(
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a state file after checking its format and version."""
     try:
-        content = read_json(path, "the state of a Swiftsure monitor", format=FORMAT)
+        content = read_json(path, "the state of a Swiftsure monitor", FORMAT, VERSION)
     except NotJSONError as error:
         raise _damaged(path, f"it is not JSON ({error.why})") from None
     del content["format"]
     version = content.pop("version", None)
-    if isinstance(version, int) and version > VERSION:
-        raise ValueError(
-            f"{path} was written by a newer Swiftsure (state version {version}; this one reads up"
-            f" to {VERSION}): upgrade swiftsure to read it."
-        )
     if version != VERSION:
         raise _damaged(path, f"its version is {version!r}")
     return content
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:

@@ -129,9 +129,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def load(
-    path: str | os.PathLike[str],
-    expected: str,
-    only: Mapping[str, Iterable[str] | None],
+    path: str | os.PathLike[str], expected: str, only: Mapping[str, Iterable[str] | None]
 ) -> dict[str, Any]:
     """Return the arguments for a record's constructor; `only` names the tables to read."""
     found = kind(path)

@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 from swiftsure.policy import average_words, percent
-from swiftsure.report.charts import (
-    Chart,
-    Mark,
-    bar_chart,
-    chart,
-    line,
-    log_ticks,
-    with_named_lines,
-)
+from swiftsure.report.charts import Chart, Mark, bar_chart, chart, line, log_ticks, with_named_lines
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
 from swiftsure.report.quality import ExitLoss, Reliability
@@ -199,14 +191,14 @@ def _movement(
 def _threshold_ticks(found: Findings) -> list[tuple[float, str]]:
     last = len(found.shown) - 1
     where = sorted({round(k * last / (X_TICKS - 1)) for k in range(X_TICKS)})
-    return [(found.shown[k], _tick_text(found, k)) for k in where]
-
-
-def _tick_text(found: Findings, k: int) -> str:
-    threshold = found.thresholds[k]
-    if isinstance(threshold, tuple):  # too long for a tick: the number of the setting
-        return f"no. {found.shown[k]}"
-    return "never" if threshold is None else threshold_text(threshold)
+    texts = []
+    for k in where:
+        threshold = found.thresholds[k]
+        if isinstance(threshold, tuple):  # too long for a tick: the number of the setting
+            texts.append(f"no. {found.shown[k]}")
+        else:
+            texts.append("never" if threshold is None else threshold_text(threshold))
+    return [(found.shown[k], text) for k, text in zip(where, texts, strict=True)]
 
 
 def _setting_marks(found: Findings, axes: Chart) -> tuple[Mark, ...]:

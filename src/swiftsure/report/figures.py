@@ -72,7 +72,7 @@ def study_figure(
     for column, (title, study) in enumerate(named.items()):
         above, below = axes[:2, column]
         rates = {label: 1 / seconds for label, seconds in study.seconds.items()}
-        for color, label in zip(_colors(), study.labels, strict=False):
+        for color, label in zip(COLORS * 4, study.labels, strict=False):
             legend = study.legend(label)
             style = "-" if legend == label else (0, (5, 1.5))
             drawn = (study.test_risk, study.mean_cost, rates)
@@ -219,10 +219,6 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _colors() -> tuple[str, ...]:
-    return COLORS * 4
 
 
 def _band(axis: Axes, x: Any, runs: Any, color: str, label: str, style: Any) -> None:

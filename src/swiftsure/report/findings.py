@@ -64,12 +64,8 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, ready for JSON."""
-        numbers = asdict(self)
-        return {
-            "sentence": str(self.policy),
-            **numbers,
-            "policy": self.policy.model_dump(mode="json"),
-        }
+        policy = self.policy.model_dump(mode="json")
+        return {"sentence": str(self.policy), **asdict(self), "policy": policy}
 
 
 def findings(

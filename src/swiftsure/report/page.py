@@ -15,6 +15,7 @@ from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import drawings, sentences
 from swiftsure.report.charts import Chart
 from swiftsure.report.findings import Findings, findings
+from swiftsure.report.sensitivity import ByEpsilon
 
 __all__ = ["policy_page", "rendered"]
 
@@ -146,7 +147,7 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
                 "epsilons": [f"{value:.6g}" for value in each.epsilons],
                 "settings": list(each.settings),
                 "own": each.own,
-                "heights": [_height(axes, value) for value in each.epsilons],
+                "heights": [axes.y(e) if axes.y.holds(e) else None for e in each.epsilons],
             }
             for each, axes in zip(found.by_epsilon, risks, strict=True)
         ],
@@ -164,25 +165,16 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
     }
 
 
-def _height(axes: Chart, epsilon: float) -> float | None:
-    return axes.y(epsilon) if axes.y.holds(epsilon) else None
-
-
 def _widths(axes: Chart, shares: tuple[float, ...]) -> list[float]:
     return [round(share * (axes.x.stop - axes.x.start), 1) for share in shares]
 
 
 def _epsilon_rows(found: Findings) -> list[list[tuple[float, bool, Any]]]:
     """Return rows (level, whether it is the policy's own, setting) for each promise."""
-    tables = []
-    for choices in found.by_epsilon or ():
-        step = -(-len(choices.epsilons) // TABLE_ROWS)
-        # Start from the policy's own level, so that it is included.
-        picked = range(choices.own % step, len(choices.epsilons), step)
-        tables.append(
-            [
-                (choices.epsilons[k], k == choices.own, found.settings[choices.settings[k]])
-                for k in picked
-            ]
-        )
-    return tables
+
+    def rows(each: ByEpsilon) -> list[tuple[float, bool, Any]]:
+        step = -(-len(each.epsilons) // TABLE_ROWS)
+        picked = range(each.own % step, len(each.epsilons), step)  # includes the policy's own
+        return [(each.epsilons[k], k == each.own, found.settings[each.settings[k]]) for k in picked]
+
+    return [rows(each) for each in found.by_epsilon or ()]

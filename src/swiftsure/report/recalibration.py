@@ -23,8 +23,8 @@ __all__ = ["Recalibration", "recalibrate"]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
-EDITED = "Was the file edited? Calibrate anew."
+REMEDY = "Give the record that the policy was calibrated on, or calibrate again on this one."
+EDITED = "Was the file edited? Calibrate again."
 
 RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
@@ -153,13 +153,13 @@ def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
     if has_exits != (policy.n_exits is not None):
         raise _mismatch("what it is about", kinds[not has_exits], kinds[has_exits])
     if isinstance(record, ExitRecord):
-        if record.n_exits != policy.n_exits:
-            raise _mismatch("the number of exits", policy.n_exits, record.n_exits)
         if policy.score not in record.confidences:
             raise _mismatch("the score", policy.score, " or ".join(record.confidences))
-        for name in ("temperatures", "dtype"):
+        names = {"n_exits": "the number of exits"}
+        for name in ("n_exits", "temperatures", "dtype"):
             if getattr(policy, name) != getattr(record, name):
-                raise _mismatch(f"`{name}`", getattr(policy, name), getattr(record, name))
+                what = names.get(name, f"`{name}`")
+                raise _mismatch(what, getattr(policy, name), getattr(record, name))
     elif record.dial not in policy.settings:
         raise _mismatch("the dial", " or ".join(policy.settings), record.dial)
     model = policy.certificate.model
@@ -271,7 +271,7 @@ def _check_promise(calibration: Recalibration) -> None:
         raise ValueError(
             f"`policy` is not what this record gives: `{where}` is {of_policy} in the policy, but"
             f" {of_record} when calibrated again in the same way. Was the file edited? Calibrate"
-            " anew; or plan anew, if it was made for a budget."
+            " again, or plan again if it was made for a budget."
         )
 
 

@@ -215,11 +215,8 @@ def _upper_bounds(
     calibration: Recalibration, promise: int, settings: Indices
 ) -> tuple[Floats, str, float]:
     """Return upper bounds, their name, and the level they are compared with."""
-    rule, curve, certificate = (
-        calibration.rules[promise],
-        calibration.tested[promise],
-        calibration.policy.certificate,
-    )
+    rule, curve = calibration.rules[promise], calibration.tested[promise]
+    certificate = calibration.policy.certificate
     epsilon, delta = certificate.promises[promise].epsilon, calibration.delta
     if rule.name == "crc":
         epsilon, delta = rule.split_epsilon(epsilon, curve.loss_range.high, curve.n)
@@ -270,17 +267,13 @@ def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
         return None
     sizes = sorted({max(1, round(factor * n)) for factor in FACTORS if factor * n <= LARGEST})
     rng = np.random.default_rng(DRAWS_SEED)
-    chosen = [
-        np.asarray([calibration.choice(rows=rng.integers(0, n, size)) for _ in range(_draws(size))])
-        for size in sizes
-    ]
+    chosen = []
+    for size in sizes:
+        drawn = (rng.integers(0, n, size) for _ in range(int(np.clip(ROWS // size, 10, 100))))
+        chosen.append(np.asarray([calibration.choice(rows=rows) for rows in drawn]))
     return BySize(
         sizes=tuple(sizes),
         settings=tuple(int(np.quantile(each, 0.5, method="lower")) for each in chosen),
         saved=None if saved is None else tuple(float(saved[each].mean()) for each in chosen),
         certified=tuple(float((each > 0).mean()) for each in chosen),
     )
-
-
-def _draws(size: int) -> int:
-    return int(np.clip(ROWS // size, 10, 100))

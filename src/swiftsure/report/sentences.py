@@ -81,7 +81,7 @@ def about_bound(found: Findings) -> str:
     if along.upper is None:
         return (
             "This rule looks at the measured risk alone, which exceeds ε about half of the time"
-            " where the two meet."
+            " at the setting where they meet."
         )
     if certificate.guarantee == "probability":
         text = "The upper bound holds for each threshold on its own, as if it alone were tested."

@@ -25,7 +25,8 @@ class Batch(NamedTuple):
         if isinstance(batch, dict):
             if "inputs" not in batch:
                 raise ValueError(
-                    f"A batch that is a dict must have `inputs`, but has: {', '.join(batch)}."
+                    "A batch that is a dict must have the key `inputs`, but has"
+                    f" {', '.join(map(str, batch)) or 'no keys'}."
                 )
             return cls(*(batch.get(name) for name in cls._fields))
         if isinstance(batch, tuple | list):

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from swiftsure import checks
+from swiftsure.losses import Loss
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
 from swiftsure.torch.batches import Batch, DataHash
-from swiftsure.torch.losses import TensorLoss
 from swiftsure.torch.reducing import PendingBatch, Reducer
 from swiftsure.torch.staged import StagedModel, batch_size
 
@@ -55,7 +55,7 @@ class OtherDataError(ValueError):
 def collect(
     model: StagedModel,
     loader: Iterable[Any],
-    losses: Sequence[str | TensorLoss] = ("zero_one", "brier"),
+    losses: Sequence[str | Loss] = ("zero_one", "brier"),
     scores: Sequence[str] = ("top1",),
     *,
     temperatures: Sequence[float] | None = None,
@@ -80,7 +80,7 @@ def collect(
         run, the order must be the same each time. Negative labels are missing. For segmentation,
         labels are (n, height, width), and void where negative or `swiftsure.losses.VOID`.
     losses, scores : names
-        Losses are names in `swiftsure.torch.losses.TENSOR_LOSSES` or `TensorLoss`es; scores are
+        Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
         names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
         "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional
@@ -110,7 +110,7 @@ def collect(
     Raises
     ------
     ValueError
-        If the model is in training mode, an output is NaN (the error names the sample and exit),
+        If the model is in training mode, an output is not valid (the error names sample and exit),
         outputs have the wrong shape, or the shards come from another model or other data.
     InterruptedCollectionError
         If the loader or the model fails part-way; it holds what was collected.
@@ -151,7 +151,7 @@ def collect(
             ) from error
     if record is None:
         labelled = " with a labelled pixel" if collected.left_out else ""
-        raise ValueError(f"`loader` must give at least one sample{labelled}.")
+        raise ValueError(f"`loader` must give at least one sample{labelled}, but gave none.")
     if collected.left_out:
         warnings.warn(
             _left_out_message(collected.left_out, collected.done), UserWarning, stacklevel=2
@@ -243,8 +243,8 @@ class _Collection:
             self.shards.note(batches=batch.names)
         elif batch.names != parts:
             raise ValueError(
-                f"All batches must hold the same parts, but one holds {', '.join(batch.names)}"
-                f" after {', '.join(parts)}."
+                f"All batches must have the same parts, {', '.join(parts)} as in the first, but got"
+                f" one with {', '.join(batch.names)}."
             )
         digests = {}
         if self.shards.folder is not None:  # before the batch runs: a model may overwrite it
@@ -323,4 +323,4 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 def _left_out_message(ids: list[Any], n: int) -> str:
     shown = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
-    return f"{len(ids)} of {n:,} samples have no labelled pixel, and are left out: {shown}."
+    return f"{len(ids)} of {n:,} samples have no labelled pixel and were left out: {shown}."

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprinting import fingerprint
-from swiftsure.torch.modes import inference, refuse_training
+from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -96,13 +95,12 @@ class EarlyExit(nn.Module):
         self.auditor = _auditor(audit, monitor, policy)
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
-        self.score = checks.choice("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
+        self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._warned = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
@@ -153,7 +151,7 @@ class EarlyExit(nn.Module):
         if any(part.training for part in self._submodules):
             refuse_training(self.model)
         device = device_of(batch)
-        expected = None if self._anchor is None else self._anchor.device
+        expected = model_device(self.model)
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
@@ -246,7 +244,7 @@ class EarlyExit(nn.Module):
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
-            _ = found.outputs  # checks for NaN now: nothing to wait for on a CPU
+            _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
 
 
