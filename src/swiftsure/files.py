@@ -219,8 +219,8 @@ def read_json(
     version = content.get("version")
     if file_format is not None and isinstance(version, int) and version > newest:
         raise ValueError(
-            f"{path} was written by a newer Swiftsure (file version {version}; this one reads up to"
-            f" {newest}): upgrade swiftsure to read it."
+            f"{path} was written by a newer Swiftsure ({what.rsplit(maxsplit=1)[-1]} version {version}; this"
+            f" one reads up to {newest}): upgrade swiftsure to read it."
         )
     return content
 

@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure import checks, paths
 from swiftsure._html import html_card
@@ -98,8 +98,8 @@ class Promise(_Frozen):
     relative: bool = True
     """Whether losses are relative to the full model."""
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
         _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
         _require(low < self.epsilon <= high, f"epsilon must lie in ({low:g}, {high:g}]")
@@ -108,7 +108,6 @@ class Promise(_Frozen):
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
         upper = self.upper_bound
         _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
-        return self
 
     @property
     def name(self) -> str:
@@ -160,8 +159,10 @@ class Certificate(_Frozen):
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
+        for promise in self.promises:
+            promise.check()
         _require(
             self.delta is not None or self.guarantee != "probability",
             "delta must be given for a guarantee with a probability",
@@ -179,7 +180,6 @@ class Certificate(_Frozen):
             or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
             "exit_shares must be shares that add up to 1",
         )
-        return self
 
     @property
     def by_budget(self) -> bool:
@@ -247,11 +247,12 @@ class Policy(_Frozen):
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
+    def check(self) -> None:
+        """Raise if the fields cannot belong together, as those of a damaged file."""
         certificate, n_exits, threshold = self.certificate, self.n_exits, self.threshold
+        certificate.check()
         _require(
-            threshold is None or certificate.index is not None,
+            threshold is None or certificate.index is not None or certificate.guarantee == "none",
             "threshold must be null where no setting was certified",
         )
         if n_exits is None:
@@ -268,7 +269,6 @@ class Policy(_Frozen):
             self.temperatures is None or len(self.temperatures) == n_exits,
             "temperatures must be one per exit",
         )
-        return self
 
     @property
     def runs_full_model(self) -> bool:
@@ -433,13 +433,13 @@ class Policy(_Frozen):
         checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             policy = cls.model_validate_json(json.dumps(content))
+            policy.check()
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            what = first["msg"].removeprefix("Value error, ")
-            raise ValueError(
-                f"{path} is a damaged policy: {where + ': ' if where else ''}{what}."
-            ) from None
+            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
+        except ValueError as error:
+            raise ValueError(f"{path} is a damaged policy: {error}.") from None
         if checksum != json_checksum(content) and not accept_edited:
             raise ValueError(
                 f"{path} was changed after it was written: its checksum does not match, so its"

@@ -919,3 +919,25 @@ def test_an_outer_autocast_of_another_dtype_warns_once(dtype, recwarn):
         fast(x)
     assert not recwarn
     assert torch.equal(found, expected)
+
+
+def test_weights_that_change_later_are_noticed():
+    model = network()
+    batch = inputs(8)
+    policy = policy_of(0.7, 4, model=fingerprint(model))
+    fast = EarlyExit(model, policy)
+    fast(batch)
+    parameter = next(model.parameters())
+    with torch.no_grad():
+        parameter.add_(0.5)
+    with pytest.raises(ValueError, match="was made for another model"):
+        fast(batch)
+    with torch.no_grad():
+        parameter.sub_(0.5)
+    model.load_state_dict(network().state_dict())
+    fast(batch)  # the same values again
+    model.load_state_dict(network(seed=1).state_dict())
+    with pytest.raises(ValueError, match="was made for another model"):
+        fast(batch)
+    with pytest.raises(ValueError, match="was made for another model"):
+        Stream(fast, 4).push(batch)

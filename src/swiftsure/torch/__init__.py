@@ -15,7 +15,7 @@ from swiftsure.torch.heads import attach_heads, train_heads
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
-from swiftsure.torch.stream import Stream
+from swiftsure.torch.stream import Stream, StreamError
 from swiftsure.torch.temperature import fit_temperatures
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Staged",
     "StagedModel",
     "Stream",
+    "StreamError",
     "attach_heads",
     "check",
     "collect",

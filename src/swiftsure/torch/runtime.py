@@ -98,6 +98,8 @@ class EarlyExit(nn.Module):
         self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
+        self._binding = binding
+        self._weights = _Weights(model)
         self._warned = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
@@ -150,6 +152,7 @@ class EarlyExit(nn.Module):
         """Disable gradients and set the policy's dtype, after checking mode and device."""
         if any(part.training for part in self._submodules):
             refuse_training(self.model)
+        self.check_weights()
         device = device_of(batch)
         expected = model_device(self.model)
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
@@ -159,6 +162,16 @@ class EarlyExit(nn.Module):
         self._warn_of_autocast(device)
         with inference(device, self.dtype):
             yield
+
+    def check_weights(self) -> None:
+        """Compare the model with the policy again if its weights changed since the last look.
+
+        Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations and new
+        parameters in place of old ones. Writing through `.data` is not.
+        """
+        if self._weights.changed():
+            self._binding.check_model(self._fingerprint)
+            self._weights = _Weights(self.model)
 
     def _warn_of_autocast(self, device: torch.device) -> None:
         """Warn once if an outer autocast asks for a dtype other than the policy's."""
@@ -246,6 +259,27 @@ class EarlyExit(nn.Module):
         if device.type == "cpu":
             _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
+
+
+class _Weights:
+    """The parameters of a model, and how often each was changed in place."""
+
+    def __init__(self, model: Any) -> None:
+        parts = list(model.modules()) if isinstance(model, nn.Module) else []
+        self._tables = [part._parameters for part in parts if part._parameters]
+        self._seen = self._versions()
+
+    def changed(self) -> bool:
+        """Return whether a parameter was changed or replaced."""
+        return self._versions() != self._seen
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [
+            (id(each), 0 if each.is_inference() else each._version)
+            for table in self._tables
+            for each in table.values()
+            if each is not None
+        ]
 
 
 def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:
