@@ -218,9 +218,10 @@ def read_json(
         raise ValueError(f"{path} is JSON, but not {what}.")
     version = content.get("version")
     if file_format is not None and isinstance(version, int) and version > newest:
+        kind = what.rsplit(maxsplit=1)[-1]
         raise ValueError(
-            f"{path} was written by a newer Swiftsure ({what.rsplit(maxsplit=1)[-1]} version {version}; this"
-            f" one reads up to {newest}): upgrade swiftsure to read it."
+            f"{path} was written by a newer Swiftsure ({kind} version {version}; this one reads up"
+            f" to {newest}): upgrade swiftsure to read it."
         )
     return content
 

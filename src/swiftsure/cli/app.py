@@ -16,7 +16,7 @@ from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.monitor import monitor
-from swiftsure.cli.output import one_line
+from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
 from swiftsure.cli.simulate import simulate
@@ -86,6 +86,7 @@ def main() -> None:
 
 def _run_app() -> str | int | None:
     warnings.showwarning = _show_warning
+    check_outputs()
     try:
         app()
     except SystemExit as ended:

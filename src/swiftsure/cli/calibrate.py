@@ -8,6 +8,7 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
+    check_outputs,
     number,
     print_drawn_seed,
     print_json,
@@ -81,12 +82,9 @@ def calibrate(
             --average sample --max-group-size 4
     """
     import swiftsure as ss
-    from swiftsure.files import writable
     from swiftsure.report.figures import figure_kind
 
-    for target in (output, figure):  # check both before writing either
-        if target is not None:
-            writable(target)
+    check_outputs(output, figure)
     if figure is not None:
         figure_kind(figure)
     loaded = ss.load_record(record)

@@ -11,7 +11,7 @@ import typer
 
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
-from swiftsure.cli.output import number, print_json, print_table, print_text
+from swiftsure.cli.output import check_outputs, number, print_json, print_table, print_text
 
 __all__ = ["collect"]
 
@@ -46,15 +46,13 @@ def collect(
 
         swiftsure collect --model nets:build --data sets:calibration
     """
-    from swiftsure.files import writable
-
     try:
         from swiftsure.torch import collect as run
         from swiftsure.torch.collecting import InterruptedCollectionError
     except ImportError as error:
         raise ValueError(str(error)) from None
 
-    writable(output)  # fail before hours of collecting
+    check_outputs(output)  # fail before hours of collecting
     try:
         with _import_from_current_folder():
             record = run(

@@ -7,7 +7,15 @@ import typer
 
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
-from swiftsure.cli.output import is_terminal, number, print_json, print_table, print_text, rate
+from swiftsure.cli.output import (
+    check_outputs,
+    is_terminal,
+    number,
+    print_json,
+    print_table,
+    print_text,
+    rate,
+)
 
 __all__ = ["evaluate"]
 
@@ -56,6 +64,7 @@ def evaluate(
     import swiftsure as ss
     from swiftsure.policy import average_words, percent
 
+    check_outputs(figure)
     study = ss.evaluate(
         ss.load_record(record),
         risk=risk,

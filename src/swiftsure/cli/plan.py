@@ -8,6 +8,7 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
+    check_outputs,
     number,
     print_drawn_seed,
     print_json,
@@ -199,6 +200,7 @@ def _plan_budget(
 ) -> None:
     import swiftsure as ss
 
+    check_outputs(output)
     loaded = ss.load_record(record)
     found = ss.planning.lowest_epsilon(loaded, saving=saving, delta=delta, seed=seed, **shared)
     if output is not None:

@@ -7,7 +7,7 @@ import typer
 
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
-from swiftsure.cli.output import print_json, print_policy, print_text
+from swiftsure.cli.output import check_outputs, print_json, print_policy, print_text
 
 __all__ = ["report"]
 
@@ -37,11 +37,11 @@ def report(
         swiftsure report record.parquet deployed.json -o report.html
     """
     import swiftsure as ss
-    from swiftsure.files import writable, write_text
+    from swiftsure.files import write_text
     from swiftsure.report.findings import findings
     from swiftsure.report.page import rendered
 
-    writable(output)  # fail before any work
+    check_outputs(output)
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
     found = findings(ss.load_record(record), loaded, options.parse_path(path), cost)
     write_text(output, rendered(found))

@@ -259,8 +259,8 @@ def _check_promise(calibration: Recalibration) -> None:
     policy = calibration.policy
     again = _recomputed_budget if policy.certificate.by_budget else _recalibrated_policy
     ignored = {"seed_drawn"}  # cannot be recomputed
-    if policy.metadata.swiftsure != __version__:
-        ignored.add("assumptions")  # other versions may word them differently
+    if policy.certificate.by_budget or policy.metadata.swiftsure != __version__:
+        ignored.add("assumptions")  # not computed here; worded differently by other versions
     in_policy, seen = (
         each.model_dump(mode="json", exclude={"certificate": ignored})
         for each in (policy, again(calibration))
