@@ -282,7 +282,7 @@ def test_all_that_looks_asks_alike():
     assert ((made.exits[:, 0] == 0) == (seen[:, 0, 0] >= np.float32(level))).all()
     assert made.max_skipped.dtype == np.float32
     model.confidence_at = lambda k, state: torch.ones(len(state["tokens"]), 1)
-    with pytest.raises(ValueError, match=r"one confidence a sample, of shape \(n,\)"):
+    with pytest.raises(ValueError, match=r"one confidence per sample, of shape \(n,\)"):
         DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate(1)
 
 
