@@ -50,7 +50,7 @@ VERSION = 1
 BUDGET = "budget"
 """The control of a certificate whose setting was chosen by a compute budget."""
 
-UNBOUND = "not bound to a particular model, because it was made from arrays alone"
+UNBOUND = "not bound to a particular model, because its record has no fingerprint of one"
 
 AVERAGES = {
     "group": (
@@ -151,7 +151,7 @@ class Certificate(_Frozen):
     data: str
     """Fingerprint of the calibration losses, confidences and settings."""
     model: str | None = None
-    """Fingerprint of the model; None for a policy made from arrays alone."""
+    """Fingerprint of the model; None if the record has none."""
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"

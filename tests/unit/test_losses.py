@@ -1,5 +1,7 @@
 """Losses by hand, their ranges, and how a new one is added."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -324,3 +326,19 @@ def test_a_name_is_registered_once(registry):
     with pytest.raises(ValueError, match="'brier' is taken"):
         losses.LOSSES.register(new_loss("brier"))
     assert losses.LOSSES["brier"] is losses.BRIER
+
+
+def test_a_prediction_loss_must_be_registered_before_labels_may_be_missing():
+    from swiftsure.losses import LOSSES, ZERO_ONE
+
+    own = dataclasses.replace(ZERO_ONE, name="own")
+    logits = np.random.default_rng(0).normal(size=(30, 3, 4))
+    labels = np.where(logits.argmax(2).std(axis=1) > 0, 1, -1)  # missing where the exits agree
+    with pytest.raises(ValueError, match="'own' allows only once it is known by name"):
+        ss.ExitRecord.from_logits(logits, labels, losses=[own])
+    LOSSES.register(own)
+    try:
+        record = ss.ExitRecord.from_logits(logits, labels, losses=[own])
+    finally:
+        del LOSSES["own"]
+    assert list(record.losses) == ["own"]

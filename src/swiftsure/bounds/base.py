@@ -11,13 +11,10 @@ from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.registry import Registry
 
-__all__ = ["BOUNDS", "IID", "Bound", "last_before_failure", "smallest_certified"]
+__all__ = ["BOUNDS", "Bound", "last_before_failure", "smallest_certified"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-
-IID = "independent samples of one distribution"
-"""The assumption that all bounds share."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,9 @@ class Bound(ABC):
     Attributes
     ----------
     name : str
-    assumes : str
-        The assumptions it needs, printed in certificates.
     needs : {"any", "non-negative", "binary", "ternary"}
-        Which losses it is valid for.
+        Which losses it is valid for; certificates say so. All bounds assume independent samples of
+        one distribution.
     uses_order : bool
         Whether the result depends on the order of the samples. They are then tested in an order
         drawn beforehand, and the certificate says so.
@@ -43,7 +39,6 @@ class Bound(ABC):
     """
 
     name: str
-    assumes: str
     needs: str = "any"
     uses_order: bool = False
     pools: bool = False

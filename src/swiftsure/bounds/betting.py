@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from swiftsure import _kernels
 from swiftsure.bounds import _bets
-from swiftsure.bounds.base import BOUNDS, IID, Bound, smallest_certified
+from swiftsure.bounds.base import BOUNDS, Bound, smallest_certified
 from swiftsure.curves import RiskCurve
 
 __all__ = ["BettingBound"]
@@ -134,7 +134,6 @@ for _name, _star in (("wsr", False), ("star", True)):
     BOUNDS.register(
         BettingBound(
             _name,
-            f"{IID}, in an order fixed beforehand; losses of at most B",
             uses_order=True,
             pools=True,
             weighs=True,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from swiftsure.bounds.base import BOUNDS, IID, Bound, last_before_failure, smallest_certified
+from swiftsure.bounds.base import BOUNDS, Bound, last_before_failure, smallest_certified
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 
@@ -145,20 +145,15 @@ def empirical_bernstein_p(
 BOUNDS.register(
     SummaryBound(
         "binomial",
-        f"{IID}; losses of 0 or 1; exact",
         needs="binary",
         pools=True,
         p_of_summary=binomial_p,
         p_of_pool=binomial_pool_p,
     )
 )
-for _name, _p, _needs in (
-    ("hoeffding", hoeffding_p, "any"),
-    ("bentkus", bentkus_p, "non-negative"),
-    ("hoeffding_bentkus", hoeffding_bentkus_p, "non-negative"),
-    ("empirical_bernstein", empirical_bernstein_p, "any"),
-):
-    _losses = "bounded losses" if _needs == "any" else "losses in [0, B]"
-    BOUNDS.register(
-        SummaryBound(_name, f"{IID}; {_losses}", _needs, weighs=_needs == "any", p_of_summary=_p)
-    )
+BOUNDS.register(SummaryBound("hoeffding", weighs=True, p_of_summary=hoeffding_p))
+BOUNDS.register(SummaryBound("bentkus", "non-negative", p_of_summary=bentkus_p))
+BOUNDS.register(SummaryBound("hoeffding_bentkus", "non-negative", p_of_summary=hoeffding_bentkus_p))
+BOUNDS.register(
+    SummaryBound("empirical_bernstein", weighs=True, p_of_summary=empirical_bernstein_p)
+)

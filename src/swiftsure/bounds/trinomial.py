@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from swiftsure._compile import compiled
-from swiftsure.bounds.base import BOUNDS, IID, Bound, last_before_failure
+from swiftsure.bounds.base import BOUNDS, Bound, last_before_failure
 from swiftsure.curves import RiskCurve
 from swiftsure.files import write_text
 
@@ -431,8 +431,4 @@ def largest_between(region, factorials, epsilon, least, most):  # type: ignore[n
     return largest
 
 
-BOUNDS.register(
-    TrinomialBound(
-        "trinomial", f"{IID}; losses of -1, 0 or 1; exact whatever their order", "ternary"
-    )
-)
+BOUNDS.register(TrinomialBound("trinomial", "ternary"))

@@ -141,6 +141,21 @@ class Loss:
     against_last: Callable[[Array], Array] | None = None
     tensors: TensorFunctions | str | None = None
 
+    def gap_needs_no_label(self) -> bool:
+        """Return whether labels may be missing, because equal predictions have equal losses.
+
+        Raises
+        ------
+        ValueError
+            If the loss is not registered: a record knows its losses by name only.
+        """
+        if self.of == "prediction" and LOSSES.get(self.name) is not self:
+            raise ValueError(
+                f"`losses`: labels are missing, which {self.name!r} allows only once it is known by"
+                " name: pass it to swiftsure.losses.LOSSES.register first."
+            )
+        return self.of == "prediction"
+
     def on_tensors(self) -> TensorFunctions:
         """Return the functions on tensors, importing them if they are given by name."""
         found: TensorFunctions | None

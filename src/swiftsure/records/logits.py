@@ -149,7 +149,7 @@ def _reduced(
                 parts.setdefault(f"loss/{loss.name}", []).append(against)
     joined = {key: np.concatenate(blocks) for key, blocks in parts.items()}
     if targets is not None and (targets < 0).any():  # only prediction losses allow missing labels
-        chosen_losses = [loss for loss in chosen if loss.of == "prediction"]
+        chosen_losses = [loss for loss in chosen if loss.gap_needs_no_label()]
     else:
         chosen_losses = chosen if targets is not None else []
     drawn = label != "expected"

@@ -98,8 +98,7 @@ class Audit:
 
     def _differ(self, loss: Loss) -> NDArray[np.bool_]:
         """Return where the two answers' losses may differ for some label."""
-        of_predictions = loss.name in LOSSES and LOSSES[loss.name].of == "prediction"
-        if not of_predictions or loss.on_tensors().against_last is None:
+        if loss.of != "prediction" or loss.on_tensors().against_last is None:
             return np.ones(len(self.ids), bool)
         differ: NDArray[np.bool_] = self.losses("consistency", loss) > 0
         return differ

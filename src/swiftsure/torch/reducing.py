@@ -167,8 +167,8 @@ class Reducer:
 
         losses = tables("losses")
         if any(np.isnan(values).any() for values in losses.values()):
-            kept = [k for k in losses if k in LOSSES and LOSSES[k].of == "prediction"]
-            losses = {name: losses[name] for name in kept}
+            kept = [loss.name for loss in self.losses if loss.gap_needs_no_label()]
+            losses = {name: losses[name] for name in kept if name in losses}
         return ExitRecord(
             tables("confidences"),
             losses=losses,
