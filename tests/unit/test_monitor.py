@@ -277,7 +277,7 @@ def test_numbers_that_no_monitor_has_are_refused(tmp_path):
 def test_other_files_are_told_apart(tmp_path, policy):
     path = tmp_path / "policy.json"
     policy.save(path)
-    with pytest.raises(ValueError, match="not a Swiftsure monitor state"):
+    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
         Monitor.load(path)
     with refused("path"):
         Monitor.load(tmp_path / "none.json")
@@ -1023,3 +1023,28 @@ def test_a_second_writer_loses_no_update(tmp_path):
     with pytest.raises(ValueError, match="was written by another monitor; it was left"):
         second.save(path)
     assert Watch.load(path).monitor.mean == 0.0
+
+
+def test_a_monitor_does_not_strip_the_state_of_a_watch(tmp_path):
+    path = tmp_path / "state.json"
+    watch = Watch(Monitor(0.05))
+    watch.feed(b'{"id": 1}\n')
+    watch.save(path)
+    before = path.read_bytes()
+    monitor = Monitor.load(path)
+    with pytest.raises(ValueError, match=r"holds more than a monitor: order, stream"):
+        monitor.save(path)
+    assert path.read_bytes() == before
+
+
+def test_a_monitor_may_be_saved_in_two_places(tmp_path):
+    monitor = Monitor(0.05)
+    for name in ("a.json", "b.json", "a.json"):
+        monitor.update(0.0)
+        monitor.save(tmp_path / name)
+    assert Monitor.load(tmp_path / "a.json").n == 3
+
+
+def test_a_key_twice_is_a_fault():
+    with pytest.raises(StreamFaultError, match="has a key twice"):
+        Watch(Monitor(0.05)).feed(b'{"loss": 1, "loss": 0}\n')

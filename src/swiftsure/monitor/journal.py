@@ -1,8 +1,11 @@
 """Journal: what was read from a pipe since the state was saved, so that a killed run loses none."""
 
+import hashlib
 import os
 from pathlib import Path
 from typing import BinaryIO
+
+from swiftsure.files import sync
 
 __all__ = ["Journal"]
 
@@ -17,10 +20,13 @@ class Journal:
     ----------
     state : path
         The state file.
+    promise : str
+        What is watched; a journal of another promise is ignored too.
     """
 
-    def __init__(self, state: str | os.PathLike[str]) -> None:
+    def __init__(self, state: str | os.PathLike[str], promise: str) -> None:
         self.path = Path(f"{os.fspath(state)}.journal")
+        self._promise = hashlib.sha256(promise.encode()).hexdigest()[:16]
         self._file: BinaryIO | None = None
 
     def read(self, checksum: str | None) -> bytes:
@@ -28,13 +34,16 @@ class Journal:
         if not self.path.is_file():
             return b""
         head, _, data = self.path.read_bytes().partition(b"\n")
-        return data if head == _head(checksum) else b""
+        return data if head == self._head(checksum) else b""
 
     def start(self, checksum: str | None, data: bytes = b"") -> None:
         """Start anew, after the state with this checksum."""
         self.close()
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(f"{self.path} must be a file, but is something else.")
         self._file = self.path.open("wb")
-        self.append(_head(checksum) + b"\n" + data)
+        self.append(self._head(checksum) + b"\n" + data)
+        sync(self.path.parent)
 
     def append(self, data: bytes) -> None:
         """Add what was read, and wait until it is on the disk."""
@@ -55,6 +64,5 @@ class Journal:
         self.close()
         self.path.unlink(missing_ok=True)
 
-
-def _head(checksum: str | None) -> bytes:
-    return b"new" if checksum is None else checksum.encode()
+    def _head(self, checksum: str | None) -> bytes:
+        return f"{checksum or 'new'} {self._promise}".encode()

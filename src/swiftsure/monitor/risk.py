@@ -105,7 +105,7 @@ class Monitor:
         self._goal = 1.0 / self.alpha
         self._stakes = _evidence.stakes(self.epsilon, low)
         self._state = _evidence.new_state()
-        self._saved: str | None = None  # checksum of the state file that this monitor continues
+        self._saved: dict[str, str] = {}  # checksums of the state files that it continues
         self.lock = threading.RLock()
 
     @classmethod
@@ -262,7 +262,9 @@ class Monitor:
             would be lost: load that one, or choose another file.
         """
         with self.lock:
-            self._saved = write_state(path, {"monitor": self.state()}, self._saved)
+            place = os.path.realpath(path)
+            known = self._saved.get(place)
+            self._saved[place] = write_state(place, {"monitor": self.state()}, known)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Monitor":
@@ -275,7 +277,7 @@ class Monitor:
         """
         sections, checksum = read_state(path, {"monitor": MonitorState})
         monitor = cls.from_state(sections["monitor"])
-        monitor._saved = checksum
+        monitor._saved[os.path.realpath(path)] = checksum
         return monitor
 
     def __reduce__(self) -> tuple[Any, ...]:

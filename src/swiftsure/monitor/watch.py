@@ -112,12 +112,11 @@ class Watch:
                 self._rest = b"\n".join([*lines[position:], rest])
                 raise self._fault(error) from None
             self._passed(line + b"\n")
-        if len(rest) > LONGEST:
-            raise ValueError(
-                f"`stream` must be JSON lines, but line {self.lines + 1:,} is longer than"
-                f" {LONGEST:,} bytes."
-            )
         self._rest = rest
+        if len(rest) > LONGEST:
+            raise self._fault(
+                ValueError(f"`stream` must hold JSON lines of at most {LONGEST:,} bytes.")
+            )
 
     def finish(self) -> bool:
         """Process the end of the stream; return whether its last line is incomplete.
@@ -254,7 +253,7 @@ class Watch:
                 "drift": self._drift_before if self.drift is None else self.drift.state(),
                 "stream": self._stream(),
             }
-        self.saved = write_state(path, sections, self.saved)
+            self.saved = write_state(path, sections, self.saved)
 
     def replay(self, data: bytes) -> None:
         """Process what a killed run had read from a pipe but not saved.

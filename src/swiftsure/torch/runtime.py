@@ -166,8 +166,9 @@ class EarlyExit(nn.Module):
     def check_weights(self) -> None:
         """Compare the model with the policy again if its weights changed since the last look.
 
-        Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations and new
-        parameters in place of old ones. Writing through `.data` is not.
+        Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations, and new
+        parameters, buffers or modules in place of old ones. Writing through `.data`, and changes
+        of tensors that were made in inference mode, are not.
         """
         if self._weights.changed():
             self._binding.check_model(self._fingerprint)
@@ -262,23 +263,35 @@ class EarlyExit(nn.Module):
 
 
 class _Weights:
-    """The parameters of a model, and how often each was changed in place."""
+    """The modules, parameters and buffers of a model, and how often each tensor was changed."""
 
     def __init__(self, model: Any) -> None:
         parts = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._tables = [part._parameters for part in parts if part._parameters]
+        self._children = [part._modules for part in parts if part._modules]
+        self._parameters = [part._parameters for part in parts if part._parameters]
+        # Buffers that are not saved with the model are run-time state.
+        self._buffers = [
+            (part._buffers, name)
+            for part in parts
+            for name in part._buffers
+            if name not in part._non_persistent_buffers_set
+        ]
         self._seen = self._versions()
 
     def changed(self) -> bool:
-        """Return whether a parameter was changed or replaced."""
+        """Return whether a part was replaced, or a tensor changed in place."""
         return self._versions() != self._seen
 
-    def _versions(self) -> list[tuple[int, int]]:
+    def _versions(self) -> list[Any]:
+        tensors = [each for table in self._parameters for each in table.values()]
+        tensors += [table.get(name) for table, name in self._buffers]  # type: ignore[misc]
         return [
-            (id(each), 0 if each.is_inference() else each._version)
-            for table in self._tables
-            for each in table.values()
-            if each is not None
+            *(id(child) for table in self._children for child in table.values()),
+            *(
+                (id(each), 0 if each.is_inference() else each._version)
+                for each in tensors
+                if each is not None
+            ),
         ]
 
 

@@ -125,10 +125,8 @@ class Stream:
                 out = self.fast(batch)
                 open_.put(StreamResult(out.exits, out.raw, 0))
             order.open.append(open_)
-            for result in _delivered(self.push, batch):
-                yield from order.complete([result])
-        for result in _delivered(self.flush):
-            yield from order.complete([result])
+            yield from order.delivered(self.push, batch)
+        yield from order.delivered(self.flush)
 
     def _drain_all(self, results: list[StreamResult], everything: bool = False) -> None:
         """Run every stage that is due; after a failure the others still run, then it is raised."""
@@ -155,12 +153,13 @@ class Stream:
             overdue = self._n_pushes - queue[0].since >= self.max_wait
             if not (k == 0 or everything or overdue or count >= self.batch_size):
                 break
-            group, n_before = _take(queue, self.batch_size), len(results)
+            parts, n_before = _take(queue, self.batch_size), len(results)
             try:
-                self._step(k, group, results)
+                self._step(k, _joined(parts), results)
             except Exception as error:
                 exited = [result.ids.cpu().numpy() for result in results[n_before:]]
-                samples = np.setdiff1d(group.ids.cpu().numpy(), np.concatenate([[], *exited]))
+                tried = np.concatenate([part.ids.cpu().numpy() for part in parts])
+                samples = np.setdiff1d(tried, np.concatenate([[], *exited]))
                 shown = ", ".join(map(str, samples[:10].tolist())) + ", …" * (len(samples) > 10)
                 raise StreamError(
                     f"Stage {k + 1} failed on samples {shown} ({type(error).__name__}: {error});"
@@ -205,10 +204,11 @@ class _Group:
     since: int
 
 
-def _take(queue: deque[_Group], size: int) -> _Group:
-    """Remove up to `size` samples from the head of a queue and return them as one group."""
-    parts, count = [], 0
-    while queue and count < size:
+def _take(queue: deque[_Group], size: int) -> list[_Group]:
+    """Remove up to `size` samples from the head of a queue that can run in one batch."""
+    parts: list[_Group] = []
+    count, form = 0, _form(queue[0].state)
+    while queue and count < size and _form(queue[0].state) == form:
         group = queue.popleft()
         room = size - count
         if len(group.ids) > room:
@@ -218,6 +218,18 @@ def _take(queue: deque[_Group], size: int) -> _Group:
             group = _Group(group.ids[:room], rows_of(group.state, index[:room]), group.since)
         parts.append(group)
         count += len(group.ids)
+    return parts
+
+
+def _form(state: Any) -> Any:
+    """Return the structure of a state, and the type and shape of a sample in each leaf."""
+    leaves, structure = pytree.tree_flatten(state)
+    forms = [(leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    return structure, forms
+
+
+def _joined(parts: list[_Group]) -> _Group:
+    """Return several groups as one."""
     if len(parts) == 1:
         return parts[0]
     ids = torch.cat([part.ids for part in parts])
@@ -234,6 +246,22 @@ class _BatchOrder:
 
     def __init__(self) -> None:
         self.open: deque[Gathered] = deque()
+        self._parts: dict[int, list[StreamResult]] = {}  # of batches that are not complete
+
+    def delivered(
+        self, run: Callable[..., list[StreamResult]], *given: Any
+    ) -> Iterator[ExitOutput]:
+        """Yield the batches that a call completes.
+
+        If it fails, its error keeps the results of the batches that are not complete.
+        """
+        try:
+            results = run(*given)
+        except StreamError as error:
+            yield from self.complete(error.results)
+            error.results = [part for parts in self._parts.values() for part in parts]
+            raise
+        yield from self.complete(results)
 
     def complete(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
         for result in results:
@@ -241,6 +269,10 @@ class _BatchOrder:
             for batch in self.open:
                 first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
                 if first < stop:
-                    batch.put(result.rows(first, stop))
+                    part = result.rows(first, stop)
+                    batch.put(part)
+                    self._parts.setdefault(batch.start, []).append(part)
         while self.open and self.open[0].missing == 0:
-            yield self.open.popleft().whole()
+            batch = self.open.popleft()
+            self._parts.pop(batch.start, None)
+            yield batch.whole()
