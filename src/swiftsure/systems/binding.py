@@ -18,7 +18,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 class PolicyBinding:
     """Refuses to run a policy with anything other than what it was made for.
 
-    A policy made from arrays alone names no system and no model, so only its dial is checked.
+    A policy made from arrays alone names no system and no model, so neither is checked.
 
     Parameters
     ----------
