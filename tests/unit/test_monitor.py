@@ -277,7 +277,7 @@ def test_numbers_that_no_monitor_has_are_refused(tmp_path):
 def test_other_files_are_told_apart(tmp_path, policy):
     path = tmp_path / "policy.json"
     policy.save(path)
-    with pytest.raises(ValueError, match="not a Swiftsure monitor state"):
+    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
         Monitor.load(path)
     with refused("path"):
         Monitor.load(tmp_path / "none.json")
