@@ -132,7 +132,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = True)
 
 @contextmanager
 def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder or a lock file, which is made, so that no other process writes to its place.
+    """Lock a folder, or a lock file that this creates, so that no other process writes there.
 
     The system releases the lock if the process dies. File systems without locks are not protected.
 
@@ -239,7 +239,7 @@ def read_json(
 
 
 def json_checksum(content: Mapping[str, Any]) -> str:
-    """Return the checksum of what a JSON file holds besides it; spaces do not matter."""
+    """Return the checksum of a JSON file's content without its checksum; spaces do not matter."""
     text = json.dumps(content, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 

@@ -1,4 +1,4 @@
-"""The application: its verbs and its exit statuses."""
+"""The application: its commands and exit statuses."""
 
 import io
 import os

@@ -30,12 +30,12 @@ NO_GUARANTEE = "Warning, without a guarantee: "
 
 def monitor(
     stream: Annotated[
-        Path, typer.Argument(help="JSON lines; - is standard input.", show_default="-")
+        Path, typer.Argument(help="File of JSON lines; - is standard input.", show_default="-")
     ] = Path("-"),
     policy: Annotated[Path | None, optional("The policy whose promise to watch.")] = None,
-    risk: Annotated[str | None, optional("Which promise, if there are several.")] = None,
-    loss: Annotated[str | None, optional("Which promise, if there are several.")] = None,
-    epsilon: Annotated[float | None, optional("Without a policy: largest risk.")] = None,
+    risk: Annotated[str | None, optional("Risk of the promise, if there are several.")] = None,
+    loss: Annotated[str | None, optional("Loss of the promise, if there are several.")] = None,
+    epsilon: Annotated[float | None, optional("Without a policy: largest risk allowed.")] = None,
     low: Annotated[
         float | None, optional("Without a policy: lowest possible loss.", default="0")
     ] = None,
@@ -43,7 +43,7 @@ def monitor(
         float | None, optional("Without a policy: largest possible loss.", default="1")
     ] = None,
     alpha: Annotated[
-        float | None, optional("Chance of a false alarm, over all time.", default="0.01")
+        float | None, optional("Probability of a false alarm, over all time.", default="0.01")
     ] = None,
     state: Annotated[Path | None, optional("State file: resume from it and save to it.")] = None,
     follow: Annotated[
@@ -57,7 +57,7 @@ def monitor(
     ] = None,
     missing: Annotated[
         str | None,
-        optional("A loss that never arrives: count as lowest, or skip.", default="lowest"),
+        optional("A loss that never arrives: count it as lowest, or skip it.", default="lowest"),
     ] = None,
     cost: Annotated[
         str | None, optional("The policy's cost that lines report.", default="exits")
@@ -74,8 +74,8 @@ def monitor(
 
     A false alarm has probability at most α, however long it runs, if
     the mean of each loss, given those before it, is at most ε.
-    Exit status 1: an alarm, or a fault such as a loss outside its range
-    or a line without a loss (none is skipped).
+    The exit status is 1 after an alarm, or after a fault such as a loss
+    outside its range or a line without a loss (none is skipped).
 
     [bold]Example[/bold]
 
@@ -409,7 +409,8 @@ def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
     if watch.order.waiting:
         yield f"{watch.order.waiting:,} requests wait for their losses or for earlier ones."
     if watch.order.given_up:
-        yield f"{watch.order.given_up:,} losses never arrived and counted as {watch.order.missing}."
+        counted = "were skipped" if watch.order.missing == "skip" else "count as the lowest loss"
+        yield f"{watch.order.given_up:,} losses never arrived and {counted}."
     if watch.order.too_late:
         yield f"{watch.order.too_late:,} losses arrived too late and were left out."
     if watch.odd:

@@ -44,7 +44,7 @@ def write_state(
     ------
     ValueError
         If the file holds a state that this one does not continue: it would lose what another
-        writer folded, perhaps an alarm.
+        writer saved, perhaps an alarm.
     """
     content: dict[str, Any] = {
         name: section.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Record files: Parquet with one row per sample; plain npz can be read too."""
+"""Record files: Parquet with one row per sample. Plain npz files can be read too."""
 
 import difflib
 import hashlib

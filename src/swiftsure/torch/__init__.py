@@ -1,4 +1,4 @@
-"""Run early-exit models in PyTorch, so that exits really save compute."""
+"""Run early-exit models in PyTorch, so that exits save actual compute."""
 
 try:
     import torch as _torch  # noqa: F401

@@ -21,8 +21,8 @@ __all__ = ["exit_flops", "exit_seconds", "stage_seconds"]
 def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
     """Return the FLOPs of one sample up to and including each exit, (n_exits,).
 
-    Counted by `torch.utils.flop_counter` (a multiply-add counts as two), including the heads of
-    earlier exits.
+    `torch.utils.flop_counter` counts them (a multiply-add is two), including the heads of earlier
+    exits.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
 def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
     """Return the seconds that a batch takes in each stage with its head, (n_exits,).
 
-    The minimum over `repeats` runs, after two for warm-up.
+    This is the minimum over `repeats` runs, after two runs to warm up.
     """
     checks.count("repeats", repeats)
     refuse_training(model)

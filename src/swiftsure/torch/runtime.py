@@ -1,4 +1,4 @@
-"""`EarlyExit`: runs a staged model under a policy and skips the stages after each exit."""
+"""`EarlyExit`: runs a staged model under a policy and skips stages that no sample needs."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -45,13 +45,13 @@ class EarlyExit(nn.Module):
     policy : Policy
         Made for this model. A policy made from arrays is not bound to a model and is accepted.
     score : str, optional
-        If given, must equal the policy's score; documents in code what was certified.
+        If given, must equal the policy's score. Use it to document in code what was certified.
     dtype : str, optional
         Autocast dtype ("bfloat16", "float16"); the policy's by default.
     compile : bool
         Compile each stage with torch.compile, for any batch size: a few graphs per stage.
     audit : float or Auditor, optional
-        Share of requests, chosen at random, that the full model also answers; results then carry
+        Fraction of requests, chosen at random, that the full model also answers; results then hold
         both answers as `audit`. A `Stream` that you create is not audited: use `run`.
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
@@ -60,9 +60,9 @@ class EarlyExit(nn.Module):
     ------
     ValueError
         If the policy was made for another score, number of exits, model, temperatures or dtype, or
-        if the model, or a part of it, is in training mode. If the monitor watches something the
-        policy does not promise, or if the policy was calibrated by groups: then fold one mean per
-        group yourself.
+        if the model, or a part of it, is in training mode. Also if the monitor watches something
+        that the policy does not promise, or if the policy was calibrated by groups; in that case
+        add one mean per group yourself.
 
     Warns
     -----
@@ -124,8 +124,8 @@ class EarlyExit(nn.Module):
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
 
-        On a GPU, late stages run full batches gathered from several (see `Stream`). On a CPU, where
-        small batches are nearly as efficient, each batch runs by itself.
+        On a GPU, late stages run full batches gathered from several batches (see `Stream`). On a
+        CPU, where small batches are nearly as efficient, each batch runs by itself.
 
         Parameters
         ----------
@@ -164,11 +164,16 @@ class EarlyExit(nn.Module):
             yield
 
     def check_weights(self) -> None:
-        """Compare the model with the policy again if its weights changed since the last look.
+        """Compare the model with the policy again if its weights have changed since the last check.
 
+<<<<<<< HEAD
         Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations, and new
         parameters, buffers or modules in place of old ones. Writing through `.data`, and changes
         of tensors that were made in inference mode, are not.
+=======
+        Notices changes that PyTorch counts: `load_state_dict`, in-place operations and replaced
+        parameters. It does not notice writes through `.data`.
+>>>>>>> prose
         """
         if self._weights.changed():
             self._binding.check_model(self._fingerprint)

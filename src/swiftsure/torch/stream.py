@@ -1,4 +1,4 @@
-"""`Stream`: gathers the remaining samples of several batches so that late stages run full ones."""
+"""`Stream`: gathers samples that remain from several batches, so that late stages run full."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -77,8 +77,8 @@ class Stream:
         Raises
         ------
         StreamError
-            If a stage fails. The samples that it ran are lost, and named in the error; those that
-            exited are in the error's `results`; all others stay, and the stream can go on.
+            If a stage fails. The samples that it ran are lost; the error names them. Those that
+            exited are in the error's `results`. All others stay, and the stream can go on.
         """
         n = batch_size(batch)
         results: list[StreamResult] = []
@@ -107,7 +107,7 @@ class Stream:
         return sum(len(group.ids) for queue in self._queues for group in queue)
 
     def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
-        """Yield `StreamResult`s as they come or, if `ordered`, one `ExitOutput` per batch."""
+        """Yield `StreamResult`s as samples exit or, if `ordered`, one `ExitOutput` per batch."""
         if not ordered:
             for batch in batches:
                 yield from _delivered(self.push, batch)
