@@ -16,6 +16,8 @@ from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
+from swiftsure.torch.capture import CaptureLimits
+from swiftsure.torch.captured import Captures
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
@@ -51,6 +53,11 @@ class EarlyExit(nn.Module):
         Autocast dtype ("bfloat16", "float16"); the policy's by default.
     compile : bool
         Compile each stage with torch.compile, for any batch size: a few graphs per stage.
+    capture : bool or CaptureLimits
+        Capture stages, heads and decisions as CUDA graphs, on first use for each batch size, so
+        that small kernels are not bound by their launches; see `captures` for their number and
+        memory. With `compile`, the compiled kernels are captured. The model must not draw random
+        numbers or wait for the device. On a CPU the same code runs without graphs.
     audit : float or Auditor, optional
         Share of requests, chosen at random, that the full model also answers; results then carry
         both answers as `audit`. A `Stream` that you create is not audited: use `run`.
@@ -73,7 +80,8 @@ class EarlyExit(nn.Module):
     Notes
     -----
     On a GPU, each exit that may fire costs one host-device synchronisation, because the number of
-    remaining samples sets the shapes of the next stage. Several threads may share one instance.
+    remaining samples sets the shapes of the next stage. With `capture`, `run` has none that the
+    device would wait for. Several threads may share one instance.
     """
 
     def __init__(
@@ -84,6 +92,7 @@ class EarlyExit(nn.Module):
         score: str | None = None,
         dtype: str | None = None,
         compile: bool = False,  # noqa: A002 (what torch calls it)
+        capture: bool | CaptureLimits = False,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
     ) -> None:
@@ -107,6 +116,9 @@ class EarlyExit(nn.Module):
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
         ]
+        limits = capture if isinstance(capture, CaptureLimits) else None
+        self.captures = Captures(self, limits, compile) if capture else None
+        self.fastest: dict[int, str] = {}
 
     def _fingerprint(self) -> str:
         if not isinstance(self.model, nn.Module):
@@ -124,8 +136,9 @@ class EarlyExit(nn.Module):
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
 
-        On a GPU, late stages run full batches gathered from several (see `Stream`). On a CPU, where
-        small batches are nearly as efficient, each batch runs by itself.
+        If `measure` has timed the ways for this batch size, the fastest is used, which may be the
+        full model. Otherwise: on a GPU or with `capture`, late stages run full batches gathered
+        from several (see `Stream`); single samples, and on a CPU all batches, run by themselves.
 
         Parameters
         ----------
@@ -133,19 +146,34 @@ class EarlyExit(nn.Module):
         batch_size : int, optional
             How many samples a stage gathers on a GPU; the size of the first batch by default.
         """
-        from swiftsure.torch.stream import Stream
-
         waiting = iter(batches)
         for batch in waiting:
-            if device_of(batch).type == "cpu" or size_of(batch) == 0:
+            n = size_of(batch)
+            way = self.fastest.get(batch_size or n) or self._usual_way(batch, batch_size or n)
+            if way == "single" or n == 0:
                 yield self(batch)
+                continue
+            together = self.way(way, batch_size or n)
+            rest = chain([batch], waiting)
+            if self.auditor is None:
+                yield from together(rest)
             else:
-                gathered = Stream(self, batch_size or size_of(batch))
-                together, rest = partial(gathered.run, ordered=True), chain([batch], waiting)
-                if self.auditor is None:
-                    yield from together(rest)
-                else:
-                    yield from self.auditor.follow(self, rest, together)
+                yield from self.auditor.follow(self, rest, together)
+
+    def way(self, name: str, batch_size: int) -> Callable[[Iterable[Any]], Iterator[ExitOutput]]:
+        """Return a way to run batches: "single", "stream" or, if captured, "full"."""
+        from swiftsure.torch.stream import Stream
+
+        if name == "single":
+            return partial(map, self)
+        if name == "full":
+            return Stream(self, batch_size, full=True).ordered
+        return Stream(self, batch_size).ordered
+
+    def _usual_way(self, batch: Any, size: int) -> str:
+        if size <= 1 or (self.captures is None and device_of(batch).type == "cpu"):
+            return "single"
+        return "stream"
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
@@ -217,6 +245,11 @@ class EarlyExit(nn.Module):
         return left, stay, scores
 
     def _run(self, batch: Any) -> ExitOutput:
+        if self.captures is None or size_of(batch) == 0:
+            return self._run_eager(batch)
+        return self.captures.call(batch)
+
+    def _run_eager(self, batch: Any) -> ExitOutput:
         model, n, device = self.model, size_of(batch), device_of(batch)
         last = model.n_exits - 1
         with torch.inference_mode(False):
