@@ -1,7 +1,5 @@
 """Triton kernels of `rows`: copy the rows that stay, and decide which do."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -10,14 +8,14 @@ __all__ = ["copy_rows_kernel", "decide_kernel"]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def copy_rows_kernel(
-    source: Any,
-    target: Any,
-    places: Any,
-    n_places: Any,
-    row: Any,
-    source_stride: Any,
+    source,
+    target,
+    places,
+    n_places,
+    row,
+    source_stride,
     BLOCK: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Copy row i of `source` to row `places[i]` of `target`, unless that is `n_places`."""
     sample = tl.program_id(0).to(tl.int64)
     place = tl.load(places + sample)
@@ -30,25 +28,25 @@ def copy_rows_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decide_kernel(
-    scores: Any,
-    level: Any,
-    live: Any,
-    fill: Any,
-    ids: Any,
-    next_ids: Any,
-    flags: Any,
-    places: Any,
-    answers: Any,
-    exits: Any,
-    decided: Any,
-    n: Any,
-    n_places: Any,
-    n_answers: Any,
-    exit_index: Any,
+    scores,
+    level,
+    live,
+    fill,
+    ids,
+    next_ids,
+    flags,
+    places,
+    answers,
+    exits,
+    decided,
+    n,
+    n_places,
+    n_answers,
+    exit_index,
     LAST: tl.constexpr,  # noqa: N803
     STRICT: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Do what `rows.decide` documents, in one program."""
     row = tl.arange(0, BLOCK)
     valid = row < tl.load(live)

@@ -5,10 +5,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from operator import is_ as _is
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils import _pytree as pytree
 
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits
@@ -40,51 +47,43 @@ class Captures:
     """
 
     def __init__(self, fast: "EarlyExit", limits: CaptureLimits | None, compiled: bool) -> None:
+        _watch_registrations()
         self._fast, self._limits, self._compiled = fast, limits, compiled
         self._lock = threading.RLock()
-        self._parts = [
-            (part._parameters, part._buffers, part._modules)
-            for part in (fast.model.modules() if isinstance(fast.model, nn.Module) else ())
-        ]
         self._forget()
 
     def _forget(self) -> None:
         self.budget = CaptureBudget(self._limits)
         self._calls: dict[Signature, CapturedCalls] = {}
         self._lanes: dict[tuple[Any, ...], list[CapturedLane]] = {}
-        self._weights = self._addresses()
+        self._registrations = _registrations[0]
+        model = self._fast.model
+        tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+        self._tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
         # Graphs read weights at their addresses, so the memory must stay theirs.
-        self._held = [
-            tensor.detach()
-            for parameters, buffers, _ in self._parts
-            for tensor in (*parameters.values(), *buffers.values())
-            if tensor is not None
-        ]
-
-    def _addresses(self) -> list[int]:
-        found: list[int] = []
-        for parameters, buffers, parts in self._parts:
-            for tensor in parameters.values():
-                found.append(0 if tensor is None else tensor.data_ptr())
-            for tensor in buffers.values():
-                found.append(0 if tensor is None else tensor.data_ptr())
-            found.extend(map(id, parts.values()))
-        return found
+        self._held = [tensor.detach() for tensor in self._tensors]
 
     @property
     def stale(self) -> bool:
         """Whether weights were replaced since the graphs were captured."""
-        return self._addresses() != self._weights
+        if self._registrations != _registrations[0]:
+            return True
+        return list(map(Tensor.data_ptr, self._tensors)) != self._addresses
 
     def drop_stale(self) -> None:
         """Drop all graphs if weights were replaced."""
         with self._lock:
-            if self.stale:
-                self._parts = [
-                    (part._parameters, part._buffers, part._modules)
-                    for part in self._fast.model.modules()  # type: ignore[attr-defined]
-                ]
-                self._forget()
+            if not self.stale:
+                return
+            before = self._tensors, self._addresses
+            budget, calls, lanes = self.budget, self._calls, self._lanes
+            self._forget()
+            unchanged = len(before[0]) == len(self._tensors) and all(
+                map(_is, before[0], self._tensors)
+            )
+            if unchanged and before[1] == self._addresses:  # another model was changed
+                self.budget, self._calls, self._lanes = budget, calls, lanes
 
     def call(self, batch: Any) -> ExitOutput:
         """Run a batch by itself."""
@@ -96,12 +95,14 @@ class Captures:
                 found = CapturedCalls(self._fast, batch, self.budget, self._compiled)
                 self._calls[key] = found
         try:
-            return found(batch, self._refuse_stale)
+            return found(batch, self._check)
         except _StaleWeightsError:
             self.drop_stale()
             return self.call(batch)
 
-    def _refuse_stale(self) -> None:
+    def _check(self) -> None:
+        """Raise if weights were replaced, or the model is in training mode."""
+        self._fast.check_mode()
         if self.stale:
             raise _StaleWeightsError
 
@@ -133,6 +134,22 @@ class Captures:
             with self._lock:
                 if self.budget is budget:  # else its graphs read weights that were replaced
                     idle.append(lane)
+
+
+_registrations = [0]
+"""How often any module was given a parameter, buffer or submodule since the first capture."""
+
+
+def _count_registration(*_: Any) -> None:
+    _registrations[0] += 1
+
+
+@cache
+def _watch_registrations() -> None:
+    """Count assignments to modules: walking a deep model takes as long as some of its layers."""
+    register_module_parameter_registration_hook(_count_registration)
+    register_module_buffer_registration_hook(_count_registration)
+    register_module_module_registration_hook(_count_registration)
 
 
 class _StaleWeightsError(Exception):
@@ -258,6 +275,7 @@ class CapturedStream:
             self._lent = self._captures.lane(batch, self._size, self._max_wait, self._full)
             self._lane = self._lent.__enter__()
         n = batch_size(batch)
+        self._fast.check_mode()
         self._pushes += 1
         self._lane.put(batch, self.pushed, self._pushes, left)
         self.pushed += n

@@ -96,7 +96,7 @@ def decide(
         unused = it.ids
         n_places = 1 if it.next_ids is None else len(it.next_ids) - 1
         decide_kernel[(1,)](
-            it.decided if scores is None else scores,
+            it.decided if scores is None else scores.contiguous(),
             level,
             it.live,
             unused if it.fill is None else it.fill,

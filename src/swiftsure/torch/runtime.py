@@ -178,8 +178,8 @@ class EarlyExit(nn.Module):
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
         """Disable gradients and set the policy's dtype, after checking mode and device."""
-        if any(part.training for part in self._submodules):
-            refuse_training(self.model)
+        if self.captures is None:
+            self.check_mode()
         device = device_of(batch)
         expected = None if self._anchor is None else self._anchor.device
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
@@ -189,6 +189,11 @@ class EarlyExit(nn.Module):
         self._warn_of_autocast(device)
         with inference(device, self.dtype):
             yield
+
+    def check_mode(self) -> None:
+        """Raise if the model, or a part of it, is in training mode."""
+        if any(part.training for part in self._submodules):
+            refuse_training(self.model)
 
     def _warn_of_autocast(self, device: torch.device) -> None:
         """Warn once if an outer autocast asks for a dtype other than the policy's."""
