@@ -16,16 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.diffusion.graphs import RecordedSteps
+from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps, Sampled
 from swiftsure.diffusion.inputs import class_labels, resolve_sampler, sample_numbers
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.results import Generated, joined
 from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
-from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, estimated, looked
+from swiftsure.diffusion.steps import StepCosts, denoise, estimated, looked
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
 from swiftsure.systems import check_dtype, resolve_rule, threshold_levels
+from swiftsure.torch.capture import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
@@ -106,7 +107,8 @@ class DeeDiff:
         dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
         self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
-        self._captured: dict[tuple[int, bool], RecordedSteps] = {}
+        self._captured: dict[tuple[int, bool], RecordedSampler] = {}
+        self._budget = CaptureBudget()
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
@@ -226,20 +228,22 @@ class DeeDiff:
     ) -> Generated:
         asked = torch.from_numpy(levels).to(self._device())
         reachable = self.rule.reachable(levels)
-        exits: list[Tensor] = []
-        stayed, left = torch.full_like(asked, -torch.inf), torch.full_like(asked, torch.inf)
+        looks = bool(reachable.any())
+        if self.graphs:
+            recorded = self._recorded(len(numbers), looks)
+            samples, classes, images = self._start(numbers, labels, seed)
 
-        def answer(batch: Batch) -> Tensor:
-            found = self._denoised(batch, asked, looks=bool(reachable.any()))
-            exits.append(found.exits)
-            torch.maximum(stayed, found.stayed, out=stayed)
-            torch.minimum(left, found.left, out=left)
-            advance()
-            return found.noise
+            def fresh(k: int) -> Tensor:
+                return sample_noise(seed, samples, self.sampler.times[k], self.image_shape)
 
-        images = self._sample(numbers, labels, seed, answer)
+            with torch.inference_mode():
+                images, exits, stayed, left = recorded(images, classes, asked, fresh, advance)
+        else:
+            images, exits, stayed, left = self._sampled(
+                numbers, labels, asked, seed, looks, advance
+            )
         _check_finite(images, left, numbers)
-        taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
+        taken, costs = exits.cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
             images=images.clamp(-1, 1),
@@ -253,18 +257,60 @@ class DeeDiff:
             strict=self.rule.strict,
         )
 
-    def _denoised(self, batch: Batch, levels: Tensor, looks: bool) -> Denoised:
-        if not self.graphs:
-            return denoise(self.model, batch, levels, self.rule, looks)
-        if levels.device.type != "cuda":
+    def _sampled(
+        self,
+        numbers: NDArray[np.int64],
+        labels: Labels,
+        levels: Tensor,
+        seed: int,
+        looks: bool,
+        advance: Callable[[], None],
+    ) -> Sampled:
+        exits: list[Tensor] = []
+        stayed, left = torch.full_like(levels, -torch.inf), torch.full_like(levels, torch.inf)
+
+        def answer(batch: Batch) -> Tensor:
+            found = denoise(self.model, batch, levels, self.rule, looks)
+            exits.append(found.exits)
+            torch.maximum(stayed, found.stayed, out=stayed)
+            torch.minimum(left, found.left, out=left)
+            advance()
+            return found.noise
+
+        images = self._sample(numbers, labels, seed, answer)
+        return Sampled(images, torch.stack(exits, dim=1), stayed, left)
+
+    def _recorded(self, n: int, looks: bool) -> RecordedSampler:
+        """Return the sampler captured for n images; captures it on first use."""
+        device = self._device()
+        if device.type != "cuda":
             raise ValueError(
-                f"`graphs` needs the model on a CUDA device, but it is on {levels.device}: move it,"
-                " or leave `graphs` out."
+                f"`graphs` needs the model on a CUDA device, but it is on {device}: move it, or"
+                " leave `graphs` out."
             )
-        key = len(levels), looks
+        key = n, looks
         if key not in self._captured:
-            self._captured[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
-        return self._captured[key](batch, levels)
+            images = torch.zeros(n, *self.image_shape, device=device)
+            times = self.sampler.schedule.times(torch.tensor(self.sampler.times, device=device))
+            batch = [images, times[0].expand(n)]
+            if self.n_classes is not None:
+                batch.append(torch.zeros(n, dtype=torch.long, device=device))
+            with torch.inference_mode():
+                steps = RecordedSteps(
+                    self.model, tuple(batch), self.rule, looks, self.dtype, self._budget
+                )
+                self._captured[key] = RecordedSampler(steps, self.sampler, times)
+        return self._captured[key]
+
+    def _start(
+        self, numbers: NDArray[np.int64], labels: Labels, seed: int
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Return the numbers of samples, their labels if any, and their first noise."""
+        device = self._device()
+        samples = torch.from_numpy(numbers).to(device)
+        classes = () if labels is None else (torch.from_numpy(labels).to(device),)
+        first = sample_noise(seed, samples, self.sampler.schedule.n_times, self.image_shape)
+        return samples, classes, first
 
     def _sample(
         self,
@@ -275,9 +321,7 @@ class DeeDiff:
     ) -> Tensor:
         """Run the sampler from noise to images; `answer` estimates the noise in a batch."""
         device, sampler = self._device(), self.sampler
-        samples = torch.from_numpy(numbers).to(device)
-        classes = () if labels is None else (torch.from_numpy(labels).to(device),)
-        images = sample_noise(seed, samples, sampler.schedule.n_times, self.image_shape)
+        samples, classes, images = self._start(numbers, labels, seed)
         seen = sampler.schedule.times(torch.tensor(sampler.times, device=device))
         for k, time in enumerate(sampler.times):
             with inference(device, self.dtype):

@@ -1,26 +1,29 @@
-"""Denoising steps captured as CUDA graphs, for small batches.
+"""A sampler captured as CUDA graphs: denoising blocks, decisions, and the sampler's own steps.
 
 Small batches are bound by kernel launches, and evaluating exits launches as many kernels as
 exiting early saves. Captured, a block and its exit are one launch. A graph has fixed shapes, so
 exited images stay in the batch, masked; in large batches it is better to drop them (`denoise`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, estimated, looked
-from swiftsure.torch.modes import inference
+from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
 from swiftsure.torch.staged import StagedModel
 
-__all__ = ["RecordedSteps"]
+__all__ = ["RecordedSampler", "RecordedSteps", "Sampled"]
 
 Batch = tuple[Tensor, ...]
+
+WAIT = 25e-6
+"""Seconds for which the device waits for the host, if the host waits for a decision."""
 
 
 class RecordedSteps:
@@ -37,125 +40,200 @@ class RecordedSteps:
         Whether any threshold can be reached; if not, no early head runs.
     dtype : str, optional
         Autocast dtype.
+    budget : CaptureBudget, optional
     """
 
     def __init__(
-        self, model: StagedModel, batch: Batch, rule: ExitRule, looks: bool, dtype: str | None
+        self,
+        model: StagedModel,
+        batch: Batch,
+        rule: ExitRule,
+        looks: bool,
+        dtype: str | None,
+        budget: CaptureBudget | None = None,
     ) -> None:
         images = batch[0]
         n, device = len(images), images.device
-        self._model, self._rule, self._dtype = model, rule, dtype
-        self._batch = tuple(part.clone() for part in batch)
-        self._levels = torch.zeros(n, device=device)
-        self._active = torch.ones(n, dtype=torch.bool, device=device)
-        self._leaving = torch.zeros_like(self._active)
-        self._n_active = torch.zeros((), dtype=torch.long, device=device)
-        self._found = Denoised(
+        self._model, self._rule = model, rule
+        self.recorder = Recorder(device, dtype, budget)
+        self.batch = tuple(part.clone() for part in batch)
+        self.levels = torch.zeros(n, device=device)
+        self.found = Denoised(
             torch.empty_like(images),
             torch.zeros(n, dtype=torch.long, device=device),
             torch.zeros(n, device=device),
             torch.zeros(n, device=device),
         )
-        self._state: Any = None
-        last = model.n_exits - 1
-        self._last = last
+        self._active = torch.ones(n, dtype=torch.bool, device=device)
+        self._last = last = model.n_exits - 1
         first = rule.min_exit if looks else last
-        apart = hasattr(model, "confidence_at")
-        # Each part is what runs between two decisions of the host; listed in capture order.
-        parts: dict[str, Callable[[], None]] = {}
-        for k in range(first, last):
-            parts[f"look {k}"] = partial(self._advance_and_look, k, 0 if k == first else k)
-            if apart:
-                parts[f"estimate {k}"] = partial(self._estimate, k)
-        parts["rest"] = partial(self._finish, last if first < last else 0)
-        self._parts = self._capture(parts) if device.type == "cuda" else parts
         self._looks = range(first, last)
+        self._leaving = {k: torch.zeros_like(self._active) for k in self._looks}
+        self._n_active = self.recorder.pinned(model.n_exits, torch.long)  # by exit, on the host
+        self._states: dict[int, Any] = {}
+        self._estimates = {}
+        self._steps: list[Recorded] = []  # what runs between two decisions of the host
+        self._events = [
+            torch.cuda.Event() if self.recorder.captures else None for _ in self._looks
+        ]
+        for k in self._looks:
+            self._steps.append(self._record(partial(self._look, k, 0 if k == first else k)))
+            if hasattr(model, "confidence_at"):
+                self._estimates[k] = self._record(partial(self._estimate, k))
+        self._steps.append(self._record(partial(self._finish, last if first < last else 0)))
+        # Blocks that run before the decision of the one before is known. One is wasted when all
+        # images have left, but the device never waits.
+        self._ahead = 0
+        if self.recorder.captures and self._looks:
+            middle = self._steps[len(self._looks) // 2]
+            self._ahead = int(middle.seconds(device) < len(self._looks) / 2 * WAIT)
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
         """Return the result of a step; its noise is overwritten by the next step."""
-        for held, new in zip(self._batch, batch, strict=True):
+        for held, new in zip(self.batch, batch, strict=True):
             held.copy_(new)
-        self._levels.copy_(levels)
-        under_way = len(levels)
-        for k in self._looks:
-            self._parts[f"look {k}"]()
-            before, under_way = under_way, int(self._n_active)  # the only synchronisation
-            if under_way < before and f"estimate {k}" in self._parts:
-                self._parts[f"estimate {k}"]()
-            if not under_way:
-                break
-        else:
-            self._parts["rest"]()
-        found = self._found
+        self.levels.copy_(levels)
+        self.run()
+        found = self.found
         return found._replace(
             exits=found.exits.clone(), stayed=found.stayed.clone(), left=found.left.clone()
         )
 
-    def _advance(self, first: int, until: int) -> None:
+    def run(self) -> None:
+        """Run a step on `batch` and `levels` into `found`."""
+        under_way, launched = len(self.levels), 0
+        for index, k in enumerate(self._looks):
+            while launched <= min(index + self._ahead, len(self._looks)):
+                self._launch(launched)
+                launched += 1
+            event = self._events[index]
+            if event is not None:
+                event.synchronize()
+            before, under_way = under_way, int(self._n_active[k])
+            if under_way < before and k in self._estimates:
+                self._estimates[k].replay()
+            if not under_way:
+                return
+        if launched == len(self._looks):
+            self._launch(launched)
+
+    def _launch(self, index: int) -> None:
+        self._steps[index].replay()
+        event = self._events[index] if index < len(self._events) else None
+        if event is not None:
+            event.record()
+
+    def _record(self, part: Callable[[], None]) -> Recorded:
+        recorded = self.recorder.record(part)
+        if self.recorder.captures:
+            recorded.replay()  # the next part is tried on the state that this one gives
+        return recorded
+
+    def _advance(self, first: int, until: int) -> Any:
         """Run the stages from `first` to `until`; stage 0 begins a step."""
         if first == 0:
             self._active.fill_(True)
-            _, exits, stayed, left = self._found
+            _, exits, stayed, left = self.found
             exits.fill_(self._last)
             stayed.fill_(-torch.inf)
             left.fill_(torch.inf)
-            self._state = self._model.begin(self._batch)
+            state = self._model.begin(self.batch)
+        else:
+            state = self._states[first - 1]
         for k in range(first, until + 1):
-            self._state = self._model.advance(k, self._state)
+            state = self._model.advance(k, state)
+        # Kept: later parts read it at the captured addresses.
+        self._states[until] = state
+        return state
 
-    def _advance_and_look(self, k: int, first: int) -> None:
+    def _look(self, k: int, first: int) -> None:
         """Run the stages up to exit k, and let the confident images exit."""
-        self._advance(first, k)
-        scores, output = looked(self._model, k, self._state)
+        scores, output = looked(self._model, k, self._advance(first, k))
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
-        staying = scores <= self._levels if self._rule.strict else scores < self._levels
-        torch.bitwise_and(self._active, ~staying, out=self._leaving)
+        staying = scores <= self.levels if self._rule.strict else scores < self.levels
+        leaving = self._leaving[k]
+        torch.bitwise_and(self._active, ~staying, out=leaving)
         self._active &= staying
-        _, exits, stayed, left = self._found
-        exits.masked_fill_(self._leaving, k)
-        left.copy_(torch.where(self._leaving, scores, left))
+        _, exits, stayed, left = self.found
+        exits.masked_fill_(leaving, k)
+        left.copy_(torch.where(leaving, scores, left))
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
-        self._n_active.copy_(self._active.sum())
+        self._n_active[k : k + 1].copy_(self._active.sum().view(1), non_blocking=True)
         if output is not None:
-            self._write_noise(self._leaving, output)
+            self._write_noise(leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._write_noise(self._leaving, estimated(self._model, k, self._state))
+        self._write_noise(self._leaving[k], estimated(self._model, k, self._states[k]))
 
     def _finish(self, first: int) -> None:
-        self._advance(first, self._last)
-        self._write_noise(self._active, estimated(self._model, self._last, self._state))
+        state = self._advance(first, self._last)
+        self._write_noise(self._active, estimated(self._model, self._last, state))
 
     def _write_noise(self, whose: Tensor, output: Tensor) -> None:
-        noise = self._found.noise
+        noise = self.found.noise
         noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
 
-    def _capture(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
-        """Capture the parts as CUDA graphs, in the order in which they are replayed."""
-        device, pool = self._levels.device, torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        # Keep the states alive: later parts read them at the captured addresses.
-        self._kept: list[Any] = []
-        graphs = {name: torch.cuda.CUDAGraph() for name in parts}
-        with inference(device, self._dtype), _no_autocast_cache(), torch.cuda.stream(side):
-            for part in [*parts.values()] * 2:
-                part()
-            for name, part in parts.items():
-                torch.cuda.synchronize(device)
-                with torch.cuda.graph(graphs[name], pool=pool, stream=side):
-                    part()
-                self._kept.append(self._state)
-        torch.cuda.current_stream(device).wait_stream(side)
-        return {name: graph.replay for name, graph in graphs.items()}
+
+class Sampled(NamedTuple):
+    """Images, (n, ...); exits, (n, n_steps); and the confidences that bound the run, (n,)."""
+
+    images: Tensor
+    exits: Tensor
+    stayed: Tensor
+    left: Tensor
 
 
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Disable autocast's cache: cached casts would live in one graph's memory."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
+class RecordedSampler:
+    """All steps of a sampler with recorded denoising; the host only decides what runs next.
+
+    Parameters
+    ----------
+    steps : RecordedSteps
+    sampler : Sampler
+    times : (n_steps,)
+        Times of the steps, as the network takes them.
+    """
+
+    def __init__(self, steps: RecordedSteps, sampler: Sampler, times: Tensor) -> None:
+        self._steps, self._sampler, self._times = steps, sampler, times
+        n, images = len(steps.levels), steps.batch[0]
+        self._exits = torch.zeros(len(times), n, dtype=torch.long, device=images.device)
+        self._stayed, self._left = torch.zeros_like(steps.levels), torch.zeros_like(steps.levels)
+        self._fresh = torch.zeros_like(images)
+        recorder = Recorder(images.device, None, steps.recorder.budget)
+        self._updates = [recorder.record(partial(self._update, k), 1) for k in range(len(times))]
+
+    def __call__(
+        self,
+        images: Tensor,
+        labels: tuple[Tensor, ...],
+        levels: Tensor,
+        fresh: Callable[[int], Tensor],
+        advance: Callable[[], None],
+    ) -> Sampled:
+        """Generate images from noise; `fresh` gives the noise that a step adds."""
+        steps = self._steps
+        new = (images, self._times[0].expand(len(images)), *labels)
+        for held, part in zip(steps.batch, new, strict=True):
+            held.copy_(part)
+        steps.levels.copy_(levels)
+        self._stayed.fill_(-torch.inf)
+        self._left.fill_(torch.inf)
+        for k, update in enumerate(self._updates):
+            if self._sampler.draws(k):
+                self._fresh.copy_(fresh(k))
+            steps.run()
+            update.replay()
+            advance()
+        found = (steps.batch[0], self._exits.T, self._stayed, self._left)
+        return Sampled(*(each.clone() for each in found))
+
+    def _update(self, k: int) -> None:
+        images, found = self._steps.batch[0], self._steps.found
+        self._exits[k].copy_(found.exits)
+        torch.maximum(self._stayed, found.stayed, out=self._stayed)
+        torch.minimum(self._left, found.left, out=self._left)
+        fresh = self._fresh if self._sampler.draws(k) else None
+        images.copy_(self._sampler.step(k, images, found.noise, fresh))
+        if k + 1 < len(self._times):
+            self._steps.batch[1].copy_(self._times[k + 1].expand(len(images)))

@@ -101,6 +101,15 @@ class Recorded:
     def __init__(self, replay: Callable[[], None], result: Any) -> None:
         self.replay, self.result = replay, result
 
+    def seconds(self, device: torch.device, repeats: int = 3) -> float:
+        """Return how long a replay takes on a GPU."""
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            self.replay()
+        torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / repeats
+
 
 class Recorder:
     """Captures functions that never run at the same time.

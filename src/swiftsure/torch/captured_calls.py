@@ -5,7 +5,6 @@ Samples that exited stay in the batch, ignored, until the rest fits the next sma
 """
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -199,7 +198,7 @@ class CapturedCalls:
         elif after is not None:
             node.state = after.inputs
         if self._cuda and size == 1:
-            node.seconds = _replay_seconds(node.graph, self.device)
+            node.seconds = node.graph.seconds(self.device)
         for held, kept in zip(node.inputs, saved, strict=True):
             held.copy_(kept)
 
@@ -254,14 +253,3 @@ class CapturedCalls:
 def _writable(leaf: Tensor) -> Tensor:
     """Return the tensor, or a copy if several of its elements share memory."""
     return leaf.contiguous() if 0 in leaf.stride() else leaf
-
-
-def _replay_seconds(graph: Recorded, device: torch.device) -> float:
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / 3
-
-
