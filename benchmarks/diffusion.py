@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,14 @@ FEWEST = 8
 """Images that are generated at least, one after the other where the batch is smaller."""
 
 
-def random_network() -> UViT:
-    """A U-ViT with 9 blocks, random weights, and doubts that differ from exit to exit."""
+SMALL = {"patch_size": 4, "width": 128, "depth": 9, "n_heads": 4, "uncertainty_ratio": 1.0}
+PUBLISHED: dict[str, Any] = {}  # the default arguments of UViT
+
+
+def random_network(**options: Any) -> UViT:
+    """A U-ViT with random weights, and doubts that differ from exit to exit."""
     torch.manual_seed(0)
-    model = UViT(image_size=32, patch_size=4, width=128, depth=9, n_heads=4, uncertainty_ratio=1.0)
+    model = UViT(**options)
     with torch.no_grad():
         model.UEM[0].weight.normal_(0, 0.3)
         model.UEM[2].weight.normal_(0, 0.3)
@@ -124,7 +129,7 @@ def measure(
 def run(
     device: str = "cpu", batches: Sequence[int] = (1, 16), steps: int = 5, repeats: int = 3
 ) -> list[Result]:
-    variants = saving(random_network().to(device), DDIM(steps))
+    variants = saving(random_network(**SMALL).to(device), DDIM(steps))
     return measure("random U-ViT", variants, batches, repeats)
 
 
@@ -135,13 +140,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of DDIM; a record has its own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default; a record's is its")
+    parser.add_argument("--published", action="store_true", help="the published size, random")
     parser.add_argument("--results", type=Path, help="folder of a trained network and its record")
     parser.add_argument("--name", help="of its recipe")
     parser.add_argument("--record", type=Path, help="the one in that folder by default")
     parser.add_argument("--loss", nargs="+", default=["lpips"], help="of its record, one or more")
     arguments = parser.parse_args()
     if arguments.results is None:
-        name, model = "random U-ViT", random_network().to(arguments.device)
+        options = PUBLISHED if arguments.published else SMALL
+        name, model = "random U-ViT", random_network(**options).to(arguments.device)
         variants = saving(model, DDIM(arguments.steps), arguments.dtype)
     else:
         name = arguments.name

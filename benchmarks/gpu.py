@@ -1,7 +1,7 @@
 """Early exits on a GPU, at published sizes and under certified policies, against full networks.
 
 `python benchmarks/gpu.py [--networks msdnet dvit] [--batch 1 16 64 256] [--dtype float32 bfloat16]
-[--compile] [--json FILE]`. Networks at published sizes have random weights, and exits are drawn
+[--compile] [--no-eager] [--json FILE]`. Networks at published sizes have random weights, and exits are drawn
 uniformly. "certified" is the MSDNet that comes with the library under its policy at ε = 0.05, and
 the Tiny-ImageNet DViT, of random weights, with exits drawn as its record says.
 
@@ -224,7 +224,14 @@ def captured(recorder: Recorder, run: Callable[[], Any]) -> Recorded:
 
 
 def measure(
-    case: Case, batch: int, dtype: str, *, compiled: bool, repeats: int, n_batches: int | None
+    case: Case,
+    batch: int,
+    dtype: str,
+    *,
+    compiled: bool,
+    repeats: int,
+    n_batches: int | None,
+    with_eager: bool = True,
 ) -> dict[str, Any]:
     """Time all variants on batches of one size; milliseconds per batch."""
     image = case.inputs(1)[1]
@@ -265,19 +272,20 @@ def measure(
                 one.replay()
                 pytree.tree_map_only(Tensor, torch.clone, one.result)
 
-    plain, fast = EarlyExit(case.model, case.policy), None
-    fast = EarlyExit(case.model, case.policy, capture=True)
+    plain = EarlyExit(case.model, case.policy)
+    # One each, so that the memory of each way is known.
+    called, fast, whole_ = (EarlyExit(case.model, case.policy, capture=True) for _ in range(3))
     variants: dict[str, Callable[[], object]] = {
-        "full": lambda: [eager(piece) for piece in pieces],
         "full captured": graph,
-        "EarlyExit": lambda: [plain(part) for part in parts],
-        "captured": lambda: [fast(part) for part in parts],
+        "captured": lambda: [called(part) for part in parts],
+        "stream": lambda: list(fast.way("stream", batch)(parts)),
+        "run full": lambda: list(whole_.way("full", batch)(parts)),
     }
-    if batch > 1:
-        variants["stream, eager"] = lambda: list(Stream(plain, batch).run(parts, ordered=True))
-        variants["stream"] = lambda: list(fast.way("stream", batch)(parts))
-    variants["run full"] = lambda: list(fast.way("full", batch)(parts))
-    seconds_compiling = 0.0
+    if with_eager:
+        variants["full"] = lambda: [eager(piece) for piece in pieces]
+        variants["EarlyExit"] = lambda: [plain(part) for part in parts]
+        if batch > 1:
+            variants["stream, eager"] = lambda: list(Stream(plain, batch).run(parts, ordered=True))
     both = None
     if compiled:
         torch._dynamo.reset()
@@ -291,9 +299,8 @@ def measure(
 
         both = EarlyExit(case.model, case.policy, capture=True, compile=True)
         variants["full compiled"] = reduced
-        if batch > 1:
-            variants["stream compiled"] = lambda: list(both.way("stream", batch)(parts))
-        else:
+        variants["stream compiled"] = lambda: list(both.way("stream", batch)(parts))
+        if batch == 1:
             variants["captured compiled"] = lambda: [both(part) for part in parts]
     start = time.perf_counter()
     seconds = best_times(variants, repeats)
@@ -316,7 +323,7 @@ def measure(
     exits = torch.cat([out.exits for out in outs]).cpu().numpy()
     same = {}
     for name, run in {
-        "captured": lambda: map(fast, parts),
+        "captured": lambda: map(called, parts),
         "stream": lambda: fast.way("stream", batch)(parts),
     }.items():
         if name in seconds:
@@ -343,10 +350,12 @@ def measure(
         "prefix_ms": [1e3 * value for value in cumulative[False]],
         "prefix_with_heads_ms": [1e3 * value for value in cumulative[True]],
         "eager_peak_gib": peak / 2**30,
+        "calls_gib": called.captures.budget.bytes / 2**30,
+        "full_gib": whole_.captures.budget.bytes / 2**30,
         "graphs": fast.captures.budget.graphs,
         "graphs_gib": fast.captures.budget.bytes / 2**30,
         "capture_s": fast.captures.budget.seconds,
-        "compile_and_capture_s": both.captures.budget.seconds if both else seconds_compiling,
+        "compile_and_capture_s": both.captures.budget.seconds if both else 0.0,
         "wall_s": seconds_all,
     }
     for heads, label in ((True, "saved"), (False, "saved_without_heads")):
@@ -380,7 +389,8 @@ def shown(row: dict[str, Any]) -> str:
         f"    ideal {row['ideal_ms_saved_without_heads']:.2f}; against {best}: {speed}\n"
         f"    saved/skipped: {saved}; without heads: {bare}\n"
         f"    same exits {row['same']}; eager peak {row['eager_peak_gib']:.2f} GiB, {row['graphs']}"
-        f" graphs {row['graphs_gib']:.2f} GiB in {row['capture_s']:.1f} s"
+        f" graphs {row['graphs_gib']:.2f} GiB in {row['capture_s']:.1f} s, calls {row['calls_gib']:.2f},"
+        f" full {row['full_gib']:.2f} GiB"
         f" (compiled {row['compile_and_capture_s']:.0f} s); {row['wall_s']:.0f} s"
     )
 
@@ -404,6 +414,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--compile", action="store_true", help="compiled variants too; slow")
+    parser.add_argument("--no-eager", action="store_true", help="leave eager variants out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--n-batches", type=int)
@@ -426,6 +437,7 @@ def main() -> None:
                         compiled=arguments.compile,
                         repeats=arguments.repeats,
                         n_batches=arguments.n_batches,
+                        with_eager=not arguments.no_eager,
                     )
                 except Exception as error:
                     print(f"{case.name}, batch {batch}: {type(error).__name__}: {error}"[:600])

@@ -77,7 +77,7 @@ class CapturedCalls:
         self._nodes: dict[tuple[int, int], _Node] = {}
         self._lock = threading.Lock()
         self._cuda = self.recorder.captures
-        self._used = torch.cuda.Event() if self._cuda else None
+        self._stream: Any = None  # that of the last call
         self._events = [torch.cuda.Event() for _ in self.plan.exits] if self._cuda else []
         # Counts of single samples that reached and left each exit, for launching ahead.
         self._reached = np.ones(len(self.plan.exits))
@@ -86,13 +86,13 @@ class CapturedCalls:
     def __call__(self, batch: Any, meanwhile: Callable[[], None]) -> ExitOutput:
         """Run a batch; threads take turns. Calls `meanwhile` while the first segment runs."""
         with self._lock:
-            if self._used is not None:
+            if self._cuda:
                 # Replays on different streams share buffers, so they run one after the other.
-                self._used.wait(torch.cuda.current_stream(self.device))
-            found = self._run(batch, meanwhile)
-            if self._used is not None:
-                self._used.record(torch.cuda.current_stream(self.device))
-            return found
+                stream = torch.cuda.current_stream(self.device)
+                if self._stream is not None and self._stream != stream:
+                    stream.wait_stream(self._stream)
+                self._stream = stream
+            return self._run(batch, meanwhile)
 
     def _run(self, batch: Any, meanwhile: Callable[[], None]) -> ExitOutput:
         plan, n = self.plan, batch_size(batch)

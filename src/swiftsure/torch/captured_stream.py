@@ -1,6 +1,6 @@
 """Captured segments that always run full batches, gathered from the samples of many.
 
-In front of each segment is a ring of three slots of `size` rows. A segment's graph reads one slot,
+In front of each segment is a ring of a few slots of `size` rows. A segment's graph reads one slot,
 decides, copies the samples that stay straight into the ring of the next segment, and the answers of
 the others into a table. The device needs no word from the host for that. The host learns who left
 from pinned memory, while the next graphs run, and only to know which segment to start next:
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CapturedLane", "Left"]
 
-SLOTS = 3
-"""Slots of a ring: one is read, one holds the samples that wait, one takes those that overflow."""
+SLOTS, FEWER_SLOTS = 3, 2
+"""Slots of a ring: one is read, one holds the samples that wait, one takes those that overflow.
+With fewer, the host must know a segment's decisions before it runs again."""
+
+LARGE = 64 * 2**20
+"""Bytes of a slot from which on memory counts more than a wait of the device for the host."""
 
 IN_FLIGHT = 3
 """Graphs that run before the host has learned the decisions of the first of them."""
@@ -52,6 +56,7 @@ class _Ring:
 
     tensors: list[Tensor]
     ids: Tensor
+    slots: int
     head: int = 0
     tail: int = 0
 
@@ -139,7 +144,6 @@ class CapturedLane:
         sizes = {size} if compiled else {size, -(-size // 2), -(-size // 4), -(-size // 8)}
         self._sizes = sorted(sizes)
         plan, n_segments = self.plan, len(self.plan.exits)
-        capacity = SLOTS * size
         with self.recorder.buffers():
             self._live = torch.zeros(n_segments, dtype=torch.long, device=self.device)
             self._fill = torch.zeros(n_segments, dtype=torch.long, device=self.device)
@@ -152,7 +156,9 @@ class CapturedLane:
             self._flags = torch.zeros(size, dtype=torch.int8, device=self.device)
             self._places = torch.zeros(size, dtype=torch.long, device=self.device)
             self._answers = torch.zeros(size, dtype=torch.long, device=self.device)
-            self._rings = [self._ring(plan.batch_tensors(batch), capacity)]
+            # The host fills the first ring itself, so nothing overflows.
+            slots = FEWER_SLOTS if n_segments > 1 else 1
+            self._rings = [self._ring(plan.batch_tensors(batch), slots)]
         self._graphs: dict[tuple[int, int, int], Recorded] = {}
         self._told = [
             [self.recorder.pinned(size, torch.int8) for _ in range(SLOTS)]
@@ -164,10 +170,12 @@ class CapturedLane:
         for k in range(n_segments):
             if k < plan.last:  # the next ring is laid out like what this segment gives
                 found = plan.steps[k]([t[:size] for t in self._rings[k].tensors])
+                large = sum(leaf.nbytes for leaf in found.state) > LARGE
                 with self.recorder.buffers():
-                    self._rings.append(self._ring(found.state, capacity))
+                    slots = FEWER_SLOTS if large else SLOTS
+                    self._rings.append(self._ring(found.state, slots))
                 del found
-            for slot in range(SLOTS):
+            for slot in range(self._rings[k].slots):
                 self._graphs[k, slot, size] = self._capture(k, slot, size)
 
     def reset(self) -> None:
@@ -208,7 +216,8 @@ class CapturedLane:
     def put(self, batch: Any, start: int, now: int, left: list[Left]) -> None:
         """Add a batch whose samples are numbered from `start`, and run what is ready."""
         tensors, n = self.plan.batch_tensors(batch), batch_size(batch)
-        ring, capacity, done = self._rings[0], SLOTS * self.size, 0
+        ring, done = self._rings[0], 0
+        capacity = ring.slots * self.size
         while done < n:
             place = ring.head % capacity
             room = min(n - done, self.size - place % self.size)
@@ -276,18 +285,23 @@ class CapturedLane:
         """Launch a segment on the first n samples that wait for it."""
         last, ring = k == self.plan.last, self._rings[k]
         if not last:
-            # The next ring must have room if all of these and all unknown ones stay.
+            # The next ring must have room if all of these and all unknown ones stay, and the
+            # decisions of the slot's last run must be known before they are overwritten.
             after = self._rings[k + 1]
-            while after.n + (self._unknown[k] + 1) * self.size > SLOTS * self.size:
+            while (
+                after.n + (self._unknown[k] + 1) * self.size > after.slots * self.size
+                or self._unknown[k] >= ring.slots
+            ):
                 self._learn(left)
                 if after.n >= self.size:
                     return self.run_ready(left)
-        slot = ring.tail % (SLOTS * self.size) // self.size
+        capacity = ring.slots * self.size
+        slot = ring.tail % capacity // self.size
         ids, since = ring.take(n)
         ring.tail += self.size
         if n < self.size:
             ring.head = ring.tail
-            self._fill[k].fill_(ring.head % (SLOTS * self.size))
+            self._fill[k].fill_(ring.head % capacity)
         if self._lives[k] != n:
             self._live[k].fill_(n)
             self._lives[k] = n
@@ -322,9 +336,10 @@ class CapturedLane:
 
     # ---------------------------------------------------------------------------------- capture
 
-    def _ring(self, like: list[Tensor], capacity: int) -> _Ring:
+    def _ring(self, like: list[Tensor], slots: int) -> _Ring:
+        capacity = slots * self.size
         ids = torch.zeros(capacity + 1, dtype=torch.long, device=self.device)
-        return _Ring([row_buffer(tensor, capacity) for tensor in like], ids)
+        return _Ring([row_buffer(tensor, capacity) for tensor in like], ids, slots)
 
     def _capture(self, k: int, slot: int, size: int) -> Recorded:
         plan, ring, is_last = self.plan, self._rings[k], k == self.plan.last

@@ -84,9 +84,7 @@ def measure(fast: EarlyExit, batches: Iterable[Any], repeats: int = 3) -> Timing
     if not given or batch_size(given[0]) == 0:
         raise ValueError("`batches` must hold at least one sample.")
     size, device = batch_size(given[0]), device_of(given[0])
-    ways: dict[str, Any] = {"single": fast.way("single", size)}
-    if size > 1:
-        ways["stream"] = fast.way("stream", size)
+    ways: dict[str, Any] = {name: fast.way(name, size) for name in ("single", "stream")}
     ways["full"] = fast.way("full", size) if fast.captures else lambda parts: map(full, parts)
 
     @torch.inference_mode()

@@ -138,7 +138,8 @@ class EarlyExit(nn.Module):
 
         If `measure` has timed the ways for this batch size, the fastest is used, which may be the
         full model. Otherwise: on a GPU or with `capture`, late stages run full batches gathered
-        from several (see `Stream`); single samples, and on a CPU all batches, run by themselves.
+        from several (see `Stream`). On a CPU, where small batches are nearly as efficient, each
+        batch runs by itself.
 
         Parameters
         ----------
@@ -149,7 +150,7 @@ class EarlyExit(nn.Module):
         waiting = iter(batches)
         for batch in waiting:
             n = size_of(batch)
-            way = self.fastest.get(batch_size or n) or self._usual_way(batch, batch_size or n)
+            way = self.fastest.get(batch_size or n) or self._usual_way(batch)
             if way == "single" or n == 0:
                 yield self(batch)
                 continue
@@ -170,10 +171,9 @@ class EarlyExit(nn.Module):
             return Stream(self, batch_size, full=True).ordered
         return Stream(self, batch_size).ordered
 
-    def _usual_way(self, batch: Any, size: int) -> str:
-        if size <= 1 or (self.captures is None and device_of(batch).type == "cpu"):
-            return "single"
-        return "stream"
+    def _usual_way(self, batch: Any) -> str:
+        on_cpu = self.captures is None and device_of(batch).type == "cpu"
+        return "single" if on_cpu else "stream"
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
