@@ -6,7 +6,8 @@ import torch
 
 from diffusion.builders import Sure, confidence_levels, network
 from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Guided, Schedule
-from swiftsure.diffusion.graphs import RecordedSteps
+from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps
+from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
 
 N = 7
@@ -98,6 +99,31 @@ def test_without_looks_no_early_head_runs():
     assert torch.equal(found.noise, expected.noise)
     assert torch.equal(found.exits, expected.exits)
     assert (found.stayed == -torch.inf).all()
+
+
+@pytest.mark.parametrize("sampler", [DDIM(4, Schedule(40)), DDIM(4, Schedule(40), eta=1.0)])
+def test_a_recorded_sampler_makes_the_same_images(sampler):
+    model = labelled()
+    labels, levels = np.arange(N) % 3, levels_of(model)
+    plain = DeeDiff(model, 0.5, sampler=sampler)
+    expected = plain.generate(N, labels=labels, thresholds=levels.tolist())
+    numbers = np.arange(N)
+    with torch.inference_mode():
+        steps = RecordedSteps(model, batch_of(model, 9), ExitRule(None), looks=True, dtype=None)
+        recorded = RecordedSampler(
+            steps, sampler, sampler.schedule.times(torch.tensor(sampler.times))
+        )
+        samples, classes, images = plain._start(numbers, labels, 0)
+
+        def fresh(k):
+            return sample_noise(0, samples, sampler.times[k], model.image_shape)
+
+        for _ in range(2):
+            found = recorded(images, classes, levels, fresh, lambda: None)
+            torch.testing.assert_close(found.images.clamp(-1, 1), expected.images)
+            assert np.array_equal(found.exits.numpy(), expected.exits)
+            np.testing.assert_allclose(found.stayed.numpy(), expected.stayed, rtol=1e-4)
+            np.testing.assert_allclose(found.left.numpy(), expected.left, rtol=1e-4)
 
 
 def test_graphs_need_a_gpu():

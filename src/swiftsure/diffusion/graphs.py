@@ -16,14 +16,12 @@ from swiftsure.diffusion.rules import ExitRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, estimated, looked
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
+from swiftsure.torch.rows import Marks, mark
 from swiftsure.torch.staged import StagedModel
 
 __all__ = ["RecordedSampler", "RecordedSteps", "Sampled"]
 
 Batch = tuple[Tensor, ...]
-
-WAIT = 25e-6
-"""Seconds for which the device waits for the host, if the host waits for a decision."""
 
 
 class RecordedSteps:
@@ -69,24 +67,19 @@ class RecordedSteps:
         first = rule.min_exit if looks else last
         self._looks = range(first, last)
         self._leaving = {k: torch.zeros_like(self._active) for k in self._looks}
-        self._n_active = self.recorder.pinned(model.n_exits, torch.long)  # by exit, on the host
+        self._counts = torch.zeros(model.n_exits, dtype=torch.long, device=device)
+        self._n_active = self.recorder.pinned(model.n_exits, torch.long)  # the same on the host
         self._states: dict[int, Any] = {}
         self._estimates = {}
         self._steps: list[Recorded] = []  # what runs between two decisions of the host
-        self._events = [
-            torch.cuda.Event() if self.recorder.captures else None for _ in self._looks
-        ]
+        self._event = self.recorder.event()
+        # Captured in the order of replay: a state may lie where earlier parts keep intermediate
+        # results.
         for k in self._looks:
             self._steps.append(self._record(partial(self._look, k, 0 if k == first else k)))
             if hasattr(model, "confidence_at"):
                 self._estimates[k] = self._record(partial(self._estimate, k))
         self._steps.append(self._record(partial(self._finish, last if first < last else 0)))
-        # Blocks that run before the decision of the one before is known. One is wasted when all
-        # images have left, but the device never waits.
-        self._ahead = 0
-        if self.recorder.captures and self._looks:
-            middle = self._steps[len(self._looks) // 2]
-            self._ahead = int(middle.seconds(device) < len(self._looks) / 2 * WAIT)
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
         """Return the result of a step; its noise is overwritten by the next step."""
@@ -101,27 +94,18 @@ class RecordedSteps:
 
     def run(self) -> None:
         """Run a step on `batch` and `levels` into `found`."""
-        under_way, launched = len(self.levels), 0
-        for index, k in enumerate(self._looks):
-            while launched <= min(index + self._ahead, len(self._looks)):
-                self._launch(launched)
-                launched += 1
-            event = self._events[index]
-            if event is not None:
-                event.synchronize()
+        under_way = len(self.levels)
+        for look, k in zip(self._steps, self._looks, strict=False):
+            look.replay()
+            if self._event is not None:
+                self._event.record()
+                self._event.synchronize()
             before, under_way = under_way, int(self._n_active[k])
             if under_way < before and k in self._estimates:
                 self._estimates[k].replay()
             if not under_way:
                 return
-        if launched == len(self._looks):
-            self._launch(launched)
-
-    def _launch(self, index: int) -> None:
-        self._steps[index].replay()
-        event = self._events[index] if index < len(self._events) else None
-        if event is not None:
-            event.record()
+        self._steps[-1].replay()
 
     def _record(self, part: Callable[[], None]) -> Recorded:
         recorded = self.recorder.record(part)
@@ -149,16 +133,11 @@ class RecordedSteps:
     def _look(self, k: int, first: int) -> None:
         """Run the stages up to exit k, and let the confident images exit."""
         scores, output = looked(self._model, k, self._advance(first, k))
-        # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
-        staying = scores <= self.levels if self._rule.strict else scores < self.levels
         leaving = self._leaving[k]
-        torch.bitwise_and(self._active, ~staying, out=leaving)
-        self._active &= staying
         _, exits, stayed, left = self.found
-        exits.masked_fill_(leaving, k)
-        left.copy_(torch.where(leaving, scores, left))
-        stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
-        self._n_active[k : k + 1].copy_(self._active.sum().view(1), non_blocking=True)
+        marks = Marks(self._active, leaving, exits, stayed, left, self._counts[k : k + 1])
+        mark(scores, self.levels, self._rule.strict, k, marks)
+        self._n_active[k : k + 1].copy_(self._counts[k : k + 1], non_blocking=True)
         if output is not None:
             self._write_noise(leaving, output)
 

@@ -63,6 +63,15 @@ class CaptureBudget:
         self.lock = threading.RLock()
 
     @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    @contextmanager
     def spending(self, device: torch.device, graphs: int = 0) -> Iterator[None]:
         """Count the graphs and the GPU memory that the block takes."""
         with self.lock:
@@ -72,7 +81,7 @@ class CaptureBudget:
                     " sizes and shapes, or pass capture=CaptureLimits(graphs=...) with a higher"
                     " limit."
                 )
-            start, before = time.perf_counter(), _reserved(device)
+            before = _reserved(device)
             try:
                 yield
             except torch.OutOfMemoryError as error:
@@ -83,7 +92,6 @@ class CaptureBudget:
                 ) from error
             self.graphs += graphs
             self.bytes += max(0, _reserved(device) - before)
-            self.seconds += time.perf_counter() - start
             if device.type != "cuda":
                 return
             allowed = self.limits.memory * torch.cuda.get_device_properties(device).total_memory
@@ -141,9 +149,10 @@ class Recorder:
 
         The function must not draw random numbers, wait for the device or change shapes.
         """
-        if not self.captures:
-            with self.budget.spending(self.device, 1):
-                return self._eager(function)
+        with self.budget.timed():
+            return self._captured(function, warm_up) if self.captures else self._eager(function)
+
+    def _captured(self, function: Callable[[], Any], warm_up: int) -> Recorded:
         current = torch.cuda.current_stream(self.device)
         graph = torch.cuda.CUDAGraph()
         with inference(self.device, self.dtype), _no_autocast_cache(), self.budget.lock:
@@ -176,8 +185,12 @@ class Recorder:
         """Return n elements on the host that the device can write to without a wait."""
         return torch.zeros(n, dtype=dtype, pin_memory=self.captures)
 
+    def event(self) -> Any:
+        """Return a CUDA event; None on other devices."""
+        return torch.cuda.Event() if self.captures else None  # type: ignore[no-untyped-call]
+
     def _eager(self, function: Callable[[], Any]) -> Recorded:
-        with inference(self.device, self.dtype):
+        with self.budget.spending(self.device, 1), inference(self.device, self.dtype):
             held = pytree.tree_map_only(Tensor, torch.clone, function())
 
         def replay() -> None:

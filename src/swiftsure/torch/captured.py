@@ -1,12 +1,13 @@
 """`Captures`: what `EarlyExit(..., capture=True)` has captured, and how it runs batches with it."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import is_ as _is
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
 __all__ = ["CapturedStream", "Captures"]
+
+CHECK_SECONDS = 0.005
+"""How often a stream looks for replaced weights. Samples in flight may have seen either anyway."""
 
 SPARE_BATCHES = 5
 """Batches of answers beyond those of `max_wait`: running, learned, or not taken yet."""
@@ -80,7 +84,7 @@ class Captures:
             budget, calls, lanes = self.budget, self._calls, self._lanes
             self._forget()
             unchanged = len(before[0]) == len(self._tensors) and all(
-                map(_is, before[0], self._tensors)
+                map(is_, before[0], self._tensors)
             )
             if unchanged and before[1] == self._addresses:  # another model was changed
                 self.budget, self._calls, self._lanes = budget, calls, lanes
@@ -185,6 +189,7 @@ class CapturedStream:
         self._fast, self._captures = fast, captures
         self._size, self._max_wait, self._full = size, max_wait, full
         self.pushed, self._pushes = 0, 0
+        self._checked = 0.0
         self._lent: Any = None
         self._lane: CapturedLane | None = None
         self._open: deque[_Open] = deque()
@@ -225,14 +230,10 @@ class CapturedStream:
         ready: deque[ExitOutput] = deque()
         try:
             for batch in batches:
-                n = batch_size(batch)
-                if n == 0:  # its answer has the right shapes, and waits for its turn
-                    parts = [batch]
-                else:
-                    parts = list(_split(batch, self._size))
+                parts = list(_split(batch, self._size))
                 sizes.append([batch_size(part) for part in parts])
                 with self._fast.context(batch):
-                    if self._lane is not None and self._captures.stale:
+                    if self._lane is not None and self._is_stale():
                         ready.extend(self._answers(flush=True))
                         self._give_back()
                     for part in parts:
@@ -272,10 +273,10 @@ class CapturedStream:
     def _put(self, batch: Any, left: list[Left]) -> None:
         """Run a batch of at most `size` samples."""
         if self._lane is None:
+            self._fast.check_mode()
             self._lent = self._captures.lane(batch, self._size, self._max_wait, self._full)
             self._lane = self._lent.__enter__()
         n = batch_size(batch)
-        self._fast.check_mode()
         self._pushes += 1
         self._lane.put(batch, self.pushed, self._pushes, left)
         self.pushed += n
@@ -340,9 +341,18 @@ class CapturedStream:
             found.append(StreamResult(ids, raw, each.exit_index, decided))
         return found
 
+    def _is_stale(self) -> bool:
+        """Check the model's mode and weights, every few milliseconds."""
+        now = time.monotonic()
+        if now - self._checked < CHECK_SECONDS:
+            return False
+        self._checked = now
+        self._fast.check_mode()
+        return self._captures.stale
+
     def _give_back_stale(self) -> list[StreamResult]:
         """Finish with the old weights what began with them."""
-        if self._lane is None or not self._captures.stale:
+        if self._lane is None or not self._is_stale():
             return []
         left: list[Left] = []
         self._lane.flush(left)
@@ -365,7 +375,7 @@ def _split(batch: Any, size: int) -> Iterator[Any]:
         return
     for first in range(0, n, size):
         rows = slice(first, first + size)
-        yield pytree.tree_map_only(Tensor, lambda leaf, rows=rows: leaf[rows], batch)
+        yield pytree.tree_map_only(Tensor, itemgetter(rows), batch)
 
 
 def _whole(sizes: deque[list[int]], ready: deque[ExitOutput]) -> Iterator[ExitOutput]:
@@ -385,5 +395,3 @@ def _joined(parts: list[ExitOutput]) -> ExitOutput:
     exits = torch.cat([part.exits for part in parts])
     decided = torch.cat([part.decided for part in parts])
     return ExitOutput(pytree.tree_unflatten(leaves, flat[0][1]), exits, None, decided)
-
-

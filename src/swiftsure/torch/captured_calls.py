@@ -78,7 +78,7 @@ class CapturedCalls:
         self._lock = threading.Lock()
         self._cuda = self.recorder.captures
         self._stream: Any = None  # that of the last call
-        self._events = [torch.cuda.Event() for _ in self.plan.exits] if self._cuda else []
+        self._events = [self.recorder.event() for _ in self.plan.exits]
         # Counts of single samples that reached and left each exit, for launching ahead.
         self._reached = np.ones(len(self.plan.exits))
         self._left = np.ones(len(self.plan.exits))
@@ -148,7 +148,7 @@ class CapturedCalls:
         if node.graph is None:
             self._capture(segment, size, node)
         node.graph.replay()  # type: ignore[union-attr]
-        if self._cuda and segment < self.plan.last:
+        if self._cuda:
             self._events[segment].record()
 
     def _scores(self, segment: int, node: _Node) -> NDArray[np.float32]:
@@ -227,9 +227,7 @@ class CapturedCalls:
         if rows[-1] == m - 1:
             return [v[:m].clone() if isinstance(v, Tensor) else v for v in node.values]
         index = torch.from_numpy(rows).to(self.device, non_blocking=True)
-        return [
-            v.index_select(0, index) if isinstance(v, Tensor) else v for v in node.values
-        ]
+        return [v.index_select(0, index) if isinstance(v, Tensor) else v for v in node.values]
 
     @torch.inference_mode(False)
     def _result(
@@ -242,7 +240,9 @@ class CapturedCalls:
             order = np.argsort(np.concatenate([ids for ids, _ in taken]))
             index = torch.from_numpy(order).to(self.device, non_blocking=True)
             leaves = [
-                torch.cat(parts).index_select(0, index) if isinstance(parts[0], Tensor) else parts[0]
+                torch.cat(parts).index_select(0, index)
+                if isinstance(parts[0], Tensor)
+                else parts[0]
                 for parts in zip(*(leaves for _, leaves in taken), strict=True)
             ]
         told = torch.from_numpy(seen).to(self.device, non_blocking=True)

@@ -138,7 +138,7 @@ class CapturedLane:
         self.device = device_of(batch)
         self.recorder = Recorder(self.device, fast.dtype, budget)
         self._cuda = self.recorder.captures
-        self._used = torch.cuda.Event() if self._cuda else None
+        self._used = self.recorder.event()
         self._strict = fast.policy.strict
         # Partial batches run at smaller sizes, unless each size would be compiled.
         sizes = {size} if compiled else {size, -(-size // 2), -(-size // 4), -(-size // 8)}
@@ -164,12 +164,16 @@ class CapturedLane:
             [self.recorder.pinned(size, torch.int8) for _ in range(SLOTS)]
             for _ in range(n_segments)
         ]
+        self._events = {
+            (k, slot): self.recorder.event() for k in range(n_segments) for slot in range(SLOTS)
+        }
         self._lives = [0] * n_segments
         self._fired: deque[_Fired] = deque()
         self._unknown = [0] * n_segments
         for k in range(n_segments):
             if k < plan.last:  # the next ring is laid out like what this segment gives
-                found = plan.steps[k]([t[:size] for t in self._rings[k].tensors])
+                with budget.timed():
+                    found = plan.steps[k]([t[:size] for t in self._rings[k].tensors])
                 large = sum(leaf.nbytes for leaf in found.state) > LARGE
                 with self.recorder.buffers():
                     slots = FEWER_SLOTS if large else SLOTS
@@ -224,9 +228,7 @@ class CapturedLane:
             for held, new in zip(ring.tensors, tensors, strict=True):
                 held[place : place + room].copy_(new[done : done + room])
             ids = np.arange(start + done, start + done + room)
-            torch.arange(
-                start + done, start + done + room, out=ring.ids[place : place + room]
-            )
+            torch.arange(start + done, start + done + room, out=ring.ids[place : place + room])
             ring.add(ids, np.full(room, now))
             done += room
             self.run_ready(left)
@@ -313,9 +315,8 @@ class CapturedLane:
         if last:
             left.append(Left(ids, self.plan.exits[k]))
             return None
-        event = None
-        if self._cuda:
-            event = torch.cuda.Event()
+        event = self._events[k, slot]
+        if event is not None:
             event.record()
         self._fired.append(_Fired(k, slot, ids, since, event))
         self._unknown[k] += 1

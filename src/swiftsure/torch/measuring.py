@@ -44,9 +44,7 @@ class Timings:
 
     def __str__(self) -> str:
         full, best = self.seconds["full"], self.seconds[self.fastest]
-        others = ", ".join(
-            f"{name} {1e3 * seconds:.3g}" for name, seconds in self.seconds.items()
-        )
+        others = ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in self.seconds.items())
         said = (
             "Early exits do not pay here, so `run` uses the full model"
             if self.fastest == "full"

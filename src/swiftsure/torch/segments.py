@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiftsure.torch.scoring import confidence
-from swiftsure.torch.staged import batch_size, exit_output, plain_output, rows_of, shapes_of
+from swiftsure.torch.staged import batch_size, exit_output, plain_output, shapes_of
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
-__all__ = ["Signature", "Step", "SegmentPlan", "segment_exits", "signature_of"]
+__all__ = ["SegmentPlan", "Signature", "Step", "segment_exits", "signature_of"]
 
 Signature = tuple[Any, ...]
 """Everything about a batch that a captured function depends on, except its size."""
@@ -220,7 +220,11 @@ class SegmentPlan:
             _Form(
                 structure,
                 [
-                    None if index in keep else leaf[:1].clone() if isinstance(leaf, Tensor) else leaf
+                    None
+                    if index in keep
+                    else leaf[:1].clone()
+                    if isinstance(leaf, Tensor)
+                    else leaf
                     for index, leaf in enumerate(leaves)
                 ],
                 sorted(keep),
@@ -237,9 +241,7 @@ class _Reads(TorchDispatchMode):
         self.numbers = numbers
         self.read: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and _storage(leaf) in self.numbers:
                 self.read.add(self.numbers[_storage(leaf)])
