@@ -21,6 +21,10 @@ from swiftsure.torch.modes import inference
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder"]
 
 
+_ONE_CAPTURE = threading.RLock()
+"""One capture at a time: each waits for the device before, and memory is counted by difference."""
+
+
 @dataclass(frozen=True)
 class CaptureLimits:
     """How much a runtime may capture.
@@ -59,8 +63,7 @@ class CaptureBudget:
     def __init__(self, limits: CaptureLimits | None = None) -> None:
         self.limits = limits or CaptureLimits()
         self.graphs, self.bytes, self.seconds = 0, 0, 0.0
-        # CUDA allows one capture at a time, and memory is counted by difference.
-        self.lock = threading.RLock()
+        self.lock = _ONE_CAPTURE
 
     @contextmanager
     def timed(self) -> Iterator[None]:
