@@ -61,9 +61,9 @@ class DeeDiff:
         Autocast dtype for the network ("bfloat16", "float16"); the policy's by default.
     graphs : bool
         Capture the network and the sampler's steps as CUDA graphs, once per batch size on first
-        use; the network must not move to another device afterwards. Faster for small networks and batches, which
-        are bound by kernel launches; slower for large batches, since exited images stay in the
-        batch.
+        use; the network must not move to another device afterwards. Faster for small networks and
+        batches, which are bound by kernel launches; slower for large batches, since exited images
+        stay in the batch.
 
     Raises
     ------
