@@ -1,10 +1,10 @@
 """Drafts by a small model against the large model alone and transformers' assisted generation.
 
-Batch 1, greedy. Pairs of random weights, a T5 and a Llama, whose later blocks change little, so
-that a model of the first blocks often says the same: `python benchmarks/bild.py [--device cuda]`.
-Saved ones: `--large FOLDER --small FOLDER --texts FILE`, or `--self-draft N` in place of a small
-one, where the file has one text a line; with the pair's `--record FILE` also under policies that
-keep its BLEU gap. Ratios in one run, best times.
+Batch 1, greedy. `python benchmarks/bild.py [--device cuda]` measures a T5 and a Llama with random
+weights whose later blocks change little, so that their first blocks often predict the same token.
+For saved models pass `--large FOLDER --small FOLDER --texts FILE`, with one text per line, or
+`--self-draft N` instead of a small model; with `--record FILE` of the pair, policies that limit the
+BLEU gap are measured too. Ratios are of best times in one run.
 """
 
 import argparse
@@ -35,9 +35,9 @@ TITLE = "bild: drafts of a small model, against the large one alone (batch 1)"
 SOURCE, TOKENS, TEXTS = 32, 48, 4
 LAYERS, DRAFT_LAYERS = 12, 2
 DAMPING = 0.05
-"""How much of their own the blocks after the first ones add."""
+"""Scale of the later blocks' contributions."""
 SURETY = 0.8
-"""Mean probability of the most probable token; random models by themselves are sure of nothing."""
+"""Mean probability of the top token, to which the head is scaled."""
 EPSILONS, DELTA = (0.01, 0.02, 0.05), 0.1
 RULES: dict[str, Rollback | Policy] = {
     "lossless drafts": Rollback(0.0),
@@ -47,7 +47,7 @@ RULES: dict[str, Rollback | Policy] = {
 
 
 def t5_pair(width: int = 256, vocabulary: int = 8000) -> tuple[Any, Any]:
-    """Two T5s of random weights, the small one made of the large one's first blocks."""
+    """Return two random T5s, the small one made of the large one's first blocks."""
     torch.manual_seed(0)
     config = {
         "vocab_size": vocabulary,
@@ -73,7 +73,7 @@ def t5_pair(width: int = 256, vocabulary: int = 8000) -> tuple[Any, Any]:
 
 
 def llama_pair(width: int = 512, vocabulary: int = 8000) -> tuple[Any, Any]:
-    """A Llama of random weights, and its own first blocks."""
+    """Return a random Llama and its own first blocks."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -93,7 +93,7 @@ def llama_pair(width: int = 512, vocabulary: int = 8000) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def make_sure(model: Any) -> None:
-    """Scale a model's head until it is as sure of its next token as trained ones are."""
+    """Scale a model's head until it is as confident as trained models are."""
     given = torch.randint(5, model.config.vocab_size, (1, 64))
     logits = model(given, **({"labels": given} if model.config.is_encoder_decoder else {})).logits
     scale = 1.0
@@ -191,14 +191,14 @@ def measure(
 
 
 def new_tokens(sequences: list[Any], large: Any, sources: list[Tensor]) -> int:
-    """New tokens of all sequences."""
+    """Return the number of new tokens of all sequences."""
     crossed = large.config.is_encoder_decoder
     before = [1 if crossed else source.shape[1] for source in sources]
     return sum(len(rows[0]) - start for rows, start in zip(sequences, before, strict=True))
 
 
 def counted_passes(large: Any, write: Callable[[], Any]) -> int:
-    """Passes of the large model, counted by a hook."""
+    """Count the passes of the large model, by a hook."""
     counted: list[int] = []
     hook = large.register_forward_hook(lambda *_: counted.append(1))
     try:

@@ -1,12 +1,11 @@
-"""Early-exit generation against the model's own `generate`: tokens a second, in several batches.
+"""Tokens per second of early-exit generation against the model's own `generate`.
 
-A T5 of random weights, or a saved one, on random inputs:
-`python benchmarks/calm.py [--model FOLDER] [--device cuda] [--batch 1 8 32]`. The threshold of each
-confidence is the one that saves about half of the decoder's blocks. On texts, `--texts FILE`, it is
-the one that keeps the BLEU gap, and the model is the library's translator, or one of yours with its
-sweeps (`--model FOLDER --records FOLDER`). What a decoder of half the blocks takes, with nothing to
-decide, is the most that such a saving can turn into time: the rest of `generate` (encoder, head,
-its own loop) stays. Ratios in one run, best times.
+`python benchmarks/calm.py [--model FOLDER] [--device cuda] [--batch 1 8 32]` runs a random T5, or a
+saved one, on random inputs, at thresholds that save about half of the decoder's blocks. With
+`--texts FILE`, thresholds limit the BLEU gap, and the model is the library's translator, or yours
+with its sweeps (`--model FOLDER --records FOLDER`). The time of a decoder with half the blocks and
+no decisions is the limit of what such a saving can gain: encoder, head and the loop of `generate`
+remain. Ratios are of best times in one run.
 """
 
 import argparse
@@ -30,22 +29,22 @@ from transformers import (
 )
 
 from swiftsure import ThresholdRecord, assets, calibrate
-from swiftsure.text import CalmModel, ExitRule, MetaClassifier
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier
 
 TITLE = "calm: a T5 that generates with early exits, against its own generate"
 
 SOURCE, TOKENS, SAVING = 64, 32, 0.5
 EPSILON, DELTA = 0.05, 0.1
 RULES = {
-    "saturation": ExitRule(None, score="saturation"),
-    "meta": ExitRule(None, score="meta"),
-    "softmax": ExitRule(None),
-    "softmax, shortlist of 64": ExitRule(None, shortlist=64),
+    "saturation": CalmRule(None, score="saturation"),
+    "meta": CalmRule(None, score="meta"),
+    "softmax": CalmRule(None),
+    "softmax, shortlist of 64": CalmRule(None, shortlist=64),
 }
 
 
 def random_t5(width: int = 512, layers: int = 8, vocabulary: int = 32128) -> Any:
-    """A T5 of random weights."""
+    """Return a random T5."""
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=vocabulary,
@@ -64,12 +63,12 @@ def random_t5(width: int = 512, layers: int = 8, vocabulary: int = 32128) -> Any
     return model
 
 
-def halfway(model: Any, rule: ExitRule, judge: MetaClassifier, inputs: dict[str, Tensor]) -> Any:
-    """The model under a rule that saves about half of the blocks: the threshold is bisected."""
+def halfway(model: Any, rule: CalmRule, judge: MetaClassifier, inputs: dict[str, Tensor]) -> Any:
+    """Return the model under a rule that saves about half of the blocks, found by bisection."""
     few = {name: value[:4] for name, value in inputs.items()}
 
-    def at(level: float) -> tuple[float, CalmModel]:
-        chosen = replace(rule, threshold=level)
+    def at(threshold: float) -> tuple[float, CalmModel]:
+        chosen = replace(rule, threshold=threshold)
         fast = CalmModel(model, chosen, classifier=judge if rule.score == "meta" else None)
         output = fast.generate(**few, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
         return 1 - float(output.mean_layers.mean()) / fast.n_exits, fast
@@ -77,9 +76,9 @@ def halfway(model: Any, rule: ExitRule, judge: MetaClassifier, inputs: dict[str,
     low, high = -1.0, 1.0
     found = [at(high)]
     for _ in range(12):
-        level = (low + high) / 2
-        found.append(at(level))
-        low, high = (low, level) if found[-1][0] < SAVING else (level, high)
+        middle = (low + high) / 2
+        found.append(at(middle))
+        low, high = (low, middle) if found[-1][0] < SAVING else (middle, high)
     return min(found, key=lambda pair: abs(pair[0] - SAVING))[1]
 
 
@@ -94,7 +93,7 @@ def with_half(model: Any, generate: Callable[[], list[Any]]) -> list[Any]:
 
 
 def best(variants: dict[str, Callable[[], object]], device: str, repeats: int) -> dict[str, float]:
-    """Seconds of each variant, taken in turn and in changing order."""
+    """Return the seconds of each variant, measured in turn and in changing order."""
     names, found = list(variants), dict.fromkeys(variants, float("inf"))
     for repeat in range(repeats + 1):  # the first warms up
         random.Random(repeat).shuffle(names)
@@ -121,7 +120,7 @@ def measure(
     fast: dict[str, CalmModel],
     repeats: int,
 ) -> list[Result]:
-    """Compare rules with the model's own `generate`, over batches of one size, by the token."""
+    """Compare tokens per second with the model's own `generate`, at one batch size."""
 
     def over_all(generate: Callable[..., Any]) -> Callable[[], list[Any]]:
         return lambda: [generate(**each, **options) for each in inputs]
@@ -170,7 +169,7 @@ def measure(
 
 
 def counted(outputs: Sequence[Any], model: Any) -> int:
-    """Tokens that were written, without the start and what fills short rows; at least one."""
+    """Return the number of generated tokens, without start and padding; at least one."""
     told = [each if isinstance(each, Tensor) else each.sequences for each in outputs]
     return max(1, sum(int((each[:, 1:] != model.config.pad_token_id).sum()) for each in told))
 
@@ -217,7 +216,7 @@ def run_certified(
     batches: Sequence[int],
     repeats: int,
 ) -> Iterator[list[Result]]:
-    """Measure on texts, under policies, in batches of one size after the other."""
+    """Measure on texts, under policies, at each batch size."""
     options = next(iter(fast.values())).policy.settings["generation"]
     for batch in batches:
         inputs = [

@@ -22,11 +22,11 @@ def run() -> list[Result]:
         curve = RiskCurve.from_losses(
             along.thresholds, along.losses(), loss_range=along.loss_range, order=0
         )
-        bound = curve.loss_range.high
+        max_loss = curve.loss_range.high
         losses = curve.losses(curve.rows_in_order(0))
 
-        def paper(losses=losses, bound=bound) -> int:
-            return reference.algorithm_1(losses, EPSILON, DELTA, bound)
+        def paper(losses=losses, max_loss=max_loss) -> int:
+            return reference.algorithm_1(losses, EPSILON, DELTA, max_loss)
 
         def wsr(curve=curve) -> int | None:
             return control.ucb(curve, EPSILON, DELTA, bound="wsr").index

@@ -1,9 +1,9 @@
-"""Images a second of a diffusion model that leaves early, against the same sampler in full.
+"""Images per second of a diffusion model with early exits, against the full sampler.
 
-A small U-ViT of random weights, at thresholds that save about a third and two thirds of its layers.
-A trained one under policies from its record (UCB; see `experiments/diffusion`), whose sampler and
-dtype they insist on; on a GPU also with steps recorded as graphs, against the full sampler recorded
-likewise: `python benchmarks/diffusion.py --device cuda --results FOLDER --name NAME`.
+By default a small random U-ViT, at thresholds that save about a third and two thirds of its layers.
+`python benchmarks/diffusion.py --device cuda --results FOLDER --name NAME` measures a trained one
+under policies from its record (UCB; see `experiments/diffusion`), with their sampler and dtype; on
+a GPU also with steps captured as CUDA graphs, against the full sampler captured likewise.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from swiftsure.torch.models import UViT
 TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
 
 SAVINGS = (0.33, 0.67)
-"""Shares of the layers that the thresholds shown save, as near as there are."""
+"""Shares of the layers that the thresholds shown should save, about."""
 
 EPSILONS, DELTA = (0.05, 0.1), 0.1
 
 FEWEST = 8
-"""Images that are generated at least, one after the other where the batch is smaller."""
+"""Smallest number of images to generate, in several batches if those are smaller."""
 
 
 SMALL = {"patch_size": 4, "width": 128, "depth": 9, "n_heads": 4, "uncertainty_ratio": 1.0}
@@ -38,7 +38,7 @@ PUBLISHED: dict[str, Any] = {}  # the default arguments of UViT
 
 
 def random_network(**options: Any) -> UViT:
-    """A U-ViT with random weights, and doubts that differ from exit to exit."""
+    """Return a U-ViT with random weights whose uncertainty differs between exits."""
     torch.manual_seed(0)
     model = UViT(**options)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def random_network(**options: Any) -> UViT:
 
 
 def trained(results: Path, name: str) -> UViT | Guided:
-    """Return a network from its report and weights, guided where its recipe says so."""
+    """Return a network from its report and weights, guided if its recipe says so."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     model = UViT(**recipe["model"])
     weights = load_file(results / f"{name}.safetensors")
@@ -60,8 +60,8 @@ def trained(results: Path, name: str) -> UViT | Guided:
 def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, DeeDiff]:
     """Return a model at thresholds that save some of its layers, the full one first."""
     options = {"sampler": sampler, "dtype": dtype}
-    levels = pilot_thresholds(model, 30, n=FEWEST, **options)
-    found = [DeeDiff(model, level, **options) for level in levels]
+    thresholds = pilot_thresholds(model, 30, n=FEWEST, **options)
+    found = [DeeDiff(model, threshold, **options) for threshold in thresholds]
     layers = np.asarray([fast.generate(FEWEST).layers.mean() for fast in found])
     shares = 1 - layers / layers[0]
     nearest = {
@@ -89,7 +89,7 @@ def certified(
 
 
 def with_graphs(fast: DeeDiff) -> DeeDiff:
-    """Return the same, with its steps recorded."""
+    """Return the same, with its steps captured."""
     return DeeDiff(fast.model, fast.rule, sampler=fast.sampler, dtype=fast.dtype, graphs=True)
 
 

@@ -1,4 +1,4 @@
-"""Repeated splits, against the same work done plainly."""
+"""`evaluate` over repeated splits, against a plain implementation."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ Ltt = Callable[[np.ndarray, np.ndarray, float, float], list[int]]
 N, POOL, N_SETTINGS, SPLITS, DELTA = 1_000, 2_000, 100, 100, 0.1
 EPSILONS = np.linspace(0.01, 0.5, 50)
 REFERENCE_SPLITS = 2
-"""Splits that the reference is run for; its time is scaled up."""
+"""Splits run by the reference, whose time is scaled up."""
 
 CONTROLS = {
     "crc": Control("crc"),
@@ -30,7 +30,7 @@ def run() -> list[Result]:
     record = data.record(POOL, "consistency", "brier")
     path = data.path(N_SETTINGS)
     curve = record.curve("consistency", "brier", path=path)
-    losses, bound = curve.losses(), curve.loss_range.high
+    losses, max_loss = curve.losses(), curve.loss_range.high
     exits = exits_of(record.confidences["top1"], curve.thresholds)
 
     def library(splits: int = SPLITS) -> Study:
@@ -48,10 +48,10 @@ def run() -> list[Result]:
         )
 
     def loops() -> dict[str, np.ndarray]:
-        return plainly(losses, exits, bound, reference.ltt)
+        return plainly(losses, exits, max_loss, reference.ltt)
 
     def vectorised() -> dict[str, np.ndarray]:
-        return plainly(losses, exits, bound, reference.ltt_by_level)
+        return plainly(losses, exits, max_loss, reference.ltt_at_once)
 
     study = library(REFERENCE_SPLITS)
     for plain in (loops(), vectorised()):
@@ -84,7 +84,9 @@ def exits_of(confidences: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     return np.stack([each.argmax(axis=1) for each in fires], axis=1)
 
 
-def plainly(losses: np.ndarray, exits: np.ndarray, bound: float, ltt: Ltt) -> dict[str, np.ndarray]:
+def plainly(
+    losses: np.ndarray, exits: np.ndarray, max_loss: float, ltt: Ltt
+) -> dict[str, np.ndarray]:
     """Do what `evaluate` does for a few splits and as many draws; return the chosen settings."""
     rng = np.random.default_rng(0)
     pool = len(losses)
@@ -93,20 +95,20 @@ def plainly(losses: np.ndarray, exits: np.ndarray, bound: float, ltt: Ltt) -> di
     for _ in range(REFERENCE_SPLITS):
         order = rng.permutation(pool)
         test_losses, test_exits = losses[order[N:]], exits[order[N:]] + 1
-        for control, settings in choices(losses[order[:N]], bound, ltt).items():
+        for control, settings in choices(losses[order[:N]], max_loss, ltt).items():
             chosen[control].append(settings)
             found += [(test_losses[:, k].mean(), test_exits[:, k].mean()) for k in settings]
     for _ in range(REFERENCE_SPLITS):
-        for settings in choices(losses[rng.integers(0, pool, N)], bound, ltt).values():
+        for settings in choices(losses[rng.integers(0, pool, N)], max_loss, ltt).values():
             found += [losses[:, k].mean() for k in settings]
     return {control: np.array(settings) for control, settings in chosen.items()}
 
 
-def choices(losses: np.ndarray, bound: float, ltt: Ltt) -> dict[str, list[int]]:
-    """Return what each control chooses at each level."""
-    bounds = reference.upper_bounds(losses, DELTA, bound)
+def choices(losses: np.ndarray, max_loss: float, ltt: Ltt) -> dict[str, list[int]]:
+    """Return what each control chooses at each ε."""
+    bounds = reference.upper_bounds(losses, DELTA, max_loss)
     return {
-        "crc": reference.crc(losses, EPSILONS, bound),
+        "crc": reference.crc(losses, EPSILONS, max_loss),
         "ucb": [reference.last_before_failure(bounds < epsilon) for epsilon in EPSILONS],
-        "ltt": ltt(losses, EPSILONS, DELTA, bound),
+        "ltt": ltt(losses, EPSILONS, DELTA, max_loss),
     }

@@ -1,4 +1,4 @@
-"""How long a fresh process takes to import the library, and to compile its kernels."""
+"""Time for a fresh process to import the library and to compile its kernels."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def run() -> list[Result]:
 
 
 def seconds(statements: str, **environment: str) -> float:
-    """Return how long statements took, from the start that they set or else from the first."""
+    """Return the seconds that statements took, from the start they set, or else from the first."""
     code = f"import time\nstart = time.perf_counter()\n{statements}\n"
     code += "print(time.perf_counter() - start)"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How things are measured and shown: ratios of best times, taken in turn."""
+"""Measure ratios of best times, taken in turn, and show them."""
 
 import json
 import time
@@ -14,19 +14,19 @@ __all__ = ["CLOCKS", "Result", "best_times", "peak_bytes", "show", "use_clock", 
 
 TURN = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-"""The time of day; or processor time of all threads, for machines that are busy otherwise."""
+"""Wall clock, or processor time of all threads for busy machines."""
 
 _chosen = ["wall"]
 
 
 def use_clock(name: str) -> None:
-    """Choose the clock of all that follows."""
+    """Choose the clock for all later measurements."""
     _chosen[0] = name
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured number, and what it should be."""
+    """A measured number and its target."""
 
     what: str
     value: float
@@ -58,7 +58,7 @@ class Result:
 
 
 def best_times(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the least seconds that one call of each function took.
+    """Return the shortest time, in seconds, of a call of each function.
 
     The functions take turns, of `TURN` seconds or one call each. The first round, which compiles
     and fills caches, does not count.
@@ -79,7 +79,7 @@ def best_times(functions: Mapping[str, Callable[[], object]], rounds: int) -> di
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """Return the most memory held at once while the function ran, beyond what was held before."""
+    """Return the peak memory of a function, beyond what was held before."""
     function()  # what is allocated once for all, such as compiled code, does not count
     tracemalloc.start()
     try:
@@ -90,7 +90,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
 
 
 def show(title: str, results: Sequence[Result], console: Console) -> None:
-    """Print a table; plain lines where nobody watches."""
+    """Print a table, or plain lines if not to a terminal."""
     if not console.is_terminal:
         print(f"\n{title}")
         for result in results:

@@ -1,4 +1,4 @@
-"""A million samples, five exits, 1000 settings: against one sum over the same arrays."""
+"""Calibration with a million samples, five exits, 1000 settings, against one sum of the arrays."""
 
 import data
 from measure import Result, best_times
@@ -39,7 +39,7 @@ def controlled(risk: str, loss: str, bound: str) -> Result:
 
 
 def preparation() -> list[Result]:
-    """What comes before and after: checks, the curve, the order of the samples, the hash, all."""
+    """Measure the rest of a calibration: checks, curve, sample order, hash, and the whole."""
     record = data.record(N, "gap", "brier")
     confidences, losses = record.confidences["top1"], record.losses["brier"]
     path = data.path(N_SETTINGS)
@@ -64,7 +64,7 @@ def preparation() -> list[Result]:
 
 
 def growth() -> list[Result]:
-    """Time from a quarter of the samples to all of them: 4 is linear."""
+    """Measure how time grows from a quarter of the samples to all: 4 is linear."""
     results = []
     for risk, loss, bound in CASES:
         runs = {}
@@ -85,7 +85,7 @@ def growth() -> list[Result]:
 
 
 def sum_of(record: ExitRecord):
-    """Return one pass over what the record stores."""
+    """Return a function that passes once over the record's arrays."""
     arrays = [*record.confidences.values(), *record.losses.values()]
     arrays += record.inconsistencies.values()
     return lambda: [array.sum() for array in arrays]

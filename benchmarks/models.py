@@ -1,10 +1,10 @@
-"""Images a second of trained networks with certified exits, against the same networks in full.
+"""Images per second of trained networks with certified exits, against the full networks.
 
-The network that comes with the library; another one, trained and recorded as described in
-`experiments/image_classification` or `experiments/segmentation`, with
-`python benchmarks/models.py --results FOLDER --name NAME [--images FILE.npy] [--device cuda]`,
-where the file holds test images (n, 3, height, width) of uint8; CIFAR-10's by default. For
-segmentation add `--loss miou --score mean_top1`.
+By default the network that comes with the library. For one that was trained and recorded as in
+`experiments/image_classification` or `experiments/segmentation`, run
+`python benchmarks/models.py --results FOLDER --name NAME [--images FILE.npy] [--device cuda]`, with
+test images (n, 3, height, width) of uint8 in the file; CIFAR-10's by default. For segmentation add
+`--loss miou --score mean_top1`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ N_CALIBRATION, N_IMAGES, REPEATS = 1000, 512, 5
 
 
 def trained(results: Path, name: str) -> tuple[Staged, ExitRecord, dict[str, Any]]:
-    """Return a network from its report and weights, its record, and what images it takes."""
+    """Return a network from its report and weights, its record, and its data set's settings."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     arguments = dict(recipe["model"])
     model: Staged = getattr(models, arguments.pop("name", "ADPC"))(**arguments)

@@ -1,7 +1,7 @@
-"""The monitor: false alarms, delays after a change, and what an observation costs.
+"""The monitor: false alarms, delays after a change, and the cost of an observation.
 
-Against an e-process of the same stakes that starts once, and against MAPIE's `RiskMonitoring` where
-it is installed (`pip install mapie`), which is given the same level, ε and streams.
+Compared with an e-process of the same stakes that starts once and, if it is installed (`pip install
+mapie`), with MAPIE's `RiskMonitoring` at the same α and ε on the same streams.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ FINE = 0.04
 CHANGES = (0, 1_000, 20_000, 200_000)
 AFTER = (0.06, 0.10, 0.30)
 HORIZON = 20_000
-"""How long an alarm is waited for after a change."""
+"""Losses to wait for an alarm after a change."""
 
 DRAWS, MAPIE_DRAWS, MAPIE_LONGEST = 101, 5, 20_000
-"""Streams of a median; MAPIE, which is slow, gets the first few, and no longer history."""
+"""Streams per median; MAPIE is slow, so it gets the first few, and no long histories."""
 
 NULL_DRAWS, NULL_LENGTH, NULL_ALPHA = 500, 200_000, 0.1
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 PIECE = 10_000
 
 Detector = Callable[[np.ndarray], float]
-"""Stream of losses -> how many it had seen at its alarm; infinite if it raised none."""
+"""Maps a stream of losses to their number at the alarm; infinite without an alarm."""
 
 
 def run() -> list[Result]:
@@ -43,14 +43,14 @@ def run() -> list[Result]:
 
 
 def restarting(losses: np.ndarray, alpha: float = ALPHA) -> float:
-    """The library's."""
+    """Return the alarm of the library's monitor."""
     monitor = Monitor(EPSILON, alpha)
     monitor.update_many(losses)
     return monitor.alarm_at or np.inf
 
 
 def single_start(losses: np.ndarray, alpha: float = ALPHA) -> float:
-    """The same stakes, mixed with equal weights, from one start."""
+    """Return the alarm of the same stakes, mixed with equal weights, from one start."""
     stakes = _evidence.stakes(EPSILON, 0.0)
     logs = np.cumsum(np.log1p(stakes * (losses[:, None] - EPSILON)), axis=0)
     largest = logs.max(axis=1)
@@ -59,7 +59,7 @@ def single_start(losses: np.ndarray, alpha: float = ALPHA) -> float:
 
 
 def mapie(losses: np.ndarray) -> float:
-    """MAPIE's lower bound of the mean of all losses so far, at the level α for the stream."""
+    """Return the alarm of MAPIE's lower bound of the mean of all losses so far, at α."""
     monitor = mapie_monitor()
     monitor.update(losses.astype(int), np.zeros(len(losses), int))
     return first(monitor.online_risk_lower_bound_sequence_history > EPSILON)
@@ -68,7 +68,7 @@ def mapie(losses: np.ndarray) -> float:
 def mapie_monitor():
     from mapie.exchangeability_testing import RiskMonitoring
 
-    # Half of its level is for a reference set, which a given threshold makes needless.
+    # Half of its α is for a reference set, which is not needed with a given threshold.
     return RiskMonitoring(risk="accuracy", test_level=2 * ALPHA, threshold=EPSILON, warn=False)
 
 
@@ -81,7 +81,7 @@ def first(alarms: np.ndarray) -> float:
 
 
 def false_alarms() -> list[Result]:
-    """Streams whose risk is exactly ε, the worst that is allowed."""
+    """Measure false alarms on streams whose risk is exactly ε, the largest allowed."""
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(NULL_DRAWS):
@@ -99,7 +99,7 @@ def false_alarms() -> list[Result]:
 
 
 def delays() -> list[Result]:
-    """Median losses from a change to the alarm, and how many restarts save of a single start's."""
+    """Measure the median delay after a change, and what restarts save against a single start."""
     return [delay(change, after) for change in CHANGES for after in AFTER]
 
 
@@ -124,7 +124,7 @@ def delay(change: int, after: float) -> Result:
 
 
 def median_delay(detector: Detector, streams: list[np.ndarray], change: int) -> float:
-    """False alarms before the change count as no delay at all; there are next to none."""
+    """Return the median delay; the rare false alarms before the change count as 0."""
     return float(np.median([max(0.0, detector(stream) - change) for stream in streams]))
 
 
@@ -171,7 +171,7 @@ def one_by_one(monitor: Monitor, losses: list[float]) -> Callable[[], None]:
 
 
 def memory() -> list[Result]:
-    """Memory beyond the pieces in which losses come, over a hundred times as many of them."""
+    """Measure memory beyond the current chunk of losses, over a hundred chunks."""
     losses = (np.random.default_rng(0).random(PIECE) < EPSILON).astype(float)
 
     def watched(pieces: int) -> Callable[[], None]:
@@ -194,7 +194,7 @@ def memory() -> list[Result]:
 
 
 def mapie_times() -> list[Result]:
-    """What one more loss costs MAPIE after some."""
+    """Measure the time of one more loss in MAPIE after a history."""
     if find_spec("mapie") is None:
         return []
     results, zero = [], np.zeros(1, int)

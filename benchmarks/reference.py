@@ -1,8 +1,8 @@
-"""The paper's algorithms, written down plainly: what the library is measured against.
+"""The paper's algorithms, written plainly, as references to measure the library against.
 
 Jazbec, Timans et al., "Fast yet Safe: Early-Exiting with Risk Control" (NeurIPS 2024). Algorithm 2
-is the Waudby-Smith-Ramdas bound, Algorithm 1 the choice of a threshold by it. Beside them conformal
-risk control and Learn-then-Test with Hoeffding-Bentkus p-values, as the paper compares them.
+is the Waudby-Smith-Ramdas bound, and Algorithm 1 chooses a threshold by it. Conformal risk control
+and Learn-then-Test with Hoeffding-Bentkus p-values follow, as the paper compares them.
 Settings run from the safest to the fastest; the first is the full model.
 """
 
@@ -17,7 +17,7 @@ __all__ = [
     "hoeffding_bentkus",
     "last_before_failure",
     "ltt",
-    "ltt_by_level",
+    "ltt_at_once",
     "upper_bounds",
     "wsr",
 ]
@@ -25,31 +25,31 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 
-def wsr(losses: Floats, delta: float, bound: float = 1.0) -> float:
-    """Algorithm 2: an upper bound of the mean of losses that are at most `bound`.
+def wsr(losses: Floats, delta: float, max_loss: float = 1.0) -> float:
+    """Algorithm 2: an upper bound of the mean of losses that are at most `max_loss`.
 
-    The level at which the wealth of the best moment reaches 1/δ is found as a root. It is sought
-    up to `bound`, which is 2 for the Brier score.
+    The ε at which the largest wealth reaches 1/δ is found as a root, searched
+    up to `max_loss`, which is 2 for the Brier score.
     """
     n = len(losses)
     count = np.arange(1, n + 1)
-    mean = (bound / 2 + np.cumsum(losses)) / (count + 1)
-    variance = (bound**2 / 4 + np.cumsum((losses - mean) ** 2)) / (count + 1)
-    before = np.concatenate([[bound**2 / 4], variance[:-1]])
-    stake = np.minimum(1 / bound, np.sqrt(2 * np.log(1 / delta) / (n * before)))
+    mean = (max_loss / 2 + np.cumsum(losses)) / (count + 1)
+    variance = (max_loss**2 / 4 + np.cumsum((losses - mean) ** 2)) / (count + 1)
+    before = np.concatenate([[max_loss**2 / 4], variance[:-1]])
+    stake = np.minimum(1 / max_loss, np.sqrt(2 * np.log(1 / delta) / (n * before)))
 
     def surplus(epsilon: float) -> float:
         return float(np.cumsum(np.log(1 - stake * (losses - epsilon))).max() + np.log(delta))
 
-    lowest = 1e-12  # below it, a loss equal to the bound would leave no wealth
+    lowest = 1e-12  # below it, a loss equal to `max_loss` would leave no wealth
     if surplus(lowest) >= 0:
         return lowest
-    return bound if surplus(bound) <= 0 else float(brentq(surplus, lowest, bound))
+    return max_loss if surplus(max_loss) <= 0 else float(brentq(surplus, lowest, max_loss))
 
 
-def upper_bounds(losses: Floats, delta: float, bound: float = 1.0) -> Floats:
-    """First half of Algorithm 1: the bound at each setting; `losses` is (n, K)."""
-    return np.array([wsr(column, delta, bound) for column in losses.T])
+def upper_bounds(losses: Floats, delta: float, max_loss: float = 1.0) -> Floats:
+    """First half of Algorithm 1: the upper bound at each setting; `losses` is (n, K)."""
+    return np.array([wsr(column, delta, max_loss) for column in losses.T])
 
 
 def last_before_failure(passes: NDArray[np.bool_]) -> int:
@@ -58,15 +58,15 @@ def last_before_failure(passes: NDArray[np.bool_]) -> int:
     return int(failures[0]) if failures.size else len(passes) - 1
 
 
-def algorithm_1(losses: Floats, epsilon: float, delta: float, bound: float = 1.0) -> int:
+def algorithm_1(losses: Floats, epsilon: float, delta: float, max_loss: float = 1.0) -> int:
     """Index of the fastest setting that is safe; 0 is the full model."""
-    return last_before_failure(upper_bounds(losses, delta, bound) < epsilon)
+    return last_before_failure(upper_bounds(losses, delta, max_loss) < epsilon)
 
 
-def crc(losses: Floats, epsilons: Floats, bound: float = 1.0) -> list[int]:
+def crc(losses: Floats, epsilons: Floats, max_loss: float = 1.0) -> list[int]:
     """Conformal risk control on losses made monotone along the path."""
     monotone = np.maximum.accumulate(np.maximum(losses, 0), axis=1)
-    inflated = (monotone.sum(axis=0) + bound) / (len(losses) + 1)
+    inflated = (monotone.sum(axis=0) + max_loss) / (len(losses) + 1)
     return [last_before_failure(inflated <= epsilon) for epsilon in epsilons]
 
 
@@ -80,25 +80,25 @@ def hoeffding_bentkus(mean: float, n: int, epsilon: float) -> float:
     return float(min(1.0, np.exp(-n * distance), bentkus))
 
 
-def ltt(losses: Floats, epsilons: Floats, delta: float, bound: float = 1.0) -> list[int]:
+def ltt(losses: Floats, epsilons: Floats, delta: float, max_loss: float = 1.0) -> list[int]:
     """Learn-then-Test: test one setting after the other, up to the first failure."""
-    n, means = len(losses), losses.mean(axis=0) / bound
+    n, means = len(losses), losses.mean(axis=0) / max_loss
     chosen = []
     for epsilon in epsilons:
         last = 0
         while last + 1 < len(means):
-            if hoeffding_bentkus(means[last + 1], n, epsilon / bound) > delta:
+            if hoeffding_bentkus(means[last + 1], n, epsilon / max_loss) > delta:
                 break
             last += 1
         chosen.append(last)
     return chosen
 
 
-def ltt_by_level(losses: Floats, epsilons: Floats, delta: float, bound: float = 1.0) -> list[int]:
+def ltt_at_once(losses: Floats, epsilons: Floats, delta: float, max_loss: float = 1.0) -> list[int]:
     """`ltt`, with the p-values of all settings computed at once."""
-    n, means = len(losses), losses.mean(axis=0) / bound
+    n, means = len(losses), losses.mean(axis=0) / max_loss
     chosen = []
-    for epsilon in epsilons / bound:
+    for epsilon in epsilons / max_loss:
         low = np.minimum(means, epsilon)
         distance = special.rel_entr(low, epsilon) + special.rel_entr(1 - low, 1 - epsilon)
         bentkus = np.e * stats.binom.cdf(np.ceil(n * means), n, epsilon)

@@ -1,8 +1,8 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
 Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation, calm,
-bild, diffusion. Each number stands beside its target. Misses are listed at the end, and are no
-error: a benchmark informs.
+bild, diffusion. Each number is shown with its target. Missed targets are listed at the end and do
+not make the run fail.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Speed of the PyTorch runtime: overhead, saved time against skipped time, and the usual ways.
+"""Speed of the PyTorch runtime: overhead, time saved of the time skipped, and common alternatives.
 
-Ratios in one run. Each variant is timed on each batch, in turn and in changing order, and its best
-times are added up. On a GPU: `python benchmarks/runtime.py --device cuda --batch 256 --width 192`.
+Ratios are of one run. Each variant is timed on each batch, in turn and in changing order, and its
+best times are summed. On a GPU run
+`python benchmarks/runtime.py --device cuda --batch 256 --width 192`.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Block(nn.Module):
 
 
 def residual_network(width: int, blocks: int, seed: int = 0) -> nn.Module:
-    """A residual network for 32 x 32 images with five exits, of random weights."""
+    """Return a random residual network for 32 x 32 images with five exits."""
     torch.manual_seed(seed)
     stages: list[nn.Module] = []
     inputs = 3
@@ -62,7 +63,7 @@ def residual_network(width: int, blocks: int, seed: int = 0) -> nn.Module:
 
 
 def policy_at(model: nn.Module, images: Tensor, saving: float | None) -> Policy:
-    """A policy whose threshold saves about this share of the FLOPs; None: nobody ever leaves."""
+    """Return a policy that saves about this share of the FLOPs; None: no sample exits early."""
     batches = [
         (images[i : i + 64], torch.zeros(len(images[i : i + 64]), dtype=torch.long))
         for i in range(0, len(images), 64)
@@ -73,14 +74,14 @@ def policy_at(model: nn.Module, images: Tensor, saving: float | None) -> Policy:
     flops = curve.mean_cost("flops")
     index = int(np.argmin(np.abs(1 - flops / flops[0] - (saving or 0.0))))
     policy = calibrate(record, risks=[Risk("consistency", "zero_one", 0.5)], path=path)
-    level = 1.0 if saving is None else float(curve.thresholds[index])
-    return policy.model_copy(update={"threshold": level})
+    threshold = 1.0 if saving is None else float(curve.thresholds[index])
+    return policy.model_copy(update={"threshold": threshold})
 
 
 def best(
     variants: dict[str, Sequence[Callable[[], object]]], device: str, repeats: int
 ) -> dict[str, float]:
-    """Seconds of each variant: its parts' best times, added up."""
+    """Return the seconds of each variant: the sum of its parts' best times."""
     parts = [(name, k) for name, calls in variants.items() for k in range(len(calls))]
     found = dict.fromkeys(parts, np.inf)
     shuffle = random.Random(0).shuffle
@@ -105,7 +106,7 @@ def _wait(device: str) -> None:
 
 @torch.inference_mode()
 def run_all_select(model: nn.Module, policy: Policy, x: Tensor) -> Tensor:
-    """What the paper's code does: compute every exit, select afterwards."""
+    """Compute every exit and select afterwards, as the paper's code does."""
     outputs = torch.stack(all_outputs(model, x), dim=1)
     confident = outputs[:, :-1].softmax(dim=2).amax(dim=2) >= policy.threshold
     last = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
@@ -115,7 +116,7 @@ def run_all_select(model: nn.Module, policy: Policy, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def exit_together(model: nn.Module, policy: Policy, x: Tensor) -> Tensor:
-    """What CALM and its kin do with batches: leave when the whole batch agrees."""
+    """Exit when the whole batch is confident, as batched CALM does."""
     state = model.begin(x)
     for k in range(model.n_exits):
         state = model.advance(k, state)
@@ -127,7 +128,7 @@ def exit_together(model: nn.Module, policy: Policy, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def states_before(model: nn.Module, x: Tensor) -> list[object]:
-    """What each stage starts from, in the full run."""
+    """Return the state before each stage, in the full run."""
     states = [model.begin(x)]
     for k in range(model.n_exits - 1):
         states.append(model.advance(k, states[-1]))
@@ -220,7 +221,7 @@ def measure(device: str, batch: int, width: int, repeats: int, n: int) -> list[R
 
 
 def latency(fast: EarlyExit, batches: list[Tensor], device: str) -> list[float]:
-    """Seconds of each batch, the best of five, so that what differs is the batches."""
+    """Return the best of five times of each batch."""
     found = np.full(len(batches), np.inf)
     for _ in range(5):
         for k, x in enumerate(batches):
@@ -233,7 +234,7 @@ def latency(fast: EarlyExit, batches: list[Tensor], device: str) -> list[float]:
 
 
 def collecting(device: str, batch: int, width: int, repeats: int) -> Result:
-    """Time of `collect` against the bare forward pass of the same batches."""
+    """Measure `collect` against the plain forward pass of the same batches."""
     model = residual_network(width, blocks=2).to(device)
     n_batches = 12 if device == "cpu" else 100  # FLOPs are counted once
     images = torch.randn(batch * n_batches, 3, 32, 32, device=device)

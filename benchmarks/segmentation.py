@@ -1,6 +1,6 @@
-"""What a decision costs in segmentation: confidence of whole images against the forward pass.
+"""Cost of a decision in segmentation: confidences of whole images against the forward pass.
 
-On a CPU a narrow network and small images. The published network and images, on a GPU:
+By default a narrow network and small images, on a CPU. The published sizes, on a GPU:
 `python benchmarks/segmentation.py --device cuda --width 48 --height 1024 --image-width 2048`.
 """
 
@@ -24,7 +24,7 @@ TARGET = 5.0
 
 
 def network(width: int) -> ADPC:
-    """ADP-C of random weights: 48 is the published W48, and 18 nearly W18 but deeper."""
+    """Return a random ADP-C: width 48 is the published W48; 18 is W18 with more blocks."""
     torch.manual_seed(0)
     return ADPC(
         N_CLASSES,
@@ -88,7 +88,7 @@ def _scored(name: str, outputs: list[Tensor]):
 
 
 def _memory(model: ADPC, images: Tensor, outputs: list[Tensor], labels: Tensor) -> Result:
-    """Memory of the losses beyond what is held, in logits of one exit at full size."""
+    """Measure the memory of the losses, in multiples of one exit's logits at full size."""
 
     def peak(function) -> int:
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What is done to training images, all on the device."""
+"""Augmentations of training images, computed on their device."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["augmented", "mixed"]
 
 
 def augmented(images: Tensor, plan: dict[str, Any], random: torch.Generator) -> Tensor:
-    """Return images cropped or shifted, mirrored, shaded and with a hole, as a recipe says."""
+    """Return images cropped or shifted, mirrored, shaded and with a hole, as the plan says."""
     if "smallest_crop" in plan:
         images = cropped(images, plan["smallest_crop"], random)
     else:
@@ -36,7 +36,7 @@ def shifted(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
 
 
 def cropped(images: Tensor, smallest: float, random: torch.Generator) -> Tensor:
-    """Enlarge a rectangle of each image, of at least a share `smallest` of it; mirror half."""
+    """Enlarge a random rectangle, at least a share `smallest`, of each image; mirror half."""
     n = len(images)
     area = uniform(n, smallest, 1.0, random)
     aspect = uniform(n, math.log(3 / 4), math.log(4 / 3), random).exp()
@@ -80,7 +80,7 @@ def with_hole(images: Tensor, side: int, random: torch.Generator) -> Tensor:
 def mixed(
     images: Tensor, targets: Tensor, plan: dict[str, Any], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Mix half of all batches with their own images (CutMix), the rest by `mixup` if it is said."""
+    """Apply CutMix to half of all batches and mixup to the others, as far as the plan has them."""
     if "cutmix" in plan and torch.rand(()) < 0.5:
         return cut_and_mixed(images, targets, plan["cutmix"], random)
     if "mixup" in plan:
@@ -93,7 +93,7 @@ def mixed(
 def cut_and_mixed(
     images: Tensor, targets: Tensor, strength: float, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Put a rectangle of other images over each, and mix the targets by area (CutMix)."""
+    """Paste a rectangle of another image into each, and mix the targets by area (CutMix)."""
     height, width = images.shape[2:]
     share = torch.distributions.Beta(strength, strength).sample().item()
     high, wide = (round(side * (1 - share) ** 0.5) for side in (height, width))

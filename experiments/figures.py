@@ -1,4 +1,4 @@
-"""Figures that put several models side by side: their exits, and their studies."""
+"""Figures that compare several models: their exits and their studies."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
 
 __all__ = ["exits_figure", "models_figure"]
 
-STYLES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)))  # the level itself is dotted
+STYLES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)))  # dotted is the diagonal
 TITLES = {
     "zero_one": "accuracy",
     "brier": "Brier score",
@@ -22,16 +22,16 @@ TITLES = {
     "pixel_brier": "Brier score of pixels",
 }
 QUALITIES = ("zero_one", "miou")
-"""Losses that are 1 less what they are named after, and are drawn as that."""
+"""Losses that are 1 minus a quality, which is drawn instead."""
 
 
 def exits_figure(
     records: Mapping[str, ExitRecord], path: str | os.PathLike[str] | None = None
 ) -> Figure:
-    """Draw the mean loss at each exit, a line a record: Fig. 1 of the paper.
+    """Draw the mean loss at each exit, one line per record: Fig. 1 of the paper.
 
-    The lines of a network whose exits improve on the whole (Eq. 2 of the paper) rise in accuracy
-    and fall in any loss. The 0-1 loss is drawn as accuracy, the loss of mIoU as mIoU.
+    If the exits of a network improve on average (Eq. 2 of the paper), its line rises in accuracy
+    and falls in any loss. The 0-1 loss is drawn as accuracy, the loss of mIoU as mIoU.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def exits_figure(
     """
     losses = list(dict.fromkeys(name for record in records.values() for name in record.losses))
     if not losses:
-        raise ValueError("`records` must hold losses against labels.")
+        raise ValueError("`records` must hold losses against labels, but none does.")
     figure = new_figure(3.9 * len(losses) + 0.4, 3.9)
     for axis, loss in zip(figure.subplots(1, len(losses), squeeze=False)[0], losses, strict=True):
         for color, (name, record) in zip(COLORS * 4, records.items(), strict=False):
@@ -70,12 +70,12 @@ def models_figure(
 ) -> Figure:
     """Draw test risk above and efficiency below, over ε: Figs. 3 and 8 of the paper.
 
-    One column a risk, one colour a model, one style of line a control. The dotted diagonal is the
-    level itself.
+    Risks have columns, models colours, and controls line styles. On the dotted diagonal the risk
+    is ε.
 
     Parameters
     ----------
-    studies : mapping of titles of columns to mappings of names of models to studies
+    studies : mapping of column titles to mappings of model names to studies
     controls : labels of the controls to draw
     path : path, optional
         Where to save it.

@@ -1,6 +1,6 @@
 """Write the paper's tables and figures: `python -m experiments.reproduce [TASK ...]`.
 
-All tasks run by default; one whose data is not there is skipped. Each writes into
+All tasks run by default; a task whose data is missing is skipped. Each writes into
 experiments/TASK/results, or into FOLDER/TASK with `--output FOLDER`.
 """
 
@@ -17,6 +17,7 @@ from experiments.calm_cnndm.reproduce import calm_cnndm
 from experiments.diffusion.reproduce import diffusion
 from experiments.image_classification.reproduce import image_classification
 from experiments.segmentation.reproduce import segmentation
+from experiments.studies import StudyOptions
 from experiments.tables import print_rows
 
 __all__ = ["TASKS", "main"]
@@ -44,15 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loss", help="a loss of the records")
     parser.add_argument("--n", type=int, dest="n_calibration", help="calibration samples")
     parser.add_argument("--splits", type=int, help="random splits")
-    parser.add_argument("--draws", type=int, help="calibration sets that test the promises")
+    parser.add_argument("--draws", type=int, help="calibration sets drawn to test the promises")
     parser.add_argument("--delta", type=float, help="probability of failure")
     parser.add_argument("--seed", type=int)
     given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
     tasks, output = given.pop("tasks") or list(TASKS), given.pop("output", None)
     for task in tasks:
         if task not in TASKS:
-            parser.error(f"there is no task {task!r}, only {', '.join(TASKS)}")
-        unknown = given.keys() - inspect.signature(TASKS[task]).parameters.keys()
+            parser.error(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
+        known = {*inspect.signature(TASKS[task]).parameters, *StudyOptions.__annotations__}
+        unknown = given.keys() - known
         if unknown:
             parser.error(f"{task} does not take {', '.join(sorted(unknown))}")
     if "data" in given and len(tasks) != 1:

@@ -1,4 +1,4 @@
-"""What the experiments with generated answers share: controls, and the study of one record."""
+"""Experiments on generated answers: their controls, and the study of one threshold record."""
 
 import os
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.studies import column
 from experiments.tables import write_all
 from swiftsure.control import Control
 from swiftsure.evaluation import Study
@@ -30,7 +31,7 @@ DRAWN = tuple(label for label in CONTROLS if label != "CRC (contiguous)")
 """Controls of the figures: the contiguous form lies between its neighbours."""
 
 EPSILONS = np.round(np.arange(0.01, 0.151, 0.01), 2)
-"""Levels of the experiments with CALM."""
+"""Values of ε in the experiments with CALM."""
 
 
 def load_sweep(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecord:
@@ -39,7 +40,7 @@ def load_sweep(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecor
 
 
 def only(study: Study, labels: Sequence[str]) -> Study:
-    """Return a study of some of its controls."""
+    """Return a study with some of its controls."""
     return replace(study, labels=tuple(label for label in labels if label in study.labels))
 
 
@@ -53,13 +54,13 @@ class SweepResult:
     title : str
         Title of the figure.
     name : str
-        What the names of the files start with.
+        Prefix of the file names.
     unit : str
-        What the study counts as cost, in words.
+        Unit of the cost, in words.
     shown : tuple of float
         Levels of the printed table.
     speed : str, optional
-        What is answered, in the plural, where the record says in how many seconds.
+        Plural noun for what is generated, if the record has seconds: "sentences".
     """
 
     study: Study
@@ -70,9 +71,9 @@ class SweepResult:
     speed: str | None = None
 
     def table(self, epsilons: Sequence[float] | None = None) -> list[dict[str, Any]]:
-        """Return test risk, mean cost and savings, a row per control and level."""
+        """Return test risk, mean cost and savings, one row per control and ε."""
         study, levels = self.study, self.shown if epsilons is None else epsilons
-        columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in levels]
+        columns = [column(study, e) for e in levels]
         found = {
             "test risk": study.test_risk,
             self.unit: study.mean_cost,

@@ -1,12 +1,12 @@
-"""What the trainings here share: optimizer, schedule, a step recorded once, averaged weights.
+"""The training loop: optimizer, schedule, CUDA graphs of a step, averaged weights.
 
-A recipe's table [training] is called its plan: `epochs`, `batch`, `lr`, `weight_decay`,
-`averaged_epochs` and, if wanted, `optimizer` ("adamw" for SGD), `relative` (rates) and `clip`.
+A recipe's table [training] is its plan: `epochs`, `batch`, `lr`, `weight_decay`, `averaged_epochs`
+and, optionally, `optimizer` ("adamw"; SGD by default), `relative` (rates) and `clip`.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 __all__ = [
     "Recording",
     "Step",
+    "batches",
     "fit",
     "make_optimizer",
     "one_cycle",
@@ -32,12 +33,18 @@ LossOf = Callable[[list[Tensor], Tensor], Tensor]
 """From the outputs of all exits, and targets."""
 
 
-def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return SGD, or AdamW where the recipe says so; neither decays biases and norms.
+def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices of whole batches, in random order."""
+    order = torch.randperm(n, device=random.device, generator=random)
+    yield from order[: n - n % size].split(size)
 
-    With `relative`, parameters that start about equally large are a group, and the learning rate is
-    that of weights of size 1, as in Adafactor: those of T5 start between 0.005 and 1, and one rate
-    for all of them teaches a deep one little.
+
+def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return SGD, or AdamW if the plan says so; biases and norms are not decayed.
+
+    With `relative`, parameters of similar initial size form a group, and the learning rate is
+    relative to that size, as in Adafactor: T5's weights start between 0.005 and 1, and a deep T5
+    learns little with one rate for all.
     """
     relative = plan.get("relative", False)
     groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
@@ -54,13 +61,13 @@ def make_optimizer(model: nn.Module, plan: dict[str, Any]) -> torch.optim.Optimi
     ]
     if plan.get("optimizer") == "adamw":
         return torch.optim.AdamW(options, lr=plan["lr"], fused=True)
-    # L2W-DEN looks ahead by a step of plain SGD.
+    # L2W-DEN assumes plain SGD in its trial update.
     return torch.optim.SGD(options, lr=plan["lr"], momentum=0.9, nesterov="l2w" not in plan)
 
 
 @torch.no_grad()
 def root_mean_square(parameters: list[nn.Parameter]) -> float:
-    """Return the size of weights, but at least 0.001: zeros must be able to grow."""
+    """Return the root mean square of weights, at least 0.001 so that zeros can grow."""
     squares = torch.stack([parameter.float().square().sum() for parameter in parameters]).sum()
     return max(1e-3, math.sqrt(float(squares) / sum(p.numel() for p in parameters)))
 
@@ -71,10 +78,10 @@ def recorded_step(
     loss_of: LossOf,
     clip: float | None = None,
 ) -> Step:
-    """Return the step that descends a loss of all outputs, its gradient cut to length `clip`.
+    """Return the step that lowers a loss of all outputs, with gradients clipped to `clip`.
 
-    On a GPU, what is done for a batch is recorded once for each shape that inputs have, and
-    replayed, since such a network is hundreds of small kernels.
+    On a GPU, forward and backward are captured once per input shape and replayed: such a network
+    launches hundreds of small kernels.
     """
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -94,7 +101,7 @@ def recorded_step(
             loss = learn(inputs, targets)
         else:
             if inputs.shape not in recordings:
-                # The first makes the gradients that all of them write to.
+                # The first graph allocates the gradients that all of them write to.
                 makes = [] if recordings else list(model.parameters())
                 recordings[inputs.shape] = Recording(learn, (inputs, targets), makes)
             loss = recordings[inputs.shape].replay((inputs, targets))
@@ -107,16 +114,16 @@ def recorded_step(
 
 
 class Recording:
-    """What a GPU does with a batch of one shape, to be done again with others.
+    """A CUDA graph of a training step for batches of one shape.
 
     Parameters
     ----------
     learn : callable
-        From the parts of a batch to its loss, or losses; leaves gradients behind.
+        Maps the parts of a batch to its loss, or losses, and writes gradients.
     batch : tensors
-        None for parts that there are not.
+        None for missing parts.
     makes : list of parameters
-        Whose gradients are to be allocated here.
+        Parameters whose gradients are allocated in this graph.
     """
 
     def __init__(
@@ -139,7 +146,7 @@ class Recording:
             self._result = learn(*self._held)
 
     def replay(self, batch: Sequence[Tensor | None]) -> Tensor:
-        """Return what `learn` returns of another batch."""
+        """Return what `learn` returns for another batch."""
         for held, new in zip(self._held, batch, strict=True):
             if held is not None:
                 held.copy_(new)
@@ -148,7 +155,7 @@ class Recording:
 
 
 def one_cycle(share: float, warm_up: float = 0.15) -> float:
-    """Return the learning rate at a share of the training, as a part of its peak."""
+    """Return the learning rate at a share of the training, relative to its peak."""
     if share < warm_up:
         return 0.04 + 0.96 * (1 - math.cos(math.pi * share / warm_up)) / 2
     return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
@@ -164,14 +171,14 @@ def fit(
     per_epoch: int,
     seconds: float | None = None,
 ) -> nn.Module:
-    """Train, and return the model with weights averaged over the last steps.
+    """Train a model and return it with weights averaged over the last steps.
 
     Parameters
     ----------
     epoch : callable
-        Gives the batches of one more epoch, `per_epoch` of them.
+        Returns the batches of one epoch, `per_epoch` of them.
     seconds : float, optional
-        Train for so long, in whole epochs, and not for the plan's; it then says how many.
+        Train for this long, in whole epochs, and set the plan's `epochs` to their number.
     """
     decay = 1 - 1 / (plan["averaged_epochs"] * per_epoch)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -205,14 +212,14 @@ def fit(
 
 @torch.no_grad()
 def refresh_statistics(model: nn.Module, inputs: Iterable[Tensor]) -> None:
-    """Measure what batch normalisation divides by anew: averages of it lag behind the weights."""
+    """Recompute the statistics of batch normalisation, which lag behind averaged weights."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
     norms = [layer for layer in model.modules() if isinstance(layer, kinds)]
     if not norms:
         return
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # then every batch counts alike
+        norm.momentum = None  # every batch counts equally
     model.train()
     for batch in inputs:
         model(batch)

@@ -28,4 +28,4 @@ given = tokenizer(captions, padding=True, return_tensors="pt")
 out = fast.generate(**given)
 said = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
 for german, english, layers in zip(captions, said, out.mean_layers, strict=True):
-    print(f"{german}\n  {english}  ({layers:.1f} of 8 decoder layers a token)")
+    print(f"{german}\n  {english}  ({layers:.1f} of 8 decoder layers per token)")

@@ -4,8 +4,8 @@
 The small model drafts, the large one checks; the rollback threshold is swept over all test
 sentences of Multi30k, with the fallback threshold at 0.5. Models come from
 experiments/translation/results (bild_large, bild_small). Writes bild.parquet, and bild.json with
-the corpus BLEU of both models. Drafts are written one sentence at a time, so processes side by side
-(`--workers`) help, on a GPU too.
+the corpus BLEU of both models. Drafts are generated one sentence at a time, so several processes
+(`--workers`) help, also on a GPU.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sacrebleu
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from experiments import commands
 from experiments.calm.records import PARTS
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
@@ -30,13 +31,13 @@ from swiftsure.text import Rollback, sweep_pair
 
 HERE = Path(__file__).parent
 THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 20), 3)
-"""Safest first; those below log 2 change nothing but the time."""
+"""Safest first; those below log 2 only change the time."""
 
 
 def loaded(folder: Path) -> Any:
-    """Return a saved model, where it runs fastest."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    """Return a saved model, on the GPU if there is one."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+    return model.to(commands.device()).eval()
 
 
 def swept(

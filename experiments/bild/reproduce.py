@@ -8,10 +8,11 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.studies import StudyOptions
 from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
 from swiftsure import assets
 from swiftsure.evaluation import evaluate
@@ -31,11 +32,7 @@ def bild(
     risk: str = "gap",
     loss: str = "bleu",
     n_calibration: int = 500,
-    splits: int = 100,
-    delta: float = 0.1,
-    epsilons: NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> SweepResult:
     """Run the experiment on the sweep of a pair of models.
 
@@ -47,7 +44,7 @@ def bild(
     risk, loss
         As in `record.curve`.
     n_calibration : sentences to calibrate on
-    splits : random splits into calibration and test sentences
+    options : see `StudyOptions`
     """
     pairs = _timed(assets.BILD if data is None else data)
     if PASSES not in pairs.costs:
@@ -55,25 +52,16 @@ def bild(
             f"`data` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"
             f" {', '.join(pairs.costs) or 'none'}."
         )
-    study = evaluate(
-        pairs,
-        risk=risk,
-        loss=loss,
-        controls={label: CONTROLS[label] for label in DRAWN},
-        epsilons=epsilons,
-        delta=delta,
-        n_calibration=n_calibration,
-        splits=splits,
-        seed=seed,
-        progress=progress,
-    )
+    given: dict[str, Any] = {"risk": risk, "loss": loss, "n_calibration": n_calibration}
+    given |= {"controls": {label: CONTROLS[label] for label in DRAWN}, "epsilons": EPSILONS}
+    study = evaluate(pairs, **given | options)
     speed = "sentences" if study.seconds else None
     title = f"{pairs.n:,} sentences, n = {n_calibration:,}"
     return SweepResult(study, title, "bild", "passes of the large model", SHOWN, speed)
 
 
 def _timed(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecord:
-    """Return a record with the seconds from beside its file, if there are any.
+    """Return a record with the seconds in the file beside it, if there is one.
 
     They are kept apart because they belong to one machine and to other sentences: policies made
     from the record must not mention them.
@@ -86,5 +74,5 @@ def _timed(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecord:
         return pairs
     found = json.loads(file.read_text(encoding="utf-8"))
     if not np.array_equal(found["thresholds"], pairs.thresholds):
-        raise ValueError(f"{file} is of other thresholds than the record: time the pair anew.")
+        raise ValueError(f"{file} has other thresholds than the record: time the pair again.")
     return replace(pairs, costs={**pairs.costs, "seconds": np.asarray(found["seconds"])})

@@ -2,8 +2,8 @@
 `python -m experiments.bild.seconds --data FOLDER --record bild.parquet`.
 
 Translates some sentences of Multi30k's validation part one by one, at each threshold in turn, and
-writes bild.seconds.json beside the record: of a sentence, the mean of the sentences' best times.
-Nothing else should run on the machine. First comes the large model alone, by its own `generate`.
+writes bild.seconds.json beside the record: the mean over sentences of each sentence's best time.
+Nothing else should run on the machine. The first entry is the large model's own `generate`.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def main() -> None:
     large, small = loaded(arguments.large), loaded(arguments.small)
     tokenizer = AutoTokenizer.from_pretrained(arguments.large)
     pairs = [
-        BigLittle(large, small, Rollback(float(level), fallback=record.settings["fallback"]))
-        for level in record.thresholds[1:]
+        BigLittle(large, small, Rollback(float(threshold), fallback=record.settings["fallback"]))
+        for threshold in record.thresholds[1:]
     ]
     total = np.zeros(len(record.thresholds))
     texts = multi30k(arguments.data / "multi30k", "val").german[: arguments.sentences]
@@ -57,7 +57,7 @@ def main() -> None:
     found = {"thresholds": record.thresholds.tolist(), "seconds": seconds.round(6).tolist()}
     arguments.record.with_suffix(".seconds.json").write_text(json.dumps(found) + "\n")
     rates = ", ".join(
-        f"{level:g}: {1 / each:.2f}" for level, each in zip(record.thresholds, seconds, strict=True)
+        f"{t:g}: {1 / s:.2f}" for t, s in zip(record.thresholds, seconds, strict=True)
     )
     print(f"sentences a second by threshold: {rates}", flush=True)
 

@@ -18,7 +18,7 @@ from swiftsure.text import Rollback, fit_exit_heads, self_draft, sweep_pair
 
 HERE = Path(__file__).parent
 THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 12), 3)
-"""Safest first; those below log 2 change nothing but the time."""
+"""Safest first; those below log 2 only change the time."""
 
 
 def main() -> None:
@@ -48,10 +48,10 @@ def main() -> None:
     means["rouge_l"] = record.inconsistencies["rouge_l"].mean(axis=0).tolist()
     report = {"blocks": arguments.blocks, "thresholds": record.thresholds.tolist(), **means}
     (arguments.output / "smollm2.json").write_text(json.dumps(report, indent=2) + "\n")
-    for level, passes, lost in zip(
+    for threshold, passes, lost in zip(
         record.thresholds, means["large_passes"], means["rouge_l"], strict=True
     ):
-        print(f"{level:7.3f}: {passes:.3f} passes a token, ROUGE-L loss {lost:.3f}", flush=True)
+        print(f"{threshold:7.3f}: {passes:.3f} passes a token, ROUGE-L loss {lost:.3f}", flush=True)
 
 
 if __name__ == "__main__":

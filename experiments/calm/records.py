@@ -16,10 +16,11 @@ import sacrebleu
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from experiments import commands
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
-from swiftsure.text import ExitRule, MetaClassifier, sweep, train_meta
+from swiftsure.text import CalmRule, MetaClassifier, sweep, train_meta
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
@@ -28,10 +29,10 @@ GENERATION = {"max_new_tokens": 64}
 
 PROBABILITIES = np.linspace(0.98, 0.0, 25).round(3)
 MEASURES = {
-    "softmax": (ExitRule(), PROBABILITIES),
-    "shortlist": (ExitRule(shortlist=64), PROBABILITIES),
-    "saturation": (ExitRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
-    "meta": (ExitRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
+    "softmax": (CalmRule(), PROBABILITIES),
+    "shortlist": (CalmRule(shortlist=64), PROBABILITIES),
+    "saturation": (CalmRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
+    "meta": (CalmRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
 }
 """Rules and their thresholds, safest first; the full model comes before them."""
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="of each part; all by default")
     parser.add_argument("--batch", type=int, default=256)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = commands.device()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, dtype=torch.float32)
     model = model.to(device).eval()
@@ -64,7 +65,7 @@ def main() -> None:
     classifier = None
     if "meta" in arguments.scores:
         trained = arguments.output / f"{NAME}_meta.safetensors"
-        if (arguments.output / f"{NAME}_meta_shards").exists():  # of a sweep to go on with
+        if (arguments.output / f"{NAME}_meta_shards").exists():  # a sweep to continue
             classifier = MetaClassifier.load(trained).to(device)
         else:
             held = multi30k(folder, "val")

@@ -8,16 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
+from experiments.studies import StudyOptions, evaluate_all, layers_table, summary
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
 from swiftsure import assets
-from swiftsure.evaluation import Study, evaluate
-from swiftsure.progress import steps
+from swiftsure.evaluation import Study
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
 
@@ -36,23 +33,8 @@ class CalmStudies:
     loss: str
 
     def table(self, epsilons: Sequence[float] = (0.02, 0.05, 0.10)) -> list[dict[str, Any]]:
-        """Return mean decoder layers a token: a row for each measure, size and control.
-
-        "saved, ε=…" are the FLOPs of generation that are saved, in %, looks included.
-        """
-        rows = []
-        for score, by_size in self.studies.items():
-            for n, study in by_size.items():
-                columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
-                for label in study.labels:
-                    layers = study.mean_cost[label].mean(axis=0)
-                    row: dict[str, Any] = {"score": score, "n": n, "control": label}
-                    row |= {f"ε={study.epsilons[j]:g}": float(layers[j]) for j in columns}
-                    saved = study.flops_gain[label].mean(axis=0)
-                    if np.isfinite(saved).all():  # the record counts FLOPs
-                        row |= {f"saved, ε={study.epsilons[j]:g}": float(saved[j]) for j in columns}
-                    rows.append(row)
-        return rows
+        """Return mean decoder layers per token: one row per measure, size and control."""
+        return layers_table(self.studies, "score", "n", epsilons=epsilons)
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the tables to print, by title."""
@@ -67,17 +49,11 @@ class CalmStudies:
             f"{score}, n = {last:,}": only(sizes[last], DRAWN)
             for score, sizes in self.studies.items()
         }
-        summary = [
-            {"score": score, "n": n} | row
-            for score, sizes in self.studies.items()
-            for n, study in sizes.items()
-            for row in study.summary()
-        ]
         every = list(first[1][last].epsilons)
         suffix = "" if self.loss == "bleu" else f"_{self.loss}"
         tables = {
             f"calm_layers{suffix}.csv": self.table(every),
-            f"calm_summary{suffix}.csv": summary,
+            f"calm_summary{suffix}.csv": summary(self.studies, "score", "n"),
         }
         files = write_all(folder, tables)
         figures = [Path(folder) / f"{name}{suffix}.png" for name in ("calm", "calm_scores")]
@@ -92,11 +68,7 @@ def calm(
     risk: str = "gap",
     loss: str = "bleu",
     sizes: Sequence[int] = (100, 1000),
-    splits: int = 100,
-    delta: float = 0.1,
-    epsilons: Sequence[float] | NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> CalmStudies:
     """Run the experiment on the sweeps of one model.
 
@@ -107,29 +79,18 @@ def calm(
     risk, loss
         As in `record.curve`.
     sizes : calibration sizes
-    splits : random splits into calibration and test texts
+    options : see `StudyOptions`
     """
     records = data if isinstance(data, Mapping) else load_sweeps(data or assets.CALM)
     if not records:
         raise ValueError("`data` must hold a record for at least one confidence measure.")
-    studies: dict[str, dict[int, Study]] = {}
-    with steps("evaluating", len(records) * len(sizes), progress) as advance:
-        for score, record in records.items():
-            for n in sizes:
-                studies.setdefault(score, {})[n] = evaluate(
-                    record,
-                    risk=risk,
-                    loss=loss,
-                    controls=CONTROLS,
-                    epsilons=epsilons,
-                    delta=delta,
-                    n_calibration=n,
-                    splits=splits,
-                    seed=seed,
-                    progress=False,
-                )
-                advance()
-    return CalmStudies(studies, risk, loss)
+    cases = {
+        (score, n): {"record": record, "n_calibration": n}
+        for score, record in records.items()
+        for n in sizes
+    }
+    given = {"epsilons": EPSILONS, "risk": risk, "loss": loss, **options}
+    return CalmStudies(evaluate_all(cases, controls=CONTROLS, **given), risk, loss)
 
 
 def load_sweeps(folder: str | os.PathLike[str]) -> dict[str, ThresholdRecord]:

@@ -1,10 +1,10 @@
-"""A pretrained causal model that was never trained to leave early, from the root of the repository:
+"""Add exits to a pretrained causal model without training it, from the root of the repository:
 `python -m experiments.calm.smollm2 --model FILE.gguf --data FOLDER`.
 
 SmolLM2-135M-Instruct continues captions of Multi30k, whose first words are the prompt. Light exit
-heads are fitted on its own continuations of training captions, and a meta-classifier on those of
-others: to look at all 49,152 tokens costs a fifth of the model, so the softmax never pays here.
-Thresholds are swept over test captions, and losses are against the full model's continuation.
+heads are fitted on its own continuations of training captions, and a meta-classifier on others. A
+softmax over all 49,152 tokens costs a fifth of the model, so it never pays here. Thresholds are
+swept over test captions, and losses are against the full model's continuation.
 Writes smollm2_SCORE.parquet, smollm2_heads.safetensors, smollm2_meta.safetensors and smollm2.json
 (how often each exit's token is the full model's).
 """
@@ -20,49 +20,50 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from experiments import commands
 from experiments.calm.records import PARTS
 from experiments.translation.data import multi30k
-from swiftsure.text import ExitRule, fit_exit_heads, sweep, train_meta
+from swiftsure.text import CalmRule, fit_exit_heads, sweep, train_meta
 from swiftsure.text.calm.training import agreement_examples
 
 HERE = Path(__file__).parent
 GENERATION = {"max_new_tokens": 24}
 N_WORDS = 4
 EXITS = range(17, 29, 2)
-"""Blocks of 30 that get a head; states of earlier ones say too little yet."""
+"""Blocks of 30 that get a head; earlier ones predict too little."""
 THRESHOLDS = 1 - np.geomspace(1e-5, 0.1, 13)
-"""Safest first: both measures are often surer than they should be."""
+"""Safest first, close to 1: both measures are overconfident."""
 RULES = {
-    "meta": ExitRule(None, score="meta"),
-    "softmax": ExitRule(None, score="softmax", shortlist=64),
+    "meta": CalmRule(None, score="meta"),
+    "softmax": CalmRule(None, score="softmax", shortlist=64),
 }
 N_HELD = 64
 
 
 def prompts(folder: Path, part: str, n: int | None) -> list[str]:
-    """Return the first words of n captions (None: of all), no two alike."""
+    """Return the first words of n captions (None: all), without duplicates."""
     captions = multi30k(folder / "multi30k", part).english
     starts = dict.fromkeys(" ".join(caption.split()[:N_WORDS]) for caption in captions)
     return list(starts)[:n]
 
 
 def loaded(file: Path) -> tuple[Any, Any]:
-    """Return model and tokenizer of a GGUF file, the model where it runs fastest."""
+    """Return model and tokenizer of a GGUF file, the model on the GPU if there is one."""
     options = {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    return model.to(commands.device()).eval(), tokenizer
 
 
 def tests(folder: Path, first: int, n: int, seen: Collection[str]) -> list[str]:
-    """Return n prompts of the test parts, from the first one on, that are none of those seen."""
+    """Return n prompts of the test parts from `first` on, without those in `seen`."""
     found = [text for part in PARTS for text in prompts(folder, part, None)]
     return [text for text in dict.fromkeys(found) if text not in seen][first : first + n]
 
 
 def shared_options(description: str | None, here: Path, n_test: int) -> argparse.ArgumentParser:
-    """Return the options of what is done with this model; an experiment adds its own."""
+    """Return the options of experiments with this model; each adds its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -70,14 +71,16 @@ def shared_options(description: str | None, here: Path, n_test: int) -> argparse
     parser.add_argument("--fit", type=int, default=1000, help="prompts to fit exit heads on")
     parser.add_argument("--test", type=int, default=n_test, help="prompts to sweep over")
     parser.add_argument(
-        "--first", type=int, default=0, help="of those: what was looked at before stays out"
+        "--first", type=int, default=0, help="first test prompt: skips those looked at before"
     )
     return parser
 
 
 def main() -> None:
     parser = shared_options(__doc__, HERE, n_test=2000)
-    parser.add_argument("--meta", type=int, default=500, help="others, to train the classifier on")
+    parser.add_argument(
+        "--meta", type=int, default=500, help="other prompts, to train the classifier on"
+    )
     parser.add_argument("--scores", nargs="+", choices=RULES, default=["meta"])
     parser.add_argument("--batch", type=int, default=32)
     arguments = parser.parse_args()

@@ -8,14 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
+from experiments.studies import StudyOptions, evaluate_all, layers_table, summary
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
-from swiftsure.evaluation import Study, evaluate
+from swiftsure.evaluation import Study
 from swiftsure.files import npz
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
@@ -24,7 +22,7 @@ __all__ = ["CalmCnndmResult", "calm_cnndm", "load_measurements"]
 
 FILE = "calm_cnndm.npz"
 FOLDER = Path(os.environ.get("SWIFTSURE_DATA", Path(__file__).parents[3] / "shared" / "data"))
-"""Where data is looked for that we may not distribute: by default beside the repository."""
+"""Folder of data that we may not distribute; by default beside the repository."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,8 @@ class CalmCnndmResult:
     studies: dict[int, Study]
 
     def table(self, epsilons: Sequence[float] = (0.03, 0.05, 0.10)) -> list[dict[str, Any]]:
-        """Return mean decoder layers per token: a row for each size and control."""
-        rows = []
-        for n, study in self.studies.items():
-            columns = [int(np.argmin(np.abs(study.epsilons - e))) for e in epsilons]
-            for label in study.labels:
-                layers = study.mean_cost[label].mean(axis=0)
-                row: dict[str, Any] = {"n": n, "control": label}
-                row |= {f"ε={study.epsilons[j]:g}": float(layers[j]) for j in columns}
-                rows.append(row)
-        return rows
+        """Return mean decoder layers per token: one row per size and control."""
+        return layers_table(self.studies, "n", epsilons=epsilons)
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the tables to print, by title."""
@@ -58,9 +48,7 @@ class CalmCnndmResult:
         every = list(next(iter(self.studies.values())).epsilons)
         tables = {
             "calm_cnndm_layers.csv": self.table(every),
-            "calm_cnndm_summary.csv": [
-                {"n": n, **row} for n, study in self.studies.items() for row in study.summary()
-            ],
+            "calm_cnndm_summary.csv": summary(self.studies, "n"),
         }
         files = write_all(folder, tables)
         figure = Path(folder) / "calm_cnndm.png"
@@ -72,11 +60,7 @@ def calm_cnndm(
     data: str | os.PathLike[str] | None = None,
     *,
     sizes: Sequence[int] = (100, 1000),
-    splits: int = 400,
-    delta: float = 0.1,
-    epsilons: NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> CalmCnndmResult:
     """Run the experiment on the authors' measurements.
 
@@ -86,7 +70,7 @@ def calm_cnndm(
         npz with `thresholds` (100,), `mean_layers` (100,) and `rouge_l` (articles, 100). By default
         calm_cnndm.npz in the folder that the environment variable SWIFTSURE_DATA names.
     sizes : calibration sizes
-    splits : random splits into calibration and test articles
+    options : see `StudyOptions`; 400 splits by default
     """
     if data is None and not (FOLDER / FILE).is_file():
         raise FileNotFoundError(
@@ -94,25 +78,13 @@ def calm_cnndm(
             " folder (experiments/calm_cnndm/README.md says where it comes from)."
         )
     record = load_measurements(data or FOLDER / FILE)
-    return CalmCnndmResult(
-        {
-            n: evaluate(
-                record,
-                controls=CONTROLS,
-                epsilons=epsilons,
-                delta=delta,
-                n_calibration=n,
-                splits=splits,
-                seed=seed,
-                progress=progress,
-            )
-            for n in sizes
-        }
-    )
+    cases = {(n,): {"record": record, "n_calibration": n} for n in sizes}
+    given = {"epsilons": EPSILONS, "splits": 400, **options}
+    return CalmCnndmResult(evaluate_all(cases, controls=CONTROLS, **given))
 
 
 def load_measurements(data: str | os.PathLike[str]) -> ThresholdRecord:
-    """Read the measurements; the loss is 1 less ROUGE-L."""
+    """Read the measurements; the loss is 1 − ROUGE-L."""
     with npz(data) as arrays:
         needed = ("thresholds", "mean_layers", "rouge_l")
         missing = [name for name in needed if name not in arrays]

@@ -1,4 +1,4 @@
-"""What a network learns from: noisy images, at times that matter."""
+"""Training batches of noisy images."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ __all__ = ["Batch", "batches", "noisy", "weights_of_times"]
 
 
 class Batch(NamedTuple):
-    """What the network learns from: noisy images, their times, the noise, and labels if any."""
+    """Noisy images, their times, the noise, and labels if there are any."""
 
     images: Tensor
     times: Tensor
@@ -25,11 +25,11 @@ class Batch(NamedTuple):
 def batches(
     part: Images, recipe: dict[str, Any], schedule: Schedule, random: torch.Generator
 ) -> Iterator[Batch]:
-    """Yield batches without end: images in random order, half of them mirrored."""
+    """Yield batches forever: images in random order, half of them mirrored."""
     plan, n, device = recipe["training"], len(part.labels), part.images.device
     size = plan["batch"]
     if n < size:
-        raise ValueError(f"the recipe's batch of {size} is more than the {n} images")
+        raise ValueError(f"the recipe's batch must be at most the {n} images, but is {size}")
     weights = weights_of_times(schedule, plan.get("most_signal", math.inf)).to(device)
     while True:
         order = torch.randperm(n, device=device, generator=random)
@@ -46,11 +46,11 @@ def batches(
 
 
 def weights_of_times(schedule: Schedule, most_signal: float) -> Tensor:
-    """Return how often each time is learnt from, (T,).
+    """Return the sampling weight of each time, (T,).
 
-    There is the most to gain in error where there is hardly any noise, and the least to see: times
-    where the signal is more than `most_signal` times the noise, in variance, come up the more
-    rarely the more it is (Hang et al., 2023).
+    Times with little noise dominate the error but hardly change the images. So if the variance of
+    the signal exceeds `most_signal` times that of the noise, the weight falls with that ratio
+    (Hang et al., 2023).
     """
     signal = torch.from_numpy(schedule.signal).float()
     return (most_signal * (1 - signal) / signal).clamp(max=1)
@@ -64,7 +64,7 @@ def noisy(
     schedule: Schedule,
     random: torch.Generator,
 ) -> Batch:
-    """Return images at some times."""
+    """Return noisy images at given times."""
     noise = torch.randn(clean.shape, device=clean.device, generator=random)
     conditioned = recipe["model"].get("n_classes") is not None
     return Batch(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CelebA in memory: images (n, 3, height, width) of uint8, and classes if any."""
+"""CIFAR-10 and CelebA in memory: uint8 images (n, 3, height, width), and classes if any."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +14,7 @@ __all__ = ["DATA_SETS", "Images", "celeba", "load"]
 
 PARTS = {"train": "0", "test": "2"}
 FACE = (25, 57, 153, 185)
-"""The square of an aligned photograph (178 x 218) that holds the face, as U-ViT was trained on."""
+"""Square of an aligned photograph (178 x 218) with the face, as in U-ViT's training."""
 
 
 def celeba(folder: Path, part: str, size: int = 64) -> Images:

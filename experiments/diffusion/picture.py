@@ -1,7 +1,7 @@
-"""The same images at every level, with what each costs, from the root of the repository:
+"""Draw the same images at every ε with their costs, from the root of the repository:
 `python -m experiments.diffusion.picture uvit_cifar10`.
 
-From what `records.py` and `recognised.py` wrote; writes NAME_levels_LOSS.png.
+Reads the results of `records.py` and `recognised.py`; writes NAME_levels_LOSS.png.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from experiments.diffusion.train import HERE
 
 
 def captions(report: dict[str, Any], loss: str) -> list[str]:
-    """Return a line a level: ε, layers of the full model's, and the share that is recognised."""
+    """Return a caption per ε: layers run of the full model's, and the share recognised."""
     found = report["record"]
     known = np.asarray([np.inf if t is None else t for t in found["thresholds"]])
     lines = []
@@ -40,7 +40,9 @@ def draw(report: dict[str, Any], loss: str, sheet: Path, target: Path) -> None:
     rows, columns = (side // tile for side in pixels.shape[:2])
     lines = captions(report, loss)
     if len(lines) != rows:
-        raise ValueError(f"{sheet} has {rows} rows, but the report {len(lines)} levels of {loss}")
+        raise ValueError(
+            f"{sheet} has {rows} rows, but the report has {len(lines)} values of ε for {loss}"
+        )
     figure, axes = plt.subplots(figsize=(1.6 + 0.75 * columns, 0.75 * rows), layout="constrained")
     axes.imshow(pixels, interpolation="nearest")
     axes.set_yticks(tile * (np.arange(rows) + 0.5), lines, fontsize=9)
@@ -55,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--loss", help="the last of those whose levels are shown by default")
+    parser.add_argument("--loss", help="loss of the sheet; the last in the report by default")
     arguments = parser.parse_args()
     report = json.loads((arguments.results / f"{arguments.name}.json").read_text())
     loss = arguments.loss or list(report["levels"])[-1]

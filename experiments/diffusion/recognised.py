@@ -1,9 +1,9 @@
 """How many images of each class a classifier recognises, from the root of the repository:
 `python -m experiments.diffusion.recognised uvit_cifar10`.
 
-From what `records.py` wrote: new samples in full and at every level that it shows, given to the
-MSDNet that comes with the library. Adds the shares that it takes for what they should be to
-NAME.json. For networks on CIFAR-10, whose classes both know.
+Generates new samples in full and at every ε that `records.py` shows, classifies them with the
+MSDNet that comes with the library, and adds the shares of correct classes to NAME.json. For
+networks trained on CIFAR-10, whose classes both know.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from experiments import commands
 from experiments.diffusion.records import classes, network
 from experiments.diffusion.train import HERE
 from swiftsure import ThresholdRecord, assets
@@ -21,12 +22,12 @@ from swiftsure.diffusion.schedules import sampler_from_settings
 from swiftsure.torch.models.embedded import embedded_msdnet, prepared
 
 SEED = 2
-"""Other samples than those of the record and of its pilot."""
+"""Differs from the seeds of the record and its pilot, so the samples do too."""
 
 
 @torch.inference_mode()
 def predicted(images: np.ndarray, device: str, batch: int = 500) -> np.ndarray:
-    """Return the class of each image, (n, height, width, 3) of bytes, by all of MSDNet."""
+    """Return the full MSDNet's class for each image, (n, height, width, 3) of bytes."""
     model, inputs = embedded_msdnet().to(device), prepared(images.transpose(0, 3, 1, 2))
     parts = [model(part.to(device))[-1].argmax(dim=1).cpu() for part in inputs.split(batch)]
     return torch.cat(parts).numpy()
@@ -37,10 +38,10 @@ def main() -> None:
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--record", type=Path, help="the one in the results by default")
-    parser.add_argument("--n", type=int, default=1000, help="samples at each level")
+    parser.add_argument("--n", type=int, default=1000, help="samples for each ε")
     parser.add_argument("--batch", type=int, default=250)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = commands.device()
     report_file = arguments.results / f"{arguments.name}.json"
     report = json.loads(report_file.read_text())
     if report["recipe"]["data"]["name"] != "cifar10":
@@ -54,7 +55,7 @@ def main() -> None:
         dtype=settings.get("dtype"),
     )
     labels = classes(arguments.n, fast.n_classes, SEED)
-    shares: dict[float | None, float] = {}  # levels of two losses may share a threshold
+    shares: dict[float | None, float] = {}  # two values of ε may share a threshold
     found = {}
     for loss, levels in report["levels"].items():
         for threshold in levels.values():

@@ -4,12 +4,12 @@
 From NAME.json and NAME.safetensors of `train.py`: generates pairs with DDIM, in full and at every
 threshold, from the same noise. Writes NAME.parquet (a threshold record with LPIPS, also of images
 enlarged to 64 pixels, SSIM and mean squared error against the full model, layers and FLOPs),
-NAME_thresholds.webp (some samples in columns, a threshold a row, the full model first),
-NAME_levels_LOSS.webp (new samples in columns, an ε a row, 0 first: the images of the paper's
-figure), and adds what it found to NAME.json.
+NAME_thresholds.webp (some samples in columns, one row per threshold, the full model first),
+NAME_levels_LOSS.webp (new samples in columns, one row per ε, 0 first: the images of the paper's
+figure), and adds its results to NAME.json.
 
-Thresholds come from a pilot of another seed, so that what is calibrated on the record keeps its
-guarantee. A run that is cut off goes on from its folder in NAME_shards, which holds them too.
+Thresholds come from a pilot run with another seed, so that calibration on the record keeps its
+guarantee. An interrupted run continues from its folder in NAME_shards, which holds them too.
 """
 
 import argparse
@@ -21,43 +21,40 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
 
+from experiments import commands
 from experiments.diffusion.train import HERE, sampled, sheet
 from swiftsure import ThresholdRecord, calibrate
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Lpips, Schedule, pilot_thresholds, sweep
 from swiftsure.torch.models import UViT
 
 EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
-"""Levels whose images are shown; at 0 that is the full model."""
+"""Values of ε whose images are shown; 0 is the full model."""
 
 N_CALIBRATION = 500
 """Pairs that the policies of the images shown are calibrated on, as in the paper's figure."""
 
 ENLARGED = 64
-"""Pixels a side to which smaller images are enlarged for a second LPIPS."""
+"""Side in pixels to which smaller images are enlarged for a second LPIPS."""
 
 SHOWN = 10
-"""Samples that are shown."""
+"""Number of samples shown."""
 
 
 def network(file: Path, recipe: dict[str, Any]) -> UViT | Guided:
-    """Return a trained network, guided where its recipe says so, ready to run."""
-    model = UViT(**recipe["model"])
-    model.load_state_dict({name: value.float() for name, value in load_file(file).items()})
-    return sampled(model.eval(), recipe)
+    """Return a trained network, guided if its recipe says so, ready to run."""
+    return sampled(commands.load_weights(UViT(**recipe["model"]), file), recipe)
 
 
 def classes(n: int, n_classes: int | None, seed: int) -> np.ndarray | None:
-    """Return a class an image, drawn at random, as requests would be."""
+    """Return a random class per image, as requests would have."""
     return None if n_classes is None else np.random.default_rng(seed).integers(n_classes, size=n)
 
 
 def kept_thresholds(folder: Path, make: Callable[[], list[float | None]]) -> list[float | None]:
-    """Return the thresholds of a run that goes on, or new ones.
+    """Return the thresholds of a run that is continued, or new ones.
 
-    Made anew on a GPU they might differ in the last digit, and the shards be of another run.
+    Computed again on a GPU they might differ in the last digit, and the shards would be refused.
     """
     file = folder / "thresholds.json"
     if not file.is_file():
@@ -67,22 +64,22 @@ def kept_thresholds(folder: Path, make: Callable[[], list[float | None]]) -> lis
 
 
 def shards_of(fast: DeeDiff, folder: Path, **options: Any) -> Path:
-    """Return where the shards of a run are: those of other weights or options lie elsewhere."""
+    """Return the folder of a run's shards, one for each combination of weights and options."""
     identity = json.dumps([fast.fingerprint, fast.settings, options], sort_keys=True)
     return folder / hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def examples(
     fast: DeeDiff,
-    levels: list[float | None],
+    thresholds: list[float | None],
     samples: np.ndarray,
     labels: np.ndarray | None,
     seed: int,
 ) -> np.ndarray:
-    """Return samples at each of these thresholds, a row each."""
+    """Return samples at each of these thresholds, one row per threshold."""
     rows = [
-        fast.generate(samples, labels=labels, seed=seed, thresholds=[level] * len(samples)).pixels()
-        for level in levels
+        fast.generate(samples, labels=labels, seed=seed, thresholds=[each] * len(samples)).pixels()
+        for each in thresholds
     ]
     return np.concatenate(rows)
 
@@ -116,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--lpips", type=Path, help="weights; without, LPIPS is left out")
+    parser.add_argument("--lpips", type=Path, help="weights; without them LPIPS is left out")
     parser.add_argument("--n", type=int, default=1000, help="pairs")
     parser.add_argument("--steps", type=int, default=50, help="of DDIM")
     parser.add_argument("--thresholds", type=int, default=20)
@@ -124,7 +121,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = commands.device()
     report_file = arguments.results / f"{arguments.name}.json"
     report = json.loads(report_file.read_text())
     recipe = report["recipe"]
@@ -153,12 +150,12 @@ def main() -> None:
             model, arguments.thresholds, n=64, labels=labels, seed=pilot_seed, **options
         )
 
-    levels = kept_thresholds(shards, pilot)
+    thresholds = kept_thresholds(shards, pilot)
     labels = classes(arguments.n, n_classes, arguments.seed)
     record = sweep(
         model,
         arguments.n,
-        thresholds=levels,
+        thresholds=thresholds,
         losses=[*perceptual, "ssim", "mse"],
         labels=labels,
         seed=arguments.seed,
@@ -175,11 +172,11 @@ def main() -> None:
     }
     report_file.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["record"]), flush=True)
-    rows = np.unique(np.linspace(0, len(levels) - 1, 6).round().astype(int))
+    rows = np.unique(np.linspace(0, len(thresholds) - 1, 6).round().astype(int))
     few = np.arange(min(SHOWN, arguments.n))
     new = arguments.n + np.arange(SHOWN)  # which nothing was calibrated on
     sheets = {
-        "thresholds": ([levels[k] for k in rows], few, None if labels is None else labels[few]),
+        "thresholds": ([thresholds[k] for k in rows], few, None if labels is None else labels[few]),
     }
     for loss, found in levels_of.items():
         sheets[f"levels_{loss}"] = (found, new, classes(SHOWN, n_classes, pilot_seed))

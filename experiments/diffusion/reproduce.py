@@ -6,10 +6,11 @@ took. The paper's networks and their images are not public; ours take their plac
 """
 
 import os
+from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.studies import StudyOptions
 from experiments.sweeps import CONTROLS as ALL_CONTROLS
 from experiments.sweeps import SweepResult, load_sweep
 from swiftsure import assets
@@ -25,9 +26,9 @@ CONTROLS = {
 EPSILONS = np.round(np.arange(0.01, 0.301, 0.01), 2)
 
 LOSSES = ("lpips_64", "lpips")
-"""What is controlled unless another loss is asked for, the first that a record has.
+"""Default losses; the first that the record has is controlled.
 
-LPIPS sees little in images of fewer than 64 pixels, whose records also have it of enlarged ones.
+LPIPS sees little in images smaller than 64 pixels, so their records also have it of enlarged ones.
 """
 
 
@@ -36,11 +37,7 @@ def diffusion(
     *,
     loss: str | None = None,
     n_calibration: int = 500,
-    splits: int = 100,
-    delta: float = 0.1,
-    epsilons: NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> SweepResult:
     """Run the experiment on a record of generated pairs.
 
@@ -52,22 +49,13 @@ def diffusion(
         Which of the record's inconsistencies is controlled; LPIPS by default, of images enlarged to
         64 pixels where the record has that.
     n_calibration : pairs to calibrate on
-    splits : random splits into calibration and test pairs
+    options : see `StudyOptions`
     """
     pairs = load_sweep(assets.DIFFUSION if data is None else data)
     if loss is None:
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
-    study = evaluate(
-        pairs,
-        risk="consistency",
-        loss=loss,
-        controls=CONTROLS,
-        epsilons=epsilons,
-        delta=delta,
-        n_calibration=n_calibration,
-        splits=splits,
-        seed=seed,
-        progress=progress,
-    )
+    given: dict[str, Any] = {"risk": "consistency", "loss": loss, "n_calibration": n_calibration}
+    given |= {"controls": CONTROLS, "epsilons": EPSILONS, **options}
+    study = evaluate(pairs, **given)
     title = f"{loss}, {pairs.n:,} pairs, n = {n_calibration:,}"
     return SweepResult(study, title, "diffusion", shown=(0.05, 0.1, 0.2, 0.3))

@@ -3,10 +3,10 @@
 
 Writes NAME.safetensors (averaged weights; half precision where the recipe says so), NAME.json
 (recipe, seed, device, time, and the losses of each exit on the test part) and NAME.png (samples of
-the full model). Weights and report are also written every minute, so that a run that is cut off
-loses little; with `--resume` it goes on from there.
+the full model). Weights and report are also written every minute, so that an interrupted run loses
+little; with `--resume` it continues from there.
 
-`--seconds N` trains for so long instead of the recipe's steps, with a learning rate that follows
+`--seconds N` trains for this long instead of the recipe's steps, with a learning rate that follows
 the clock.
 """
 
@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from experiments import commands
 from experiments.diffusion.batches import Batch, batches, noisy
 from experiments.diffusion.easing import ease
 from experiments.diffusion.images import Images, load
 from experiments.training import Recording
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule, deediff_losses
+from swiftsure.files import atomic_write, write_text
 from swiftsure.torch.models import UViT
 
 HERE = Path(__file__).parent
@@ -43,8 +44,8 @@ def recorded(
 ) -> Callable[[Batch], Tensor]:
     """Return a function that learns from a batch, recorded once and replayed on a GPU.
 
-    A small U-ViT with its exits is over a thousand kernels, forth and back: started one by one they
-    keep the GPU waiting.
+    A small U-ViT with its exits runs over a thousand kernels per step, and launching them one by
+    one keeps the GPU waiting.
     """
     if not graphs:
         return learn
@@ -73,7 +74,7 @@ class Trainer:
         self.average = UViT(**recipe["model"]).to(device).eval()
         self.average.load_state_dict(self.model.state_dict())
         if compiled:
-            # Part by part: blocks are alike, so that one of a kind is compiled for all.
+            # Block by block: they are alike, so that one compilation serves all.
             model = self.model
             for block in [*model.in_blocks, model.mid_block, *model.out_blocks]:
                 block.compile()
@@ -100,7 +101,7 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.plan["clip"])
         self.optimizer.step()
         self.steps += 1
-        # A young average must not remember how the network began.
+        # A short decay at first: the average must forget the initial weights.
         decay = min(self.plan["average"], (1 + self.steps) / (10 + self.steps))
         with torch.no_grad():
             averaged, current = list(self.average.parameters()), list(self.model.parameters())
@@ -118,7 +119,7 @@ class Trainer:
         return torch.stack([getattr(losses, name).detach() for name in PARTS])
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return everything needed to continue."""
         return {
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
@@ -127,7 +128,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -135,7 +136,7 @@ class Trainer:
 
 
 def can_compile() -> bool:
-    """Whether torch.compile works here: it needs a C compiler, which not every machine has."""
+    """Return whether torch.compile works here: it needs a C compiler."""
     try:
         torch.compile(nn.functional.silu)(torch.zeros(8, device="cuda"))
     except Exception as error:
@@ -145,7 +146,7 @@ def can_compile() -> bool:
 
 
 def rate(share: float, warm_up: float) -> float:
-    """Return the learning rate at a share of the training, as a part of its peak."""
+    """Return the learning rate at a share of the training, relative to its peak."""
     if share < warm_up:
         return share / warm_up
     return (1 + math.cos(math.pi * (share - warm_up) / (1 - warm_up))) / 2
@@ -157,7 +158,7 @@ def losses_of_exits(
 ) -> dict[str, Any]:
     """Return the mean squared error of every exit's noise on some images, and the three losses.
 
-    Every time is as likely as any other.
+    Times are drawn uniformly.
     """
     random = torch.Generator(part.images.device).manual_seed(0)
     found = []
@@ -190,12 +191,12 @@ def sheet(images: np.ndarray, columns: int) -> Image.Image:
 
 
 def sampled(model: UViT, recipe: dict[str, Any]) -> UViT | Guided:
-    """Return what images are sampled from: a network, guided where the recipe says so."""
+    """Return the network to sample from, guided if the recipe says so."""
     return Guided(model, recipe["guidance"]["scale"]) if "guidance" in recipe else model
 
 
 def samples(model: UViT | Guided, schedule: Schedule, n: int = 80) -> Image.Image:
-    """Return samples of the full model, a column a class where there are classes."""
+    """Return samples of the full model, one column per class if there are classes."""
     fast = DeeDiff(model, sampler=DDIM(min(50, schedule.n_times), schedule))
     labels = None if fast.n_classes is None else np.arange(n) % fast.n_classes
     return sheet(fast.generate(n, labels=labels, batch_size=n).pixels(), fast.n_classes or 10)
@@ -206,7 +207,7 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, recipe: dict[str, Any]) -> None:
         self.arguments, self.recipe = arguments, recipe
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = commands.device()
         on_gpu = self.device == "cuda"
         torch.manual_seed(arguments.seed)
         if on_gpu:
@@ -219,7 +220,7 @@ class Run:
             graphs=on_gpu and not arguments.no_graph,
         )
         self.history: list[dict[str, float]] = []
-        self.before = 0.0  # seconds of earlier runs that this one goes on from
+        self.before = 0.0  # seconds of earlier runs that this one continues
         self.prepared = 0.0
         arguments.output.mkdir(parents=True, exist_ok=True)
         self.state_file = self.file(".state.pt")
@@ -227,7 +228,7 @@ class Run:
             state = torch.load(self.state_file, map_location=self.device, weights_only=True)
             self.trainer.restore(state)
             self.history, self.before = state["history"], state["seconds"]
-            print(f"going on from step {self.trainer.steps:,}", flush=True)
+            print(f"continuing from step {self.trainer.steps:,}", flush=True)
         self.began = time.perf_counter()
 
     def file(self, suffix: str) -> Path:
@@ -244,7 +245,7 @@ class Run:
         return min(1.0, trained / whole) if whole > 0 else 1.0
 
     def train(self, part: Images) -> None:
-        # A run that goes on sees other batches than those it has seen.
+        # A continued run gets other batches than before.
         seed = self.arguments.seed + 1_000_003 * self.trainer.steps
         random = torch.Generator(self.device).manual_seed(seed)
         stream = batches(part, self.recipe, self.schedule, random)
@@ -264,13 +265,13 @@ class Run:
                 written = time.perf_counter()
 
     def prepare(self, batch: Batch) -> None:
-        """Compile and record, by a step that learns nothing, whose time is not the schedule's."""
+        """Compile and record, by a step at learning rate 0 that the schedule does not count."""
         began = time.perf_counter()
         self.trainer.step(batch, 0.0).tolist()
         self.prepared = time.perf_counter() - began
 
     def note(self, losses: list[float]) -> None:
-        """Keep losses; show them ten times in a minute at most."""
+        """Keep and print losses, at most ten times per minute."""
         now = round(self.seconds(), 1)
         if self.history and now - self.history[-1]["seconds"] < 6:
             return
@@ -280,44 +281,31 @@ class Run:
         print(f"{now:.0f} s, step {self.trainer.steps:,}: {shown}", flush=True)
 
     def write(self, finished: bool, **more: Any) -> None:
-        """Write weights, report and, if the run may go on, its state; each whole or not at all."""
-        half = self.recipe["training"]["half"]
-        weights = {
-            name: (value.half() if half else value).contiguous().cpu()
-            for name, value in self.trainer.average.state_dict().items()
-        }
-        replace(self.file(".safetensors"), lambda path: save_file(weights, path))
+        """Write weights, report and, if the run may be continued, its state; each atomically."""
+        weights = commands.stored_weights(self.trainer.average, self.recipe["training"]["half"])
+        with atomic_write(self.file(".safetensors")) as path:
+            save_file(weights, path)
         seconds = self.seconds()
-        report = {
-            "recipe": self.recipe,
-            "seed": self.arguments.seed,
-            "finished": finished,
-            "seconds": round(seconds),
-            "steps": self.trainer.steps,
-            "seconds_of_preparation": round(self.prepared, 1),
-            "images": self.trainer.steps * self.recipe["training"]["batch"],
-            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
-            "torch": torch.__version__,
-            "parameters": sum(p.numel() for p in self.trainer.model.parameters()),
-            **more,
-            "history": self.history,
-        }
-        text = json.dumps(report, indent=2) + "\n"
-        replace(self.file(".json"), lambda path: path.write_text(text))
+        report = commands.report(
+            self.recipe,
+            self.arguments.seed,
+            time.perf_counter() - seconds,
+            self.trainer.model,
+            finished=finished,
+            steps=self.trainer.steps,
+            seconds_of_preparation=round(self.prepared, 1),
+            images=self.trainer.steps * self.recipe["training"]["batch"],
+        )
+        report |= {**more, "history": self.history}
+        write_text(self.file(".json"), json.dumps(report, indent=2) + "\n")
         if self.arguments.resume:
             state = self.trainer.state() | {"history": self.history, "seconds": seconds}
-            replace(self.state_file, lambda path: torch.save(state, path))
-
-
-def replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file beside its place, and put it there."""
-    temporary = path.with_name(f".{path.name}.part")
-    write(temporary)
-    temporary.replace(path)
+            with atomic_write(self.state_file) as path:
+                torch.save(state, path)
 
 
 def weights_as_saved(run: Run) -> UViT:
-    """Return the averaged network with the weights that its file holds."""
+    """Return the averaged network with the weights of its file, rounded if that is."""
     model = run.trainer.average
     if run.recipe["training"]["half"]:
         model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
@@ -325,27 +313,21 @@ def weights_as_saved(run: Run) -> UViT:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="name of a file in recipes/")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=HERE / "results")
-    parser.add_argument("--seconds", type=float, help="train for so long, and not for steps")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = commands.options(__doc__, HERE, unit="steps")
     parser.add_argument("--checkpoint", type=float, default=60, help="seconds between checkpoints")
-    parser.add_argument("--resume", action="store_true", help="keep the state, and go on from it")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the state, and continue from it"
+    )
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
     arguments = parser.parse_args()
-    recipe = tomllib.loads((HERE / "recipes" / f"{arguments.recipe}.toml").read_text())
-    recipe["name"] = arguments.recipe
-    recipe["training"]["steps"] = arguments.steps or recipe["training"]["steps"]
+    recipe = commands.recipe_of(arguments, HERE, unit="steps")
     run = Run(arguments, recipe)
     train, test = (
         Images(*(tensor.to(run.device) for tensor in load(recipe, arguments.data, part)))
         for part in ("train", "test")
     )
-    run.began = time.perf_counter()  # reading the images is no training
+    run.began = time.perf_counter()  # do not count reading the images
     run.train(train)
     model = weights_as_saved(run)
     run.write(finished=True, test_losses=losses_of_exits(model, test, recipe, run.schedule))

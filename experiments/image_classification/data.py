@@ -21,7 +21,7 @@ class Images(NamedTuple):
     labels: Tensor
 
     def split(self, n: int, seed: int) -> tuple["Images", "Images"]:
-        """Return all but n images, and those n, drawn at random."""
+        """Return all images but n, and those n, drawn at random."""
         order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
         rest, held = order[n:], order[:n]
         return (
@@ -31,7 +31,7 @@ class Images(NamedTuple):
 
 
 def cifar10(folder: Path, part: str) -> Images:
-    """Read CIFAR-10: the published binary files, or PNG files with an image a row."""
+    """Read CIFAR-10: the published binary files, or PNG files with one image per row."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
     if (folder / f"{names[0]}.bin").exists():
         rows = np.concatenate(
@@ -43,7 +43,9 @@ def cifar10(folder: Path, part: str) -> Images:
         rows = np.concatenate([np.asarray(Image.open(folder / f"{name}.png")) for name in names])
         pixels = rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
     else:
-        raise FileNotFoundError(f"{folder} holds neither {names[0]}.bin nor {names[0]}.png")
+        raise FileNotFoundError(
+            f"{folder} must hold {names[0]}.bin or {names[0]}.png, but has neither"
+        )
     return Images(torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(labels))
 
 
@@ -51,7 +53,7 @@ def tiny_imagenet_100(folder: Path, part: str) -> Images:
     """Read zip files of LABEL/NAME.JPEG; the part for testing is `val.zip`."""
     files = sorted(folder.glob("train*.zip" if part == "train" else "val.zip"))
     if not files:
-        raise FileNotFoundError(f"{folder} holds no zip file of the part {part!r}")
+        raise FileNotFoundError(f"{folder} must hold a zip file of the part {part!r}, but has none")
     images, labels = [], []
     for file in files:
         with zipfile.ZipFile(file) as archive:

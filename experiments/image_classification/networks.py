@@ -1,4 +1,4 @@
-"""Networks of recipes: built, loaded from what a training wrote, and what they take as input."""
+"""Networks of recipes: build them, load trained ones, and prepare their inputs."""
 
 import json
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.commands import load_weights
 from swiftsure.torch import models
 
 __all__ = ["build", "load", "normaliser", "resized"]
@@ -22,15 +22,11 @@ def build(recipe: dict[str, Any]) -> nn.Module:
 
 
 def load(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a trained network, in single precision whatever it is stored in, and its report."""
+    """Return a trained network, in single precision, and its report."""
     if not (folder / f"{name}.json").exists():
-        raise FileNotFoundError(f"{folder} holds no {name}.json; train {name} first")
+        raise FileNotFoundError(f"{folder} has no {name}.json: train {name} first")
     report = json.loads((folder / f"{name}.json").read_text())
-    model = build(report["recipe"])
-    dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
-    weights = load_file(folder / f"{name}.safetensors")
-    model.load_state_dict({key: tensor.to(dtypes[key]) for key, tensor in weights.items()})
-    return model.eval(), report
+    return load_weights(build(report["recipe"]), folder / f"{name}.safetensors"), report
 
 
 def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
@@ -42,7 +38,7 @@ def resized(images: Tensor, recipe: dict[str, Any]) -> Tensor:
 
 
 def normaliser(recipe: dict[str, Any], device: torch.device | str) -> Callable[[Tensor], Tensor]:
-    """Return the function from bytes to what the network sees."""
+    """Return the function from images of bytes to normalised inputs."""
     mean, std = (
         255 * torch.tensor(recipe["data"][key], device=device).view(1, 3, 1, 1)
         for key in ("mean", "std")

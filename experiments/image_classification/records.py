@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from experiments import commands
 from experiments.image_classification.data import DATA_SETS, Images
 from experiments.image_classification.networks import load, normaliser, resized
 from experiments.image_classification.train import HERE
@@ -22,7 +22,7 @@ from swiftsure.torch import collect
 
 
 def batches(part: Images, recipe: dict[str, Any], device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the network takes, with the labels."""
+    """Yield inputs of the network, with labels."""
     normalise = normaliser(recipe, device)
     for images, labels in zip(part.images.split(250), part.labels.split(250), strict=True):
         yield resized(normalise(images.to(device)), recipe), labels.to(device)
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = commands.device()
     for file in sorted(arguments.results.glob("*.json")):
         recipe = json.loads(file.read_text())["recipe"]
         try:

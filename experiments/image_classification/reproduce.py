@@ -3,30 +3,30 @@
 From exit records of our own networks; records of any other classifiers can take their place.
 """
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.figures import exits_figure, models_figure
+from experiments.studies import StudyOptions, column, evaluate_all, labelled, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
 from swiftsure.control import Control
-from swiftsure.evaluation import Study, evaluate
-from swiftsure.progress import steps
+from swiftsure.evaluation import Study
 from swiftsure.records import ExitRecord
 
 __all__ = [
     "CONTROLS",
-    "PUBLISHED",
     "RISKS",
     "ImageClassificationResult",
     "image_classification",
     "load_records",
+    "published",
 ]
 
 
@@ -47,34 +47,6 @@ CONTROLS = {
 
 DRAWN = ("UCB (WSR)", "CRC (monotone)", "CRC (paper's rule)")
 EPSILONS = np.concatenate([np.arange(0.01, 0.1, 0.01), np.arange(0.1, 0.401, 0.02)]).round(2)
-
-PUBLISHED: dict[tuple[str, int], dict[str, tuple[float, ...]]] = {
-    ("UCB (WSR)", 100): {
-        "MSDNet": (0.0, 42.51, 0.0, 30.62, 0.0, 34.21, 0.0, 30.47),
-        "DViT": (0.0, 46.5, 0.0, 35.4, 0.0, 45.14, 0.0, 39.74),
-        "L2W-DEN": (0.0, 49.47, 0.0, 33.09, 0.0, 41.77, 0.0, 35.77),
-        "Dyn-Perc": (0.0, 45.42, 0.0, 35.67, 0.0, 31.71, 0.0, 34.85),
-    },
-    ("CRC (paper's rule)", 100): {
-        "MSDNet": (41.64, 58.6, 10.99, 43.58, 30.71, 43.68, 4.46, 40.54),
-        "DViT": (49.32, 58.6, 5.02, 51.09, 40.36, 51.83, 4.58, 46.89),
-        "L2W-DEN": (50.82, 64.38, 8.09, 50.4, 35.09, 50.57, 0.0, 44.66),
-        "Dyn-Perc": (44.39, 63.9, 36.86, 59.42, 30.09, 57.99, 31.19, 58.05),
-    },
-    ("UCB (WSR)", 1000): {
-        "MSDNet": (33.23, 56.0, 27.94, 46.11, 27.05, 44.0, 28.05, 43.65),
-        "DViT": (38.24, 58.12, 34.93, 52.31, 34.61, 50.02, 34.5, 48.31),
-        "L2W-DEN": (38.11, 60.87, 28.96, 47.97, 32.04, 49.71, 26.46, 43.6),
-        "Dyn-Perc": (42.24, 63.77, 49.9, 62.51, 30.48, 56.01, 50.34, 60.28),
-    },
-    ("CRC (paper's rule)", 1000): {
-        "MSDNet": (46.56, 62.55, 33.11, 50.56, 33.01, 46.12, 34.09, 46.26),
-        "DViT": (48.68, 61.6, 39.05, 54.89, 40.75, 52.21, 38.48, 49.86),
-        "L2W-DEN": (47.73, 65.04, 35.09, 53.81, 37.08, 51.7, 33.76, 48.48),
-        "Dyn-Perc": (55.16, 66.73, 54.28, 65.25, 43.35, 58.62, 53.67, 62.04),
-    },
-}
-"""Table 2 of the paper, on ImageNet: gain in mean exit (%), for each risk at ε = .01 and .05."""
 
 TABLE_LEVELS = (0.01, 0.05)
 
@@ -97,13 +69,14 @@ class ImageClassificationResult:
                         study = models[model]
                         gain = study.gain[control].mean(axis=0)
                         for level in TABLE_LEVELS:
-                            at = int(np.argmin(np.abs(study.epsilons - level)))
+                            at = column(study, level)
                             row[f"{risk}, ε={level:g}"] = round(float(gain[at]), 2)
                     rows.append(row)
-                for model, gains in PUBLISHED.get((control, n), {}).items():
-                    row = {"control": control, "n": n, "model": f"{model}, ImageNet (paper)"}
-                    names = [f"{risk}, ε={level:g}" for risk in RISKS for level in TABLE_LEVELS]
-                    rows.append(row | dict(zip(names, gains, strict=True)))
+                rows += [
+                    row | {"model": f"{row['model']}, ImageNet (paper)"}
+                    for row in published()
+                    if (row["control"], row["n"]) == (control, n)
+                ]
         return rows
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -121,32 +94,22 @@ class ImageClassificationResult:
         """Return, for each size and control, where its promise came closest to being broken.
 
         `ucb` promises that at most a share δ of calibration sets ends above ε; `crc` that the mean
-        risk is at most ε. Both are of calibration sets drawn with replacement, whose true risk is
-        known: the record's. Intervals are of 95 %, each for itself: of hundreds of cells the worst
-        is expected to lie above what is true of it.
+        risk is at most ε. Calibration sets are drawn with replacement, so that the true risk is
+        known: it is the record's. Intervals are 95 % each. The worst of hundreds of cells is
+        expected to lie above its true value.
         """
         rows = []
         for n, by_risk in self.studies.items():
             for label, control in CONTROLS.items():
                 worst: dict[str, Any] = {}
-                for risk, models in by_risk.items():
-                    for model, study in models.items():
-                        for j, epsilon in enumerate(study.epsilons):
-                            found = _kept(study, label, control, j)
-                            if found["margin"] < worst.get("margin", np.inf):
-                                worst = found | {"at": f"{model}, {risk}, ε={epsilon:g}"}
+                for at, study in labelled(by_risk, "risk", "model"):
+                    for j, epsilon in enumerate(study.epsilons):
+                        found = _kept(study, label, control, j)
+                        if found["margin"] < worst.get("margin", np.inf):
+                            where = f"{at['model']}, {at['risk']}, ε={epsilon:g}"
+                            worst = found | {"at": where}
                 rows.append({"control": label, "n": n} | worst)
         return rows
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Return every number: a row for each size, risk, model, control and level."""
-        return [
-            {"n": n, "risk": risk, "model": model} | row
-            for n, by_risk in self.studies.items()
-            for risk, models in by_risk.items()
-            for model, study in models.items()
-            for row in study.summary()
-        ]
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write figures, table and every number behind them; return the files."""
@@ -155,7 +118,7 @@ class ImageClassificationResult:
             "table2.md": markdown_table(table),
             "table2.csv": table,
             "promises.csv": self.promises(),
-            "summary.csv": self.summary(),
+            "summary.csv": summary(self.studies, "n", "risk", "model"),
         }
         files = write_all(folder, contents)
         exits_figure(self.records, Path(folder) / "exits.png")
@@ -170,12 +133,7 @@ def image_classification(
     data: str | os.PathLike[str] | None = None,
     *,
     sizes: Sequence[int] = (100, 1000),
-    splits: int = 100,
-    draws: int = 1000,
-    delta: float = 0.1,
-    epsilons: NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> ImageClassificationResult:
     """Run the experiment on records of classifiers.
 
@@ -184,34 +142,37 @@ def image_classification(
     data : path, optional
         Folder of exit records (`*.parquet`); our own by default.
     sizes : calibration sizes
-    splits : random splits into calibration and test samples
-    draws : calibration sets drawn with replacement, to see how often a promise is broken
+    options : see `StudyOptions`; 1,000 draws by default
     """
     records = load_records(data)
-    studies: dict[int, dict[str, dict[str, Study]]] = {}
-    with steps("evaluating", len(sizes) * len(RISKS) * len(records), progress) as advance:
-        for n in sizes:
-            for title, (risk, loss) in RISKS.items():
-                for model, record in records.items():
-                    studies.setdefault(n, {}).setdefault(title, {})[model] = evaluate(
-                        record,
-                        risk=risk,
-                        loss=loss,
-                        controls=CONTROLS,
-                        epsilons=epsilons,
-                        delta=delta,
-                        n_calibration=n,
-                        splits=splits,
-                        draws=draws,
-                        seed=seed,
-                        progress=False,
-                    )
-                    advance()
-    return ImageClassificationResult(records, studies)
+    cases = {
+        (n, title, model): {"record": record, "risk": risk, "loss": loss, "n_calibration": n}
+        for n in sizes
+        for title, (risk, loss) in RISKS.items()
+        for model, record in records.items()
+    }
+    given = {"epsilons": EPSILONS, "draws": 1000, **options}
+    return ImageClassificationResult(records, evaluate_all(cases, controls=CONTROLS, **given))
+
+
+def published() -> list[dict[str, Any]]:
+    """Return Table 2 of the paper, on ImageNet: gain in mean exit (%) for each risk and ε."""
+    text = (Path(__file__).parent / "published.csv").read_text(encoding="utf-8")
+    return [
+        {
+            name: cell
+            if name in ("control", "model")
+            else int(cell)
+            if name == "n"
+            else float(cell)
+            for name, cell in row.items()
+        }
+        for row in csv.DictReader(text.splitlines())
+    ]
 
 
 def _kept(study: Study, label: str, control: Control, j: int) -> dict[str, Any]:
-    """Return how far a control is from breaking its promise at one level."""
+    """Return how far a control is from breaking its promise at one ε."""
     epsilon = float(study.epsilons[j])
     if control.name == "ucb":
         rate = study.violations[label][j]
@@ -236,10 +197,10 @@ def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ExitRe
     """Return the records of a folder, by name; "msdnet_cifar10" is "MSDNet, CIFAR-10"."""
     folder = assets.IMAGE_CLASSIFICATION if data is None else Path(data)
     if not folder.is_dir():
-        raise ValueError(f"`data` must be a folder of exit records, but {folder} is none.")
+        raise ValueError(f"`data` must be a folder of exit records, but {folder} is not a folder.")
     files = sorted(folder.glob("*.parquet"), key=_order)
     if not files:
-        raise ValueError(f"`data` must hold exit records (*.parquet), but {folder} holds none.")
+        raise ValueError(f"`data` must hold exit records (*.parquet), but {folder} has none.")
     return {_title(file.stem): ExitRecord.load(file) for file in files}
 
 
@@ -260,6 +221,6 @@ def _title(stem: str) -> str:
 
 
 def _order(file: Path) -> tuple[int, str]:
-    """Sort as the paper's tables do, and what the paper does not have after it."""
+    """Sort models and data sets as the paper's tables do; others come last."""
     names = [f"{model}_{data}" for data in DATA_SETS for model in MODELS]
     return (names.index(file.stem) if file.stem in names else len(names), file.stem)

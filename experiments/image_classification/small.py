@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from experiments.augment import shifted
+from experiments.commands import stored_weights
 from experiments.image_classification.data import cifar10
 from experiments.image_classification.networks import normaliser
-from experiments.image_classification.train import batches
-from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
+from experiments.training import batches, fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure import assets
 from swiftsure.torch.models.embedded import small_network
 
@@ -29,7 +29,7 @@ PLAN = {"epochs": 16, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "averaged_e
 
 
 class OneExit(torch.nn.Module):
-    """A network as one with a single exit, which is what trainings here take."""
+    """Wraps a network as one with a single exit, the form that the training loop takes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ def main() -> None:
     }
     print(json.dumps(report))
     arguments.output.mkdir(parents=True, exist_ok=True)
-    weights = {n: t.half() if t.is_floating_point() else t for n, t in network.state_dict().items()}
+    weights = stored_weights(network, half=True)
     save_file(weights, arguments.output / "small_cifar10.safetensors")
-    # Under another name than reports of recipes, which `records` reads.
+    # Not NAME.json: `records` reads those as reports of recipes.
     (arguments.output / "small_cifar10_report.json").write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from experiments.augment import shifted
 from experiments.image_classification.data import Images, cifar10
 from experiments.image_classification.embed import CLASSES, write, write_images
-from experiments.image_classification.train import batches
+from experiments.training import batches
 from swiftsure import assets
 from swiftsure.torch import collect, train_heads
 from swiftsure.torch.models.embedded import embedded_small_network, prepared, small_exits
@@ -47,7 +47,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = small_exits(embedded_small_network())
     train_heads(model, Epochs(cifar10(arguments.data, "train")), epochs=EPOCHS)
-    # The record must be of the weights as they are stored, in half precision.
+    # Collect with the weights as stored, in half precision.
     save_file(model.heads.half().state_dict(), assets.SMALL / "heads.safetensors")
     model.heads.float()
     test = cifar10(arguments.data, "test")

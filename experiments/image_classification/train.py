@@ -2,9 +2,9 @@
 `python -m experiments.image_classification.train msdnet_cifar10 --data FOLDER`.
 
 Writes NAME.safetensors (weights; half precision where the recipe says so) and NAME.json (recipe,
-seed, device, time and scores). `--compile` compiles the blocks of a DViT: a minute or two at first,
-and faster afterwards. With `--holdout N` it trains without N training images and scores those,
-which is how to try a recipe. Without, it trains on all, and `records` scores it.
+seed, device, time and scores). `--compile` compiles the blocks of a DViT, which takes a minute or
+two and makes training faster. To try a recipe use `--holdout N`: it trains without N training
+images and scores those. Without it, training uses all images, and `records` scores the network.
 """
 
 import time
@@ -23,6 +23,7 @@ from experiments.image_classification.data import DATA_SETS, Images
 from experiments.image_classification.networks import build, load, normaliser, resized
 from experiments.training import (
     Step,
+    batches,
     fit,
     make_optimizer,
     recorded_step,
@@ -35,14 +36,8 @@ from swiftsure.torch.models.transformer import Performer
 HERE = Path(__file__).parent
 
 
-def batches(n: int, size: int, random: torch.Generator) -> Iterator[Tensor]:
-    """Yield the indices of whole batches, in random order."""
-    order = torch.randperm(n, device=random.device, generator=random)
-    yield from order[: n - n % size].split(size)
-
-
 class Teacher(nn.Module):
-    """A trained network, which learns no more: its last answer to images of this data set."""
+    """A trained, frozen network; returns its last exit's output."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__()
@@ -57,7 +52,7 @@ class Teacher(nn.Module):
 
 
 class Taught(nn.Module):
-    """A network that learns, and its teacher, whose answer comes after those of all exits."""
+    """A network in training and its teacher, whose output follows those of all exits."""
 
     def __init__(self, model: nn.Module, teacher: Teacher) -> None:
         super().__init__()
@@ -73,8 +68,8 @@ def sum_over_exits(
 ) -> Callable[[list[Tensor], Tensor], Tensor]:
     """Return the sum of the exits' cross-entropies, the published loss.
 
-    A share `taught` of what all exits learn from is the answer of a teacher, if there is one, and
-    a share `distilled` of what earlier exits learn from is the answer of the last one.
+    `taught` is the share of the targets that comes from the teacher's output, if there is one, and
+    `distilled` the share of early exits' targets that comes from the last exit.
     """
 
     def loss_of(outputs: list[Tensor], targets: Tensor) -> Tensor:
@@ -95,7 +90,7 @@ def sum_over_exits(
 def l2w_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, plan: dict[str, Any], steps: int
 ) -> Step:
-    """Return the way of L2W-DEN: a small network learns the weight of each sample at each exit."""
+    """Return the step of L2W-DEN: a small network learns the weight of each sample and exit."""
     device = next(model.parameters()).device
     weigh = models.WeightNetwork(model.n_exits, spread=plan["l2w"]["spread"]).to(device)
     adam = torch.optim.Adam(weigh.parameters(), lr=plan["l2w"]["lr"], weight_decay=1e-4)
@@ -103,15 +98,7 @@ def l2w_step(
     trainer = models.L2WTrainer(model, weigh, optimizer, adam)
     done = count()
 
-    def weighted(outputs: list[Tensor], targets: Tensor) -> Tensor:
-        each = [functional.cross_entropy(o, targets, reduction="none") for o in outputs]
-        losses = torch.stack(each, dim=1)
-        with torch.no_grad():
-            sure = torch.stack([o.softmax(dim=1).amax(dim=1) for o in outputs], dim=1)
-            weights = weigh(losses, sure)
-        return (weights * losses).mean(dim=0).sum()
-
-    learn = recorded_step(model, optimizer, weighted)
+    learn = recorded_step(model, optimizer, lambda *batch: trainer.weighted_loss(*batch)[0])
 
     def step(images: Tensor, targets: Tensor) -> Tensor:
         halves = list(zip(images.chunk(2), targets.chunk(2), strict=True))
@@ -130,18 +117,18 @@ def l2w_step(
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks of a transformer, those that are alike once for all."""
+    """Compile the blocks of a transformer; equal ones share a compilation."""
     blocks = [part for part in model.modules() if isinstance(part, Block | Performer)]
     if not blocks:
-        raise ValueError("--compile is for transformers, and this network has no such blocks")
-    torch._dynamo.config.recompile_limit = 64  # a grid and a rate of dropped paths each want one
+        raise ValueError("--compile needs a network with transformer blocks, but this one has none")
+    torch._dynamo.config.recompile_limit = 64  # one per grid and drop-path rate
     for block in blocks:
         block.compile(dynamic=False)
 
 
 @torch.inference_mode()
 def accuracies(model: nn.Module, part: Images, recipe: dict[str, Any]) -> list[float]:
-    """Return the share of right answers at each exit."""
+    """Return the accuracy of each exit."""
     normalise = normaliser(recipe, part.images.device)
     right = torch.zeros(model.n_exits, device=part.images.device)
     for images, labels in zip(part.images.split(1000), part.labels.split(1000), strict=True):
@@ -159,7 +146,7 @@ def train(
     teacher: Teacher | None = None,
     compiled: bool = False,
 ) -> nn.Module:
-    """Return the trained model; with `seconds`, the recipe then says how many epochs that took."""
+    """Return the trained model; with `seconds`, sets the recipe's number of epochs."""
     torch.manual_seed(seed)
     random = torch.Generator(device).manual_seed(seed)
     plan = recipe["training"]

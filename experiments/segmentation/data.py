@@ -15,13 +15,13 @@ from swiftsure.torch.road_scenes import GTA5, CamVid, Cityscapes, RoadScenes
 __all__ = ["TEST_PART", "Scenes", "in_memory", "scenes"]
 
 TEST_PART = {"camvid": "test", "cityscapes": "val", "gta5": "val"}
-"""The part that records are made of, and that no network may learn from."""
+"""Part that records are collected on; networks must not be trained on it."""
 
 VALIDATION_SHARE = 10
-"""GTA5 is published without a split: every tenth image is for validation."""
+"""GTA5 has no published split: every tenth image is for validation."""
 
 AHEAD = 32
-"""Scenes that are read at a time."""
+"""Number of scenes read at a time."""
 
 
 class Scenes(NamedTuple):
@@ -48,7 +48,7 @@ def in_memory(data: RoadScenes, device: str) -> Scenes:
     held: Scenes | None = None
     for i, (image, label, _) in enumerate(read(data)):
         size = image.shape[1:]
-        if held is None:  # all at once: together, the scenes and a copy of them may not fit
+        if held is None:  # allocated once: scenes and a copy of them may not fit together
             held = Scenes(
                 torch.empty((len(data), 3, *size), dtype=torch.half, device=device),
                 torch.empty((len(data), *size), dtype=torch.uint8, device=device),
@@ -60,7 +60,7 @@ def in_memory(data: RoadScenes, device: str) -> Scenes:
 
 
 def read(data: RoadScenes) -> Iterator[tuple[Tensor, Tensor, str]]:
-    """Yield all scenes, some ahead; by threads, since processes need much shared memory."""
+    """Yield all scenes, reading ahead in threads; processes would need much shared memory."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(data), AHEAD):
             yield from pool.map(data.__getitem__, range(start, min(start + AHEAD, len(data))))

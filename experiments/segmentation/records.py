@@ -1,11 +1,10 @@
 """Exit records of trained networks on the test part, from the root of the repository:
 `python -m experiments.segmentation.records --data FOLDER`.
 
-Reads NAME.safetensors and NAME.json of the folder of results, of each NAME that is given or else of
-all, and writes beside them
-NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence maps of the
-scene that is surest at the first exit and of the least sure one, for the figure), and the test
-scores into NAME.json.
+Reads NAME.safetensors and NAME.json in the folder of results, for the given names or else for all,
+and writes NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence
+maps of the scenes with the highest and lowest confidence at the first exit, for the figure), and
+the test scores into NAME.json.
 """
 
 import argparse
@@ -15,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
+from experiments.commands import device as best_device
+from experiments.commands import load_weights
 from experiments.segmentation.data import TEST_PART, in_memory, scenes
 from experiments.segmentation.train import HERE, mean_ious
 from swiftsure import ExitRecord
@@ -32,18 +32,15 @@ SHOWN_SIZE = (180, 240)
 
 
 def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
-    """Return a trained network, in single precision whatever it is stored in."""
-    if "start" in recipe:  # fine-tuned
-        model = ADPC.from_hyperparameters(recipe["start"])
-    else:
-        model = ADPC(**recipe["model"])
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    return model.eval()
+    """Return a trained or fine-tuned network, in single precision."""
+    if "start" in recipe:
+        return load_weights(ADPC.from_hyperparameters(recipe["start"]), path)
+    return load_weights(ADPC(**recipe["model"]), path)
 
 
 @torch.inference_mode()
 def shown(model: nn.Module, data: RoadScenes, index: int, device: str) -> dict[str, np.ndarray]:
-    """Return label, predictions and confidences of a scene at all exits, small."""
+    """Return label, predictions and confidences of a scene at all exits, at a small size."""
     image, label, _ = data[index]
     maps = torch.stack([output[0] for output in model(image[None].to(device))])
     maps = interpolate(maps, size=SHOWN_SIZE, mode="bilinear", align_corners=False)
@@ -61,7 +58,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     files = [arguments.results / f"{name}.json" for name in arguments.names]
     for file in files or sorted(arguments.results.glob("*.json")):
         report = json.loads(file.read_text())

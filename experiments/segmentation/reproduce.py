@@ -3,33 +3,33 @@
 From an exit record with the nine image-level scores, such as that of ADP-C on CamVid, which
 `experiments.segmentation.records` made.
 
-Frames of a video depend on each other. The tables take them for independent, as the paper does, and
-what they certify is then of frames drawn like these, and not of the next video. `by_group` shows
-the difference: thresholds that were certified on all videos but one, on that one.
+Frames of a video depend on each other. The tables treat them as independent, as the paper does, so
+their certificates hold for frames drawn like these, not for the next video. `by_group` shows the
+difference: it tests on each video the thresholds that were certified on all others.
 """
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.figures import exits_figure
 from experiments.segmentation.scenes import scenes_figure
+from experiments.studies import StudyOptions, column, evaluate_all, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
 from swiftsure.calibration import calibrate
 from swiftsure.control import Control
-from swiftsure.evaluation import Study, evaluate
+from swiftsure.evaluation import Study
 from swiftsure.exits import exit_indices
 from swiftsure.files import npz
 from swiftsure.policy import Policy
-from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.report import study_figure
 
@@ -73,9 +73,9 @@ class SegmentationResult:
     """Labels, predictions and confidence maps of two scenes, for the figure that shows them."""
 
     def table(self, gain: str = "exit") -> list[dict[str, Any]]:
-        """Return the table of gains (%), a row a score; "–" where no split certified anything.
+        """Return the table of gains (%), one row per score; "–" if no split certified anything.
 
-        Of the table's three levels it has those that were studied.
+        Columns are those of the table's three levels that were studied.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class SegmentationResult:
     def by_group(self, epsilon: float = 0.1) -> list[dict[str, Any]]:
         """Return the risk in each video of thresholds that were certified on all the others.
 
-        There is none without groups, nor of a single video.
+        Empty if the record has no groups or a single video.
         """
         groups = np.asarray([] if self.record.groups is None else self.record.groups)
         videos = list(dict.fromkeys(groups.tolist()))
@@ -122,10 +122,10 @@ class SegmentationResult:
         return rows
 
     def brier_by_exit(self, epsilon: float = 0.08) -> list[NDArray[np.float64]]:
-        """Return |Brier loss at the first exit - at the last|, one array an exit that was taken.
+        """Return |Brier loss at the first exit - at the last|, one array per exit taken.
 
-        The exits are those of a policy for the gap of the Brier loss, on all frames: the left part
-        of the paper's figure. It shows which images stay, and promises nothing.
+        The exits are those of a policy for the gap of the Brier loss on all frames, as in the left
+        part of the paper's figure. They show which images continue; nothing is certified.
         """
         frames = replace(self.record, groups=None)
         policy = calibrate(
@@ -158,7 +158,7 @@ class SegmentationResult:
         for gain in GAINS:
             contents[f"table_{gain}.md"] = markdown_table(self.table(gain), decimals=1)
             contents[f"table_{gain}.csv"] = self.table(gain)
-        contents["summary.csv"] = self.summary()
+        contents["summary.csv"] = summary(self.studies, "score", "risk")
         videos = self.by_group()
         if videos:
             contents["by_video.csv"] = videos
@@ -169,26 +169,12 @@ class SegmentationResult:
         scenes_figure(self.brier_by_exit(), self.scenes, figures[2])
         return [*figures, *files]
 
-    def summary(self) -> list[dict[str, Any]]:
-        """Return every number: a row for each score, risk, control and level."""
-        return [
-            {"score": score, "risk": risk} | row
-            for score, by_risk in self.studies.items()
-            for risk, study in by_risk.items()
-            for row in study.summary()
-        ]
-
 
 def segmentation(
     data: ExitRecord | str | os.PathLike[str] | None = None,
     *,
     n_calibration: float = 0.8,
-    splits: int = 100,
-    draws: int = 1000,
-    delta: float = 0.1,
-    epsilons: Sequence[float] | NDArray[np.float64] = EPSILONS,
-    seed: int = 0,
-    progress: bool | None = None,
+    **options: Unpack[StudyOptions],
 ) -> SegmentationResult:
     """Run the experiment on a record of a segmentation network.
 
@@ -198,9 +184,8 @@ def segmentation(
         A record with the losses "miou", "miscoverage" and "pixel_brier" and the nine image-level
         scores; our own by default. FILE.npz beside FILE.parquet may hold two scenes to draw.
     n_calibration : int, or a fraction of the images
-        The paper's is 0.8.
-    splits : random splits into calibration and test images
-    draws : calibration sets drawn with replacement, to see how often a promise is broken
+        0.8 in the paper.
+    options : see `StudyOptions`; 1,000 draws by default
     """
     scenes = None
     if isinstance(data, ExitRecord):
@@ -218,26 +203,15 @@ def segmentation(
             " collect them with `scores=`."
         )
     frames = replace(record, groups=None)
-    studies: dict[str, dict[str, Study]] = {}
-    with steps("evaluating", len(SCORES) * len(RISKS), progress) as advance:
-        for score in SCORES:
-            for title, (risk, loss) in RISKS.items():
-                studies.setdefault(score, {})[title] = evaluate(
-                    frames,
-                    risk=risk,
-                    loss=loss,
-                    controls=CONTROLS,
-                    epsilons=epsilons,
-                    delta=delta,
-                    n_calibration=n_calibration,
-                    splits=splits,
-                    draws=draws,
-                    seed=seed,
-                    score=score,
-                    progress=False,
-                )
-                advance()
-    return SegmentationResult(record, studies, delta, seed, scenes)
+    cases = {
+        (score, title): {"risk": risk, "loss": loss, "score": score}
+        for score in SCORES
+        for title, (risk, loss) in RISKS.items()
+    }
+    given = {"epsilons": EPSILONS, "draws": 1000, "delta": 0.1, "seed": 0, **options}
+    given |= {"record": frames, "controls": CONTROLS, "n_calibration": n_calibration}
+    studies = evaluate_all(cases, **given)
+    return SegmentationResult(record, studies, given["delta"], given["seed"], scenes)
 
 
 def published(data: str, gain: str = "exit") -> list[dict[str, Any]]:
@@ -268,7 +242,7 @@ def _column(risk: str, level: float) -> str:
 
 
 def _cell(study: Study, level: float, gain: str) -> float | str:
-    at = int(np.argmin(np.abs(study.epsilons - level)))
+    at = column(study, level)
     if np.isinf(study.thresholds[TABLE_CONTROL][:, at]).all():
         return NOT_CERTIFIED
     gains = study.gain if gain == "exit" else study.flops_gain

@@ -1,4 +1,4 @@
-"""The figure of segmentation: which images stay, and what the network saw in two of them."""
+"""The figure of segmentation: where images exit, and predictions for two of them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ CLASS_COLORS = (
     "#b8a07e", "#33539e", "#e07b39", "#70343c", "#4aa8a0", "#a3b18a", "#6d6875",
     "#e5989b", "#355070", "#9a8c98", "#bc6c25", "#606c38",
 )  # fmt: skip
-"""One for each class, as many as Cityscapes has."""
+"""One per class, as many as Cityscapes has."""
 
 
 def scenes_figure(
@@ -31,11 +31,11 @@ def scenes_figure(
 
     Parameters
     ----------
-    differences : one array an exit
-        Of the images that leave there: what the last exit would have changed.
+    differences : one array per exit
+        How much the last exit would change the loss of the images that exit there.
     scenes : mapping, optional
         "early_label" (height, width), "early_predictions" and "early_confidences" (n_exits, height,
-        width) of a scene that leaves early, and the same of a late one. Confidences are in 255ths.
+        width) of a scene that exits early, and the same for a late one. Confidences are in 255ths.
     path : path, optional
         Where to save it.
     """
@@ -59,10 +59,10 @@ def _draw_differences(axis: Any, differences: Sequence[NDArray[np.float64]]) -> 
         if len(values):
             axis.scatter([k], [values.mean()], s=42, color=COLORS[1], zorder=3)
     axis.set_xticks(range(1, len(differences) + 1))
-    axis.set_xlim(0.5, len(differences) + 0.5)  # with the exits that none took
+    axis.set_xlim(0.5, len(differences) + 0.5)  # include exits that no image took
     axis.set_xlabel("exit taken")
     axis.set_ylabel("|Brier loss at first exit - at last|")
-    axis.set_title("what staying changes (orange: mean)", fontsize=10, loc="left")
+    axis.set_title("effect of later exits (orange: mean)", fontsize=10, loc="left")
     tidy(axis)
 
 
@@ -87,4 +87,4 @@ def _draw_scenes(axes: Any, scenes: Mapping[str, NDArray[np.uint8]]) -> None:
             axis.set_yticks([])
             if kind == "early":
                 axis.set_title(title, fontsize=10, loc="left")
-        line[0].set_ylabel("leaves early" if kind == "early" else "stays", color=INK)
+        line[0].set_ylabel(f"exits {kind}", color=INK)

@@ -1,11 +1,10 @@
 """Train ADP-C by a recipe, from the root of the repository:
 `python -m experiments.segmentation.train adp_c_camvid --data FOLDER`.
 
-Writes NAME.safetensors and NAME.json (recipe, seed, device, time, scores). With `--holdout` it
-trains on the part "train" and scores the part "val", which is how to try a recipe; without, it
-trains on both where there is a third to test on, and `records` scores it. A recipe with a table
-[start] begins with published weights (`--weights`) and is how to fine-tune a network to a second
-domain.
+Writes NAME.safetensors and NAME.json (recipe, seed, device, time, scores). To try a recipe use
+`--holdout`: it trains on the part "train" and scores the part "val". Without it, training uses both
+if there is a third part to test on, and `records` scores the network. A recipe with a table [start]
+fine-tunes published weights (`--weights`) to a second domain.
 """
 
 import math
@@ -23,7 +22,7 @@ from torch.nn import functional
 from experiments import commands
 from experiments.augment import shaded, uniform
 from experiments.segmentation.data import TEST_PART, Scenes, in_memory, scenes
-from experiments.training import fit, make_optimizer, recorded_step, refresh_statistics
+from experiments.training import batches, fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure.losses import VOID
 from swiftsure.torch.models import ADPC
 
@@ -45,17 +44,23 @@ def zoomed(
     places = torch.stack([sign * reach, zero, right, zero, reach, down], dim=1).view(n, 2, 3)
     grid = functional.affine_grid(places, list(images.shape), align_corners=False)
     seen = functional.grid_sample(images.float(), grid, align_corners=False)
-    # One more than the class, so that what lies outside is 0.
+    # Class numbers plus one, so that 0 means outside.
     numbers = torch.where(labels == VOID, 0.0, labels.float() + 1)[:, None]
     found = functional.grid_sample(numbers, grid, mode="nearest", align_corners=False)[:, 0]
     return seen, torch.where(found < 0.5, float(VOID), found - 1).long()
 
 
 def class_weights(labels: Tensor, n_classes: int) -> Tensor:
-    """Return weights that are larger for rarer classes, of mean 1."""
+    """Return class weights with mean 1, larger for rarer classes."""
     counts = torch.bincount(labels.flatten().long(), minlength=VOID + 1)[:n_classes].float()
     weights = 1 / torch.log(1.02 + counts / counts.sum())
     return weights / weights.mean()
+
+
+def enlarged(maps: Tensor, labels: Tensor) -> Tensor:
+    """Return logit maps at the size of labels."""
+    size = labels.shape[1:]
+    return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
 
 
 def sum_over_exits(weights: Tensor):
@@ -63,14 +68,7 @@ def sum_over_exits(weights: Tensor):
 
     def loss_of(outputs: list[Tensor], labels: Tensor) -> Tensor:
         losses = [
-            functional.cross_entropy(
-                functional.interpolate(
-                    output, size=labels.shape[1:], mode="bilinear", align_corners=False
-                ),
-                labels,
-                weights,
-                ignore_index=VOID,
-            )
+            functional.cross_entropy(enlarged(output, labels), labels, weights, ignore_index=VOID)
             for output in outputs
         ]
         return torch.stack(losses).sum()
@@ -79,11 +77,11 @@ def sum_over_exits(weights: Tensor):
 
 
 def build(recipe: dict[str, Any], weights: Path | None = None) -> ADPC:
-    """Return the network of a recipe, untrained or, if it says so, with published weights."""
+    """Return the network of a recipe: untrained, or with published weights if it has [start]."""
     if "start" not in recipe:
         return ADPC(**recipe["model"])
     if weights is None:
-        raise SystemExit("This recipe starts from trained weights: name their file by --weights.")
+        raise SystemExit("This recipe starts from trained weights: pass their file as --weights.")
     if weights.suffix == ".safetensors":
         state = load_file(weights)
     else:
@@ -99,7 +97,7 @@ def train(
     seconds: float | None = None,
     weights: Path | None = None,
 ) -> nn.Module:
-    """Return the trained network; with `seconds`, the recipe then says how many epochs."""
+    """Return the trained network; with `seconds`, sets the recipe's number of epochs."""
     torch.manual_seed(seed)
     random = torch.Generator(device).manual_seed(seed)
     plan = recipe["training"]
@@ -110,8 +108,7 @@ def train(
     size = min(plan["batch"], len(part.labels))
 
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(part.labels), device=device, generator=random)
-        for index in order[: len(order) - len(order) % size].split(size):
+        for index in batches(len(part.labels), size, random):
             zooms = (plan["smallest_zoom"], plan["largest_zoom"])
             images, labels = zoomed(part.images[index], part.labels[index], zooms, random)
             images = shaded(images, plan["shading"], random)
@@ -125,15 +122,13 @@ def train(
 
 @torch.inference_mode()
 def mean_ious(model: nn.Module, part: Scenes, n_classes: int) -> list[float]:
-    """Return the mIoU of a whole part at each exit, as segmentation is scored."""
+    """Return the mIoU over all pixels of a part, at each exit."""
     confusions = torch.zeros(model.n_exits, n_classes, n_classes, device=part.labels.device)
     for images, labels in zip(part.images.split(8), part.labels.split(8), strict=True):
         for k, output in enumerate(model(images.float())):
-            large = functional.interpolate(
-                output, size=labels.shape[1:], mode="bilinear", align_corners=False
-            )
             known = labels != VOID
-            pairs = labels[known].long() * n_classes + large.argmax(1)[known]
+            predictions = enlarged(output, labels).argmax(1)[known]
+            pairs = labels[known].long() * n_classes + predictions
             confusions[k] += pairs.bincount(minlength=n_classes**2).view(n_classes, n_classes)
     both = confusions.diagonal(dim1=1, dim2=2)
     either = confusions.sum(1) + confusions.sum(2) - both
@@ -144,8 +139,10 @@ def mean_ious(model: nn.Module, part: Scenes, n_classes: int) -> list[float]:
 
 def main() -> None:
     parser = commands.options(__doc__, HERE)
-    parser.add_argument("--weights", type=Path, help="to start from, where the recipe says so")
-    parser.add_argument("--holdout", action="store_true", help="score the part val, do not use it")
+    parser.add_argument("--weights", type=Path, help="file to start from, for recipes with [start]")
+    parser.add_argument(
+        "--holdout", action="store_true", help="do not train on the part val, but score it"
+    )
     arguments = parser.parse_args()
     recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     tested = TEST_PART[recipe["data"]["name"]] == "val"

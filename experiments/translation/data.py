@@ -1,4 +1,4 @@
-"""German and English sentences: Multi30k and Tatoeba, and a vocabulary made of them."""
+"""German and English sentences of Multi30k and Tatoeba, and a tokenizer trained on them."""
 
 import gzip
 import io
@@ -25,12 +25,12 @@ class Pairs(NamedTuple):
 
 
 def multi30k(folder: Path, part: str) -> Pairs:
-    """Read Multi30k, task 1: PART.de.gz and PART.en.gz (or unpacked), a sentence a line."""
+    """Read Multi30k, task 1: PART.de.gz and PART.en.gz (or unpacked), one sentence per line."""
     return Pairs(*(_lines(folder / f"{part}.{language}") for language in ("de", "en")))
 
 
 def tatoeba(folder: Path) -> Pairs:
-    """Read pairs.tsv.gz: English, tabulator, German."""
+    """Read pairs.tsv.gz: English, tab, German."""
     pairs = [line.split("\t") for line in _lines(folder / "pairs.tsv")]
     return Pairs([german for _, german in pairs], [english for english, _ in pairs])
 

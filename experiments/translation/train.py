@@ -55,7 +55,7 @@ class EveryLayer(nn.Module):
             for state in written.hidden_states[1:-1]
         ]
         if len(states) + 1 != model.config.num_decoder_layers:
-            raise RuntimeError("this version of transformers gives other hidden states")
+            raise RuntimeError("this version of transformers returns other hidden states")
         states = [*states, written.last_hidden_state] if self.exits else [written.last_hidden_state]
         scale = model.config.d_model**-0.5 if model.config.tie_word_embeddings else 1.0
         return [model.lm_head(state * scale) for state in states]
@@ -107,7 +107,7 @@ def train(
     """Return the trained model, in evaluation mode."""
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(seed)
-    # The first choice on new GPUs, but it knows no gradient of T5's position biases.
+    # The default on new GPUs, but without gradients for T5's position biases.
     torch.backends.cuda.enable_cudnn_sdp(False)
     plan = recipe["training"]
     model = EveryLayer(build(recipe), plan["exits"]).to(device).train()
@@ -116,14 +116,14 @@ def train(
     sides = [encoded(tokenizer, texts, plan["length"]) for texts in (pairs.german, pairs.english)]
     ids = torch.stack(sides, dim=1)
     lengths = (ids != 0).sum(dim=2).amax(dim=1)
-    ids = ids.to(device)  # not the lengths: to ask a device is to wait for it
+    ids = ids.to(device)  # lengths stay on the host: reading them from a device would wait for it
     size = min(plan["batch"], len(ids))
 
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(ids), generator=random)
         order = order[: len(order) - len(order) % size]
-        # Sentences of like length share a batch, which is then cut to about the longest: few
-        # lengths, since each is recorded.
+        # Sentences of similar length share a batch, which is cut to about the longest. Lengths are
+        # rounded up, since each one is captured as a graph.
         near = [some[lengths[some].argsort()] for some in order.split(SORTED_TOGETHER * size)]
         batches = [batch for some in near for batch in some.split(size)]
         for i in torch.randperm(len(batches), generator=random).tolist():
@@ -156,7 +156,9 @@ def translations(
 
 def main() -> None:
     parser = commands.options(__doc__, HERE)
-    parser.add_argument("--tokenizer", type=Path, help="of another model, to share it")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="folder of another model whose tokenizer to use"
+    )
     arguments = parser.parse_args()
     recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     pairs = multi30k(arguments.data / "multi30k", "train")
@@ -173,7 +175,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(folder)  # before anything else can fail
     tokenizer.save_pretrained(folder)
-    model.float()  # as it is saved, rounded
+    model.float()  # with the rounded weights that were saved
     held = multi30k(arguments.data / "multi30k", "val")
     said = translations(model, tokenizer, held.german)
     report["validation_bleu"] = round(sacrebleu.corpus_bleu(said, [held.english]).score, 2)

@@ -10,9 +10,9 @@ __all__ = [
     "Losses",
     "exit_counts",
     "exit_indices",
-    "firing_levels",
     "gather",
     "group_sums",
+    "inclusive_thresholds",
     "totals_nested",
     "totals_scan",
 ]
@@ -107,30 +107,32 @@ def totals_scan(losses, rows, monotone):  # type: ignore[no-untyped-def]
 
 
 SEARCHES = 256
-"""Rows searched in one batch: a single search is bound by the latency of its comparisons."""
+"""Rows searched in one batch: a single search is limited by the latency of its comparisons."""
 
 
 @compiled
-def firing_levels(losses):  # type: ignore[no-untyped-def]
+def inclusive_thresholds(losses):  # type: ignore[no-untyped-def]
     """Return thresholds λ, (n_early, K), adjusted so that c ≥ λ exits even if `strict`."""
     n_settings, n_early = losses.thresholds.shape
-    levels = np.full((n_early, n_settings), np.float32(np.inf))
+    thresholds = np.full((n_early, n_settings), np.float32(np.inf))
     for exit_ in range(losses.min_exit, n_early):
         for k in range(n_settings):
-            level = losses.thresholds[k, exit_]
-            levels[exit_, k] = np.nextafter(level, np.float32(np.inf)) if losses.strict else level
-    return levels
+            given = losses.thresholds[k, exit_]
+            thresholds[exit_, k] = (
+                np.nextafter(given, np.float32(np.inf)) if losses.strict else given
+            )
+    return thresholds
 
 
 @compiled
-def fill_entries(entries, losses, levels, rows):  # type: ignore[no-untyped-def]
+def fill_entries(entries, losses, thresholds, rows):  # type: ignore[no-untyped-def]
     """Write into `entries[l, j]` the first setting at which row j exits at l or earlier, else K.
 
     Thresholds must fall along the path.
     """
     confidences = np.empty(rows.size, np.float32)
-    for exit_ in range(levels.shape[0]):
-        falling = levels[exit_]
+    for exit_ in range(thresholds.shape[0]):
+        falling = thresholds[exit_]
         found = entries[exit_]
         for j in range(rows.size):
             confidences[j] = losses.confidences[rows[j], exit_]
@@ -158,7 +160,7 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
     n_early = losses.confidences.shape[1]
     sums = np.zeros(n_settings + 1)
     squares = np.zeros(n_settings + 1)
-    levels = firing_levels(losses)
+    thresholds = inclusive_thresholds(losses)
     entries = np.empty((n_early, SEARCHES), np.int64)
     chosen = np.empty(SEARCHES, np.int64)
     for first in range(0, rows.size, SEARCHES):
@@ -169,7 +171,7 @@ def totals_nested(losses, rows, monotone):  # type: ignore[no-untyped-def]
                 contributes |= losses.values[row, exit_] != 0.0
             chosen[n_chosen] = row
             n_chosen += contributes  # for 0-1 losses, few rows do
-        fill_entries(entries, losses, levels, chosen[:n_chosen])
+        fill_entries(entries, losses, thresholds, chosen[:n_chosen])
         for j in range(n_chosen):
             row = chosen[j]
             before = losses.values[row, n_early]
@@ -196,12 +198,12 @@ def exit_counts(losses, rows, nested):  # type: ignore[no-untyped-def]
     n_early = losses.confidences.shape[1]
     counts = np.zeros((n_settings + 1, n_early + 1), np.int64)
     if nested:
-        levels = firing_levels(losses)
+        thresholds = inclusive_thresholds(losses)
         entries = np.empty((n_early, SEARCHES), np.int64)
         counts[0, n_early] = rows.size
         for first in range(0, rows.size, SEARCHES):
             part = rows[first : first + SEARCHES]
-            fill_entries(entries, losses, levels, part)
+            fill_entries(entries, losses, thresholds, part)
             for exit_ in range(n_early):
                 for j in range(part.size):
                     counts[entries[exit_, j], exit_ + 1] -= 1

@@ -16,7 +16,7 @@ from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.risks import Risk
 
-__all__ = ["calibrate", "make_policy"]
+__all__ = ["calibrate", "curve_of", "make_policy"]
 
 
 def calibrate(
@@ -32,7 +32,6 @@ def calibrate(
     path: PathLike = None,
     seed: int | None = None,
     score: str | None = None,
-    zero_bounded: bool = False,
     pool: int | None = None,
     missing: Literal["raise", "worst"] = "raise",
     strict: bool = False,
@@ -58,11 +57,11 @@ def calibrate(
         made from one cannot be checked against a model, and the runtimes refuse it.
     epsilon : float
         The largest risk that is allowed; required, unless `risks` are given.
-    risk, loss, zero_bounded
-        The risk to control; see `Risk`. By default "gap", or the curve's own; `loss` may be left
-        out if the record has just one.
+    risk, loss
+        The risk to control, as in `record.curve`; by default "gap", or the curve's own. `loss` may
+        be left out if the record has just one.
     risks : sequence of Risk, optional
-        Several risks to control at once, instead of `epsilon`, `risk`, `loss` and `zero_bounded`.
+        Several risks to control at once, instead of `epsilon`, `risk` and `loss`.
     control : {"ucb", "ltt", "crc", "empirical"} or Control
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
@@ -84,7 +83,7 @@ def calibrate(
     metadata : Metadata or mapping, optional
         `name`, `author` and `notes` of the policy; the date and the library's version are added.
     **options
-        Other options of the control (`monotone`, `method`, `selection`, `correction`, …).
+        Other options of the control (`zero_bounded`, `monotone`, `method`, `correction`, …).
 
     Returns
     -------
@@ -104,32 +103,18 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = _wanted(epsilon, risk, loss, risks, zero_bounded)
+    wanted = _wanted(epsilon, risk, loss, risks)
     curve_options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if isinstance(record, ExitRecord):
         score = choose("score", score, record.confidences, preferred="top1")
         curve_options |= {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
-    if isinstance(record, RiskCurve):
-        given = {"risks": risks, "score": score, "path": path, **curve_options}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
-        curve = record.confirmed(risk, loss)
-        curves = [curve.zero_bounded() if zero_bounded else curve]
-    elif isinstance(record, ExitRecord | ThresholdRecord):
-        curves = [
-            record.curve(
-                each.risk, each.loss, score, path, zero_bounded=each.zero_bounded, **curve_options
-            )
-            for each in wanted
-        ]
+    if isinstance(record, ExitRecord | ThresholdRecord):
+        curves = [record.curve(r.risk, r.loss, score, path, **curve_options) for r in wanted]
     else:
-        raise TypeError(
-            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
-            f" {type(record).__name__}."
-        )
+        curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
+        record.refuse_own({"risks": risks})
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(_fingerprint, curves)
         results = [
@@ -152,18 +137,35 @@ def calibrate(
     )
 
 
-def _wanted(
-    epsilon: float | None,
+def curve_of(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
     risk: str | None,
     loss: str | None,
-    risks: Sequence[Risk] | None,
-    zero_bounded: bool,
+    score: str | None = None,
+    path: PathLike = None,
+    average: Average | None = None,
+    max_group_size: int | None = None,
+) -> RiskCurve:
+    """Return the curve of a record, or a RiskCurve itself, which has all but a name already."""
+    options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    if isinstance(record, ExitRecord | ThresholdRecord):
+        return record.curve(risk or "gap", loss, score, path, **options)
+    if not isinstance(record, RiskCurve):
+        raise TypeError(
+            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
+            f" {type(record).__name__}."
+        )
+    record.refuse_own({"score": score, "path": path, **options})
+    return record.confirmed(risk, loss)
+
+
+def _wanted(
+    epsilon: float | None, risk: str | None, loss: str | None, risks: Sequence[Risk] | None
 ) -> list[Risk]:
     """Return the risks to control, from `risks` or the single arguments; refuse both."""
     if risks is None:
-        return [Risk(risk or "gap", loss, epsilon, zero_bounded)]  # type: ignore[arg-type]
-    alone = {"epsilon": epsilon, "risk": risk, "loss": loss, "zero_bounded": zero_bounded or None}
-    for name, value in alone.items():
+        return [Risk(risk or "gap", loss, epsilon)]  # type: ignore[arg-type]
+    for name, value in {"epsilon": epsilon, "risk": risk, "loss": loss}.items():
         if value is not None:
             raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
     if not risks:

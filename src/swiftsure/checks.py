@@ -109,8 +109,8 @@ def within(
 ) -> NDArray[Any]:
     """Return `array` clipped to [low, high]; values outside by more than `slack` are refused.
 
-    Rounding may carry a loss slightly past its bound, so it is clipped. Anything more means that
-    the declared bound is wrong, and with it every guarantee.
+    Rounding may carry a loss slightly out of its range, so it is clipped. Anything more means that
+    the declared range is wrong, and with it every guarantee.
     """
     smallest, largest = float(array.min()), float(array.max())
     if smallest < low - slack or largest > high + slack:

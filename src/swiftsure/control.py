@@ -22,17 +22,7 @@ from swiftsure.paths import BREAKPOINTS
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 
-__all__ = [
-    "CONTROLS",
-    "Control",
-    "ControlResult",
-    "crc",
-    "empirical",
-    "joint",
-    "ltt",
-    "setting",
-    "ucb",
-]
+__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -48,30 +38,30 @@ CONTROLS = tuple(OPTIONS)
 
 @dataclass(frozen=True)
 class ControlResult:
-    """What a control chose.
+    """The setting that a control chose, and what it promises.
 
     Attributes
     ----------
     index : int or None
-        Setting along the curve's path; None where nothing beyond the full model is certified.
+        Position on the curve's path; None if nothing faster than the full model is certified.
     threshold : float, tuple of float, or None
-        The setting itself; a tuple where each exit has its own threshold.
+        The threshold there; a tuple if each exit has its own.
     guarantee : {"probability", "expectation", "none"}
         What is promised: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
     epsilon, delta
-        The level, and the failure probability where there is one.
+        The level, and the failure probability if there is one.
     control, bound : str
-        What chose it; `bound` is None for controls that use none.
+        Their names; `bound` is None for controls that use none.
     n : int
-        Calibration samples, or groups.
+        Number of calibration samples, or groups.
     seed : int or None
-        Of the order in which the samples were tested; None where the order does not matter.
+        Seed of the order in which samples were tested; None if the order does not matter.
     seed_drawn : bool or None
         Whether that seed was drawn at random for these samples, rather than given.
     assumptions : tuple of str
-        What the promise rests on.
+        The conditions of the promise.
     tested : (RiskCurve, rows) or None
-        The curve as it was tested, and its rows in the order of the test.
+        The curve that was tested, and its rows in the order of the test.
     """
 
     index: int | None
@@ -91,7 +81,7 @@ class ControlResult:
 
 @dataclass(frozen=True)
 class Control:
-    """A control with its options: what `evaluate` repeats and `calibrate` runs once.
+    """A control with its options, for `calibrate` and `evaluate`.
 
     Parameters
     ----------
@@ -99,11 +89,12 @@ class Control:
     bound : str
         Name among `swiftsure.bounds.BOUNDS`, or "auto".
     zero_bounded : bool
-        Select on max(0, loss), Eq. 16 of the paper, an upper bound of the risk.
+        Test max(0, loss), Eq. 16 of the paper, whose mean is an upper bound of the risk. The
+        promise is still about the risk itself; to promise more, use a zero-bounded risk.
     correction : {"fixed_sequence", "bonferroni"}
-        Of `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
+        For `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
     monotone, method, selection, delta_prime
-        Of `crc`; see there.
+        For `crc`; see there.
     """
 
     name: str
@@ -161,10 +152,10 @@ class Control:
         rows: Rows | None = None,
         pool: int | None = None,
     ) -> NDArray[np.int64]:
-        """Return the setting chosen for each level; -1 where there is none.
+        """Return the setting chosen at each ε; -1 if none is.
 
-        `rows` are the calibration samples in the order in which they are tested; the order must
-        not depend on their losses.
+        `rows` are the calibration samples in the order of the test, which must not depend on their
+        losses.
         """
         rows = np.arange(curve.n) if rows is None else rows
         return self._indices(self.prepare(curve), epsilons, delta, rows, pool)
@@ -172,13 +163,13 @@ class Control:
     def _indices(
         self, curve: RiskCurve, epsilons: Floats, delta: float, rows: Rows, pool: int | None
     ) -> NDArray[np.int64]:
-        """Return the chosen settings of a curve that was prepared."""
-        # The full model needs no test; where setting 0 is not the full model, it is tested too.
-        start = 1 if curve.full_model_first else 0
-        order = np.argsort(epsilons, kind="stable")  # walks go on from level to level
+        """Return the settings chosen on a prepared curve."""
+        start = 1 if curve.full_model_first else 0  # the full model needs no test
+        order = np.argsort(epsilons, kind="stable")  # each ε continues the walk of the one before
         epsilons = epsilons[order]
         if self.name == "empirical":
-            chosen = self._plug_in(curve, epsilons, rows, start)
+            risk = curve.risk(rows)[start:]
+            chosen = np.asarray([_last(risk <= e) + start for e in epsilons], np.int64)
         elif self.name == "crc" and self.method == "crc":
             chosen = self._crc(curve, epsilons, rows, start)
         else:
@@ -189,12 +180,12 @@ class Control:
         return selected
 
     def prepare(self, curve: RiskCurve) -> RiskCurve:
-        """Return the curve that the control really looks at, or refuse it."""
+        """Return the curve that the control tests; raise if it cannot."""
         if self.zero_bounded:
             curve = curve.zero_bounded()
         if self.name == "crc" and not curve.relative:
             raise ValueError(
-                "`crc` needs losses relative to the full model, but these are declared not to be"
+                "`crc` needs losses relative to the full model, but these were declared not to be"
                 " (`relative=False`)."
             )
         declared = bounds.declared_for(self.bound, curve.loss_range)
@@ -209,12 +200,6 @@ class Control:
     def uses_bound(self) -> bool:
         """Whether the control tests with a bound."""
         return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
-
-    def _plug_in(
-        self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int
-    ) -> NDArray[np.int64]:
-        risk = curve.risk(rows)
-        return np.asarray([_last(risk[start:] <= e) + start for e in epsilons], np.int64)
 
     def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
         sums, _ = curve.totals(rows, monotone=self.is_monotone)
@@ -240,15 +225,13 @@ class Control:
         bounds.refuse_weights(bound, curve, pool)
         size = bounds.pool_size(pool, len(rows), bound)
         if self.name == "crc":
-            levels = [self.split_level(e, curve.loss_range.high, len(rows)) for e in epsilons]
-            return np.concatenate(
-                [
-                    bound.select(curve, rows, np.asarray([level]), d, start, size)
-                    if level > 0
-                    else np.asarray([start - 1])
-                    for level, d in levels
-                ]
-            )
+            chosen = np.full(len(epsilons), start - 1)
+            for j, each in enumerate(epsilons):
+                epsilon, delta = self.split_epsilon(each, curve.loss_range.high, len(rows))
+                if epsilon > 0:
+                    single = np.asarray([epsilon])
+                    chosen[j] = bound.select(curve, rows, single, delta, start, size)[0]
+            return chosen
         if self.correction == "bonferroni":
             if curve.path_kind == BREAKPOINTS:
                 raise ValueError(
@@ -259,7 +242,7 @@ class Control:
             return np.asarray([_last(p) + start for p in passes], np.int64)
         return bound.select(curve, rows, epsilons, delta, start, size)
 
-    def split_level(self, epsilon: float, bound: float, n: int) -> tuple[float, float]:
+    def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
 
         ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it does not
@@ -267,8 +250,8 @@ class Control:
         """
         delta = self.delta_prime
         if delta is None:
-            delta = 0.5 * epsilon / (bound * np.sqrt(n))
-        return (epsilon - delta * bound) / (1 - delta), float(delta)
+            delta = 0.5 * epsilon / (max_loss * np.sqrt(n))
+        return (epsilon - delta * max_loss) / (1 - delta), float(delta)
 
     def run(
         self,
@@ -281,15 +264,15 @@ class Control:
         """Return the chosen setting; `seed=None` tests in the curve's own order."""
         if not isinstance(curve, RiskCurve):
             raise TypeError(
-                f"`curve` must be a RiskCurve, as record.curve(...) or RiskCurve.from_losses(...)"
-                f" give it, but got {type(curve).__name__}."
+                "`curve` must be a RiskCurve, from record.curve(...) or RiskCurve.from_losses(...),"
+                f" but got {type(curve).__name__}."
             )
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
         order = curve.order.replaced_by(seed)
         promises_probability = self.guarantee == "probability"
         chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
-            raise ValueError(f"`pool` goes with ucb and ltt; {self.name} has no use for it.")
+            raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
         prepared = self.prepare(curve)
         bound = None
         if self.uses_bound:
@@ -303,7 +286,7 @@ class Control:
         index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
         return ControlResult(
             index=None if index < 0 else index,
-            threshold=None if index < 0 else setting(curve, index),
+            threshold=None if index < 0 else curve.threshold_at(index),
             guarantee=self.guarantee,
             epsilon=level,
             delta=chance if promises_probability else None,
@@ -324,31 +307,30 @@ class Control:
         pool: int | None = None,
         order: SampleOrder | None = None,
     ) -> tuple[str, ...]:
-        """Return the assumptions of the promise, in words; `order` if the test depends on it."""
+        """Return the conditions of the promise as clauses; `order` if the test depends on it."""
         if self.guarantee == "none":
             return ("no finite-sample guarantee: this rule is for comparison",)
         unit = "groups" if curve.grouped else "samples"
-        of = (
-            f"{curve.loss_name} {risk_noun(curve.risk_name)}" if curve.relative else curve.loss_name
-        )
-        rests = [
+        noun = risk_noun(curve.risk_name) if curve.relative else ""
+        tested = f"{curve.loss_name} {noun}".rstrip()
+        found = [
             f"calibration and production {unit} are independent draws of one distribution",
             "path, losses, ε, δ and method were fixed before the calibration losses were seen",
-            f"no {of} exceeds {curve.loss_range.high:g}",
+            f"no {tested} exceeds {curve.loss_range.high:g}",
         ]
         if pool is not None:
-            rests[0] = f"calibration {unit} were drawn from that pool at random, each once at most"
-        if bound is not None and bound.name == "binomial":
-            rests[-1] = f"every {of} is 0 or 1"
-        if bound is not None and bound.name == "trinomial":
-            rests[-1] = f"every {of} is -1, 0 or 1"
+            found[0] = f"calibration {unit} were drawn from that pool without replacement"
+        values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
+        if bound is not None and bound.needs in values:
+            found[-1] = f"every {tested} is {values[bound.needs]}"
         if curve.max_group_size is not None:
-            limit = f"{curve.max_group_size:,} samples, a limit fixed beforehand"
-            rests.append(f"no group has more than {limit}")
-        rests += curve.conditions
+            found.append(
+                f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
+            )
+        found += curve.conditions
         if order is not None:
-            rests.append(order.condition(unit, bound is None or bound.uses_order))
-        return tuple(rests)
+            found.append(order.condition(unit, bound is None or bound.uses_order))
+        return tuple(found)
 
     def options(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
@@ -357,14 +339,6 @@ class Control:
             for each in fields(self)
             if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
         }
-
-
-def setting(curve: RiskCurve, index: int) -> float | tuple[float | None, ...] | None:
-    """Return the threshold of a setting: a number, one per exit, or None for never."""
-    value = curve.thresholds[index]
-    if value.ndim == 0:
-        return None if np.isposinf(value) else float(value)
-    return tuple(None if np.isposinf(v) else float(v) for v in value)
 
 
 def _last(passes: NDArray[np.bool_]) -> int:

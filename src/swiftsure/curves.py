@@ -22,7 +22,7 @@ Average = Literal["group", "sample"]
 
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
-"""How far rounding may carry a loss past its bound, relative to the bound."""
+"""How far rounding may carry a loss out of its range, relative to the largest loss."""
 
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
@@ -208,15 +208,9 @@ class RiskCurve:
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
     ) -> "RiskCurve":
-        """Make a curve from checked arrays; used by records.
+        """Make a curve from a record's checked arrays.
 
-        Parameters
-        ----------
-        confidences : (n, n_exits - 1)
-        losses : (n, n_exits)
-            Relative losses; the last column is 0.
-        path : Path
-        costs : mapping of (n_exits,) or (n, n_exits)
+        Relative losses are (n, n_exits), the last column 0; costs are (n_exits,) or (n, n_exits).
         """
         curve = cls(
             thresholds=path.thresholds,
@@ -243,13 +237,13 @@ class RiskCurve:
         """Return the same samples along another path."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting has no other path.")
-        levels = path.per_exit(self.data.values.shape[1])
+        thresholds = path.per_exit(self.data.values.shape[1])
         return replace(
             self,
             thresholds=path.thresholds,
             path_kind=path.kind,
-            data=self.data._replace(thresholds=levels),
-            _nested=bool((levels[1:] <= levels[:-1]).all()),
+            data=self.data._replace(thresholds=thresholds),
+            _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
         )
 
     @property
@@ -261,6 +255,13 @@ class RiskCurve:
     def n_settings(self) -> int:
         """Number of settings, K."""
         return len(self.thresholds)
+
+    def threshold_at(self, index: int) -> float | tuple[float | None, ...] | None:
+        """Return the threshold of one setting: a number, one per exit, or None for never."""
+        value = self.thresholds[index]
+        if value.ndim == 0:
+            return None if np.isposinf(value) else float(value)
+        return tuple(None if np.isposinf(v) else float(v) for v in value)
 
     @property
     def has_exits(self) -> bool:
@@ -356,7 +357,7 @@ class RiskCurve:
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the share of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
-            raise ValueError("A curve made from losses at each setting knows no exits.")
+            raise ValueError("A curve made from losses at each setting has no exits.")
         selected = self._rows(rows)
         shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
         return shares
@@ -396,11 +397,17 @@ class RiskCurve:
 
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
-        if risk not in (None, self.risk_name, self.risk_name.removeprefix(ZERO_BOUNDED)):
+        if risk not in (None, self.risk_name):
             raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
         if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
             raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")
         return replace(self, loss_name=loss or self.loss_name)
+
+    def refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Raise if an argument is given that a curve already determines."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
 
     def zero_bounded(self) -> "RiskCurve":
         """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
@@ -466,10 +473,7 @@ class RiskCurve:
         return self
 
     def by_group(
-        self,
-        groups: ArrayLike,
-        average: Average = "group",
-        max_group_size: int | None = None,
+        self, groups: ArrayLike, average: Average = "group", max_group_size: int | None = None
     ) -> "RiskCurve":
         """Return the curve whose rows are groups, which are then the unit of every guarantee.
 
@@ -586,7 +590,9 @@ def dial_array(thresholds: ArrayLike) -> Floats:
     values: Floats = checks.numbers("thresholds", listed, np.float64)
     checks.of_shape("thresholds", values, {"K": None})
     if np.isnan(values).any() or np.isinf(values[1:]).any() or np.isneginf(values[0]):
-        raise ValueError("`thresholds` must be finite, but for a first one of None or infinity.")
+        raise ValueError(
+            "`thresholds` must be finite, except that the first may be None or infinity."
+        )
     return values
 
 

@@ -1,11 +1,11 @@
-"""Repeated splits: what the controls would have done, and whether their promises hold.
+"""`evaluate`: runs controls on repeated splits of a record and checks their promises.
 
-Two different questions, which must not be mixed up:
+It answers two different questions:
 
-- *Test risk and its exceedance*: calibrate on a part of the pool, look at the rest. The exceedance
-  of ε includes the noise of the test part, so it may well be above δ although the promise holds.
-- *Violations*: draw calibration sets with replacement, and compare the pool's own risk, which is
-  then the true one, with ε. This is the rate that δ bounds.
+- *Test risk and exceedance*: calibrate on one part of the pool and test on the rest. How often the
+  test risk exceeds ε includes the noise of the test part, so it can be above δ for a valid control.
+- *Violations*: draw calibration sets with replacement and compare the risk of the whole pool, which
+  is then the true risk, with ε. This is the rate that δ bounds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,12 +19,14 @@ from scipy import special
 
 from swiftsure import checks
 from swiftsure._html import html_card
+from swiftsure.calibration import curve_of
 from swiftsure.control import Control
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +40,10 @@ Rows = NDArray[np.int64]
 Controls = Iterable[str | Control] | Mapping[str, str | Control]
 
 ROUNDING = 1e-12
-"""How far above ε a risk may come to lie by rounding alone."""
+"""How far rounding alone may carry a risk above ε."""
 
 SECONDS = "seconds"
-"""The cost that is time, where a record has it."""
+"""Name of the cost that is a time."""
 
 
 def evaluate(
@@ -70,7 +72,7 @@ def evaluate(
     record : ExitRecord, ThresholdRecord or RiskCurve
         The pool; with groups, whole groups are split and drawn.
     risk, loss, score, path
-        As in `record.curve`; a curve has its own.
+        As in `record.curve`; leave them out for a RiskCurve.
     controls : names, Controls, or a mapping of labels to Controls
     epsilons : (m,)
         Levels, in (0, B).
@@ -78,17 +80,17 @@ def evaluate(
         Failure probability of `ucb` and `ltt`.
     n_calibration : int, or a fraction of the pool
     splits : int
-        Random splits into calibration and test part.
+        Number of random splits into calibration and test part.
     cost : str, optional
-        The cost that `mean_cost` and `gain` are about; layers, or the exit's number, by default.
-        Gains are measured against running the full model alone.
+        The cost for `mean_cost` and `gain`; by default layers, or the number of the exit. Gains are
+        relative to running the full model alone.
     draws : int, optional
-        Calibration sets drawn with replacement, for the violation rate; `splits` by default.
+        Number of calibration sets drawn with replacement, for the violation rate; `splits` by
+        default.
     progress : bool, optional
-        Show a progress bar; by default where standard error is a terminal.
+        Show a progress bar; by default if standard error is a terminal.
     average, max_group_size
-        For records with groups, as in `record.curve`: what counts the same in every risk and cost,
-        "group" (the default) or "sample". A curve has its own.
+        For records with groups, as in `record.curve`.
 
     Returns
     -------
@@ -103,7 +105,11 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
-    pool = _pool_curve(record, risk, loss, score, path, average, max_group_size)
+    if getattr(record, "groups", None) is not None and _is_breakpoints(path):
+        raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
+    pool = curve_of(record, risk, loss, score, path, average, max_group_size)
+    if not pool.relative:
+        raise ValueError("`evaluate` needs losses relative to the full model.")
     chosen = _labelled(controls)
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
     checks.of_shape("epsilons", levels, {"m": None})
@@ -114,8 +120,7 @@ def evaluate(
     draws = splits if draws is None else checks.count("draws", draws)
     n = _calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
-    follow = isinstance(path, str) and path == "breakpoints"
-    runs = _Runs(pool, chosen, levels, delta, breakpoints=follow, cost=cost)
+    runs = _Runs(pool, chosen, levels, delta, breakpoints=_is_breakpoints(path), cost=cost)
     with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(pool.n)
@@ -129,7 +134,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Rates(NDArrayOperatorsMixin):
-    """Rates with their 95 % (Clopper-Pearson) intervals; counts as an array of the rates.
+    """Rates with 95 % (Clopper-Pearson) intervals; NumPy treats it as the array of rates.
 
     Examples
     --------
@@ -178,29 +183,30 @@ class Rates(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True)
 class Study:
-    """Results of `evaluate`: arrays by control label, with axes (splits, levels).
+    """Results of `evaluate`: arrays by control label, with axes (splits, epsilons).
 
     Attributes
     ----------
     unit, average
-        What was split and drawn ("samples" or "groups"), and what counts the same in every risk and
-        cost ("sample" or "group").
+        What was split and drawn ("samples" or "groups"), and what has equal weight in risks and
+        costs ("sample" or "group").
     test_risk : {label: (splits, epsilons)}
         Mean loss of the test part.
     test_exceedance : {label: (splits, epsilons)}
-        Whether it is above ε. Not the violation rate: the test part has noise of its own.
+        Whether it is above ε. This is not the violation rate: it includes the test part's noise.
     mean_cost, gain, flops_gain : {label: (splits, epsilons)}
-        Mean cost of the test part (layers, if the record has them), the saving against the full
-        model in per cent, and the same in FLOPs.
-    thresholds : {label: (splits, epsilons)} or with one an exit last
-        What was chosen; infinity for the full model.
+        Mean cost of the test part (layers, if the record has them), the saving relative to the full
+        model in per cent, and the saving in FLOPs.
+    thresholds : {label: (splits, epsilons) or (splits, epsilons, n_exits - 1)}
+        The chosen thresholds; infinity for the full model.
     pool_risk : {label: (draws, epsilons)}
-        True risk, in the pool, of what calibration sets drawn with replacement chose.
+        True risk, that of the pool, at the setting chosen on each set drawn with replacement.
     violations : {label: Rates of (epsilons,)}
-        How often that was above ε: at most δ for `ucb` and `ltt`. `crc` promises the mean only.
+        How often the true risk is above ε: at most δ for `ucb` and `ltt`; `crc` promises only that
+        its mean is at most ε.
     seconds : {label: (splits, epsilons)}
-        Mean time of an answer in the test part, where the record has a cost of that name; else
-        empty. `full_seconds` is that of the full model.
+        Mean time per answer in the test part, if the record has this cost; otherwise empty.
+        `full_seconds` is that of the full model.
     """
 
     labels: tuple[str, ...]
@@ -229,20 +235,20 @@ class Study:
     average: str = "sample"
 
     def __str__(self) -> str:
-        """Say what was studied, and where its numbers are."""
+        """Return what was evaluated, and where the numbers are."""
         return (
             f"Study of the {self.risk_words} under {', '.join(self.labels)}, at"
             f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
             f" of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}."
             f" {average_sentence(self.unit, self.average)}".rstrip()
-            + " Its numbers: summary(), a row a control and level; to_pandas(), a row a split."
+            + " summary() has one row per control and ε, to_pandas() one per split."
         )
 
     @property
     def risk_words(self) -> str:
-        """Loss and risk, and what is averaged where samples come in groups."""
+        """The loss and the risk, and how groups are averaged."""
         how = average_words(self.unit, self.average)
-        return f"{self.loss} {self.risk} ({how})" if how else f"{self.loss} {self.risk}"
+        return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
 
     def plot(self) -> "Figure":
         """Draw test risk and mean cost over ε, a line per control."""
@@ -266,12 +272,12 @@ class Study:
         return html_card("Study", facts)
 
     def legend(self, label: str) -> str:
-        """Return a control's label, with a warning where it promises nothing."""
+        """Return a control's label, with a warning if it promises nothing."""
         promised = self.controls[label].guarantee != "none"
         return label if promised else f"{label}: no guarantee"
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row per control and level: means, spreads over splits, rates, intervals."""
+        """Return one row per control and ε: means, spreads over splits, rates, intervals."""
         rows = []
         for label in self.labels:
             for j, epsilon in enumerate(self.epsilons):
@@ -301,19 +307,22 @@ class Study:
         return rows
 
     def to_arrow(self) -> "pa.Table":
-        """Return a tidy table with one row per control, split and level."""
+        """Return a tidy table with one row per control, split and ε."""
         import pyarrow as pa
 
-        columns: dict[str, list[Any]] = {"control": [], "split": [], "epsilon": []}
         measures = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
-        for label in self.labels:
-            shape = self.test_risk[label].shape
-            columns["control"].append(np.full(shape[0] * shape[1], label))
-            columns["split"].append(np.repeat(np.arange(shape[0]), shape[1]))
-            columns["epsilon"].append(np.tile(self.epsilons, shape[0]))
-            for name in measures:
-                columns.setdefault(name, []).append(getattr(self, name)[label].ravel())
-        return pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
+        n_epsilons = len(self.epsilons)
+        each = self.splits * n_epsilons
+        columns: dict[str, Any] = {
+            "control": np.repeat(self.labels, each),
+            "split": np.tile(np.repeat(np.arange(self.splits), n_epsilons), len(self.labels)),
+            "epsilon": np.tile(self.epsilons, self.splits * len(self.labels)),
+        }
+        for name in measures:
+            by_label = getattr(self, name)
+            columns[name] = np.concatenate([by_label[label].ravel() for label in self.labels])
+        columns["average"] = np.full(each * len(self.labels), self.average)
+        return pa.table(columns)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return the tidy table as a data frame; needs pandas."""
@@ -328,31 +337,31 @@ class Study:
 
 
 class _Runs:
-    """Collects what each split and each draw gives."""
+    """Collects the results of splits and draws."""
 
     def __init__(
         self,
         pool: RiskCurve,
         controls: Mapping[str, Control],
-        levels: Floats,
+        epsilons: Floats,
         delta: float,
         breakpoints: bool,
         cost: str | None,
     ) -> None:
         self.pool = pool
         self.controls = controls
-        self.levels = levels
+        self.epsilons = epsilons
         self.delta = delta
         self.breakpoints = breakpoints
         if cost is not None:
             checks.choice("cost", cost, pool.costs)
-        # Time, which depends on the machine, only where nothing else is known.
+        # Time depends on the machine, so it comes last.
         counted = sorted(pool.costs, key=lambda name: name == SECONDS)
         self.cost = next((c for c in (cost, "layers", "exit", *counted) if c in pool.costs), None)
-        # Each control sees its own form of the curve (zero-bounded, …), made once.
+        # Each control tests its own form of the curve (zero-bounded, …), prepared once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
         self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
-        # In fixed sequence, ltt with a bound chooses what ucb chooses with it.
+        # In fixed sequence, ltt chooses what ucb chooses with the same bound.
         self.kinds = {
             label: replace(control, name="ucb")
             if control.name == "ltt" and control.correction == "fixed_sequence"
@@ -385,7 +394,7 @@ class _Runs:
         return 0.0 if name == "risk" else alone
 
     def _saves_nothing(self, means: Mapping[str, Floats], index: NDArray[np.int64]) -> Any:
-        """Return where a setting costs more than the full model, as `calibrate` refuses it."""
+        """Return where a setting costs more than the full model, which `calibrate` would refuse."""
         costs = {name: values for name, values in means.items() if name != "risk"}
         dearer = [
             values[np.maximum(index, 0)] > self._full(name, values)
@@ -407,7 +416,7 @@ class _Runs:
         return {"risk": curve.risk(rows), **costs}
 
     def _choices(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
-        """Return what each control chooses; controls that must choose alike do so once."""
+        """Return the choice of each control; equivalent controls are run once."""
         found: dict[Control, NDArray[np.int64]] = {}
         for label, rule in self.kinds.items():
             if rule not in found:
@@ -416,45 +425,42 @@ class _Runs:
 
     def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
         curve = self._along(self.views[label], rows)
-        return self.rules[label].indices(curve, self.levels, self.delta, rows)
+        return self.rules[label].indices(curve, self.epsilons, self.delta, rows)
 
     def _thresholds(self, curve: RiskCurve, index: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the chosen settings; infinity for a full model that is not on the path."""
+        """Return the chosen thresholds; infinity for a full model that is not on the path."""
         chosen = curve.thresholds[np.maximum(index, 0)]
         if not curve.full_model_first:
             chosen[index < 0] = np.inf
         return chosen
 
     def _along(self, curve: RiskCurve, rows: Rows) -> RiskCurve:
-        """Return the curve along the path that these calibration samples give."""
+        """Return the curve along the breakpoints of these calibration samples, if requested."""
         if not self.breakpoints:
             return curve
         return curve.along(Path.breakpoints(curve.confidences[rows]))
 
-    def _saving(self, label: str, name: str | None) -> Floats:
+    def _stacked(self, label: str, name: str) -> Floats:
+        """Return results by split and ε; NaN if there are none of this name."""
         row = self.found[label]
-        if f"cost {name}" not in row:
-            return np.full((len(row["risk"]), len(self.levels)), np.nan)
-        full = np.array(row[f"full cost {name}"])
-        saved = 100 * (1 - np.array(row[f"cost {name}"]) / np.where(full > 0, full, np.nan))
-        return np.asarray(saved)
+        missing = np.full((len(row["risk"]), len(self.epsilons)), np.nan)
+        return np.array(row[name]) if name in row else missing
+
+    def _saving(self, label: str, name: str | None) -> Floats:
+        full = self._stacked(label, f"full cost {name}")
+        cost = self._stacked(label, f"cost {name}")
+        return np.asarray(100 * (1 - cost / np.where(full > 0, full, np.nan)))
 
     def study(self, delta: float, n: int) -> Study:
         found = self.found
         risk = {k: np.array(row["risk"]) for k, row in found.items()}
         pool_risk = {k: np.array(row["pool_risk"]) for k, row in found.items()}
-        limit = self.levels + ROUNDING
+        limit = self.epsilons + ROUNDING
         draws = len(next(iter(pool_risk.values())))
-        layers = {
-            k: np.array(row[f"cost {self.cost}"])
-            if self.cost is not None
-            else np.full(risk[k].shape, np.nan)
-            for k, row in found.items()
-        }
         return Study(
             labels=tuple(self.controls),
             controls=self.controls,
-            epsilons=self.levels,
+            epsilons=self.epsilons,
             delta=delta,
             n_calibration=n,
             n_pool=self.pool.n,
@@ -468,7 +474,7 @@ class _Runs:
             full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
             test_risk=risk,
             test_exceedance={k: values > limit for k, values in risk.items()},
-            mean_cost=layers,
+            mean_cost={k: self._stacked(k, f"cost {self.cost}") for k in found},
             gain={k: self._saving(k, self.cost) for k in found},
             flops_gain={k: self._saving(k, "flops") for k in found},
             thresholds={k: np.array(row["threshold"]) for k, row in found.items()},
@@ -481,51 +487,17 @@ class _Runs:
                 for k, row in found.items()
                 if f"cost {SECONDS}" in row
             },
-            full_seconds=float(self.pool.mean_cost(SECONDS)[0])
-            if SECONDS in self.pool.costs
-            else float("nan"),
+            full_seconds=float(self.pool_means.get(f"cost {SECONDS}", [np.nan])[0]),
         )
 
 
-def _at(values: Floats, index: NDArray[np.int64], full: float | None = None) -> Floats:
-    """Return values at settings; -1 is the full model, which has the value `full`.
-
-    By default that of setting 0, which stands for the full model where it is another.
-    """
-    chosen = values[np.maximum(index, 0)]
-    if full is not None:
-        chosen[index < 0] = full
-    return chosen
+def _at(values: Floats, index: NDArray[np.int64], full: float) -> Floats:
+    """Return values at settings; -1 is the full model, which has the value `full`."""
+    return np.where(index < 0, full, values[np.maximum(index, 0)])
 
 
-def _pool_curve(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
-    risk: str | None,
-    loss: str | None,
-    score: str | None,
-    path: PathLike,
-    average: Average | None,
-    max_group_size: int | None,
-) -> RiskCurve:
-    if isinstance(record, ExitRecord | ThresholdRecord):
-        if record.groups is not None and isinstance(path, str) and path == "breakpoints":
-            raise ValueError("`path` of breakpoints does not go with groups; pass a grid.")
-        counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-        return record.curve(risk or "gap", loss, score, path, **counted)
-    if not isinstance(record, RiskCurve):
-        raise TypeError(
-            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
-            f" {type(record).__name__}."
-        )
-    if not record.relative:
-        raise ValueError("`evaluate` needs losses relative to the full model.")
-    if score is not None or path is not None:
-        raise ValueError("A RiskCurve has its score and path already; leave them out.")
-    if average is not None or max_group_size is not None:
-        raise ValueError(
-            "A RiskCurve has its `average` and `max_group_size` already; leave them out."
-        )
-    return record.confirmed(risk, loss)
+def _is_breakpoints(path: PathLike) -> bool:
+    return isinstance(path, str) and path == "breakpoints"
 
 
 def _labelled(controls: Controls) -> dict[str, Control]:

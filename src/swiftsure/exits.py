@@ -84,13 +84,13 @@ def exit_indices(
     scores = checks.numbers("confidences", confidences, np.float32)
     checks.of_shape("confidences", scores, {"n": None, "n_exits - 1": None})
     checks.finite("confidences", scores)
-    levels = threshold_array(np.inf if thresholds is None else thresholds)
-    if levels.ndim == 0:
-        levels = np.full(scores.shape[1], levels)
-    checks.of_shape("thresholds", levels, {"n_exits - 1": scores.shape[1]})
+    values = threshold_array(np.inf if thresholds is None else thresholds)
+    if values.ndim == 0:
+        values = np.full(scores.shape[1], values)
+    checks.of_shape("thresholds", values, {"n_exits - 1": scores.shape[1]})
     checks.count("min_exit", min_exit, 0)
     exits: NDArray[np.int64] = _kernels.exit_indices(
-        np.ascontiguousarray(scores), levels, strict, min_exit
+        np.ascontiguousarray(scores), values, strict, min_exit
     )
     return exits
 
@@ -122,7 +122,7 @@ def calm_decay(
     checks.count("length", length)
     if not temperature >= 0:
         raise ValueError(f"`temperature` must be at least 0, but got {temperature}.")
-    levels = threshold_array(threshold, "threshold").astype(np.float64)
+    values = threshold_array(threshold, "threshold").astype(np.float64)
     steps = checks.numbers("step", step, np.float64)
-    decayed = np.clip(0.9 * levels + 0.1 * np.exp(-temperature * steps / length), 0.0, 1.0)
-    return np.where(np.isposinf(levels), np.inf, decayed).astype(np.float32)
+    decayed = np.clip(0.9 * values + 0.1 * np.exp(-temperature * steps / length), 0.0, 1.0)
+    return np.where(np.isposinf(values), np.inf, decayed).astype(np.float32)

@@ -11,8 +11,8 @@ from scipy import special
 
 from swiftsure import bounds, checks
 from swiftsure.bounds import trinomial
-from swiftsure.calibration import make_policy
-from swiftsure.control import Control, ControlResult, setting
+from swiftsure.calibration import curve_of, make_policy
+from swiftsure.control import Control, ControlResult
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
@@ -117,7 +117,7 @@ def samples_needed(
     if pilot is not None:
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
-        curve = pilot if isinstance(pilot, RiskCurve) else pilot.curve(loss=loss)
+        curve = curve_of(pilot, None, loss)
         if curve.weights is not None:
             raise ValueError(
                 "`pilot` must not average over the samples of groups (`average='sample'`): the"
@@ -241,8 +241,8 @@ def _samples_by_power(
     return n
 
 
-def _fewest_samples(level: float, delta: float, rate: float, power: float) -> int | None:
-    """Return the fewest samples that certify `level` with this power; None beyond ten million.
+def _fewest_samples(epsilon: float, delta: float, rate: float, power: float) -> int | None:
+    """Return the fewest samples that certify ε with this power; None beyond ten million.
 
     The power is a sawtooth in n: it falls until one more loss is allowed. So it is highest at the
     first n that allows c losses, and the search is over c = 0, 1, 2, … rather than n.
@@ -250,12 +250,12 @@ def _fewest_samples(level: float, delta: float, rate: float, power: float) -> in
 
     @cache
     def size(losses: int) -> int:
-        n = max(losses + 1, ceil(special.bdtrin(losses, delta, level)))
+        n = max(losses + 1, ceil(special.bdtrin(losses, delta, epsilon)))
         if n > MOST_SAMPLES:
             return n
-        while special.bdtr(losses, n, level) > delta:  # the inverse is slightly inexact
+        while special.bdtr(losses, n, epsilon) > delta:  # the inverse is slightly inexact
             n += 1
-        while n > losses + 1 and special.bdtr(losses, n - 1, level) <= delta:
+        while n > losses + 1 and special.bdtr(losses, n - 1, epsilon) <= delta:
             n -= 1
         return n
 
@@ -314,7 +314,7 @@ class GainPlan:
 
 def gain_by_samples(
     pilot: Record,
-    risk: str = "gap",
+    risk: str | None = None,
     loss: str | None = None,
     *,
     epsilon: float = 0.05,
@@ -346,7 +346,7 @@ def gain_by_samples(
     >>> bool(plan.gain[0] < plan.gain[1])
     True
     """
-    curve = _curve(pilot, risk, loss, score, path, average, max_group_size)
+    curve = curve_of(pilot, risk, loss, score, path, average, max_group_size)
     rule = control if isinstance(control, Control) else Control(control)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
     checks.between("delta", delta, 0.0, 1.0)
@@ -406,7 +406,7 @@ class BudgetPlan:
 def lowest_epsilon(
     record: Record,
     budget: float | None = None,
-    risk: str = "gap",
+    risk: str | None = None,
     loss: str | None = None,
     *,
     saving: float | None = None,
@@ -455,7 +455,7 @@ def lowest_epsilon(
     >>> plan.epsilon < 0.01
     True
     """
-    curve = _curve(record, risk, loss, score, path, average, max_group_size)
+    curve = curve_of(record, risk, loss, score, path, average, max_group_size)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
     if curve.path_kind == BREAKPOINTS and curve.strict:
@@ -474,7 +474,12 @@ def lowest_epsilon(
         raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
-    limit = _limit(budget, saving, float(mean_cost[0]))
+    if (budget is None) == (saving is None):
+        raise ValueError("`budget` or `saving` must be given, and not both.")
+    if saving is not None:
+        limit = float(mean_cost[0]) * (1 - checks.between("saving", saving, 0.0, 1.0))
+    else:
+        limit = checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
         fastest = float(mean_cost.min())
@@ -500,7 +505,7 @@ def lowest_epsilon(
     rests = rule.assumptions(curve, chosen_bound, order=used)
     result = ControlResult(
         index=index if certified and tested else None,
-        threshold=setting(curve, index) if certified and tested else None,
+        threshold=curve.threshold_at(index) if certified and tested else None,
         guarantee="probability",
         epsilon=level,
         delta=delta,
@@ -532,33 +537,6 @@ def lowest_epsilon(
         n_bound=len(rest),
         policy=policy,
     )
-
-
-def _limit(budget: float | None, saving: float | None, full: float) -> float:
-    if (budget is None) == (saving is None):
-        raise ValueError("`budget` or `saving` must be given, and not both.")
-    if saving is not None:
-        return full * (1 - checks.between("saving", saving, 0.0, 1.0))
-    return checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
-
-
-def _curve(
-    record: Record,
-    risk: str,
-    loss: str | None,
-    score: str | None,
-    path: PathLike,
-    average: Average | None,
-    max_group_size: int | None,
-) -> RiskCurve:
-    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    if not isinstance(record, RiskCurve):
-        return record.curve(risk, loss, score, path, **counted)
-    if average is not None or max_group_size is not None:
-        raise ValueError(
-            "A RiskCurve has its `average` and `max_group_size` already; leave them out."
-        )
-    return record
 
 
 def _cost_name(curve: RiskCurve, cost: str | None) -> str:

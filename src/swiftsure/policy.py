@@ -1,13 +1,14 @@
 """Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
 
 import hashlib
+import hmac
 import json
 import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,13 +18,13 @@ from swiftsure import checks, paths
 from swiftsure._html import html_card
 from swiftsure._version import __version__
 from swiftsure.bounds import minimum_samples
-from swiftsure.curves import GIVEN_SETTINGS, ZERO_BOUNDED, RiskCurve
+from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
-from swiftsure.files import write_text
+from swiftsure.files import json_checksum, read_json, write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import confidence_array
-from swiftsure.risks import RISKS
+from swiftsure.risks import RISKS, risk_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,82 +50,140 @@ VERSION = 1
 BUDGET = "budget"
 """The control of a certificate whose setting was chosen by a compute budget."""
 
-UNBOUND = "bound to no particular model, having been made from arrays alone"
+UNBOUND = "not bound to a particular model, because its record has no fingerprint of one"
+
+AVERAGES = {
+    "group": (
+        "average of group averages",
+        "Risks and costs are averages over groups of each group's average: every group counts the"
+        " same, whatever its size.",
+    ),
+    "sample": (
+        "average per sample of groups",
+        "Risks and costs are averages per sample: every sample counts the same, whatever its"
+        " group.",
+    ),
+}
+"""What averages of grouped samples are, in a few words and in a sentence."""
 
 Guarantee = Literal["probability", "expectation", "none"]
+
+
+Name = Annotated[str, Field(max_length=1_000)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Promise(_Frozen):
-    """One risk that a policy keeps, and what was seen of it."""
+def _require(possible: bool, otherwise: str) -> None:
+    if not possible:
+        raise ValueError(otherwise)
 
-    risk: str
-    loss: str
+
+class Promise(_Frozen):
+    """One risk that a policy bounds, and its value in calibration."""
+
+    risk: Name
+    loss: Name
     epsilon: float
     loss_range: tuple[float, float]
-    bound: str | None
+    bound: Name | None
     calibration_risk: float
     """Mean loss at the chosen setting, over the calibration samples or groups (`average`)."""
     upper_bound: float | None
-    """For display: the upper bound at δ, as if this setting had been fixed beforehand."""
+    """Upper bound at δ, for display, as if this setting had been fixed beforehand."""
 
     relative: bool = True
-    """Whether losses are against the full model."""
+    """Whether losses are relative to the full model."""
+
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
+        low, high = self.loss_range
+        _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
+        _require(low < self.epsilon <= high, f"epsilon must lie in ({low:g}, {high:g}]")
+        slack = 1e-6 * high
+        inside = low - slack <= self.calibration_risk <= high + slack
+        _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
+        upper = self.upper_bound
+        _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
+
+    @property
+    def name(self) -> str:
+        """The loss and what is bounded of it: "zero_one gap", "brier inconsistency"."""
+        return f"{self.loss} {risk_noun(self.risk)}"
 
     def __str__(self) -> str:
-        """Say it in words."""
-        kind = RISKS.get(self.risk.removeprefix(ZERO_BOUNDED))
-        if not self.relative or kind is None:
-            return self.loss
-        bounded = ZERO_BOUNDED if self.risk.startswith(ZERO_BOUNDED) else ""
-        return f"{self.loss} {bounded}{kind.phrase}"
+        """Return the name in words, with the full model."""
+        kind = RISKS.get(self.risk)
+        return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
 
 
 class Certificate(_Frozen):
-    """What a policy promises, in numbers, and what the promise rests on."""
+    """The promise of a policy in numbers, and its conditions."""
 
     guarantee: Guarantee
-    delta: float | None
+    delta: float | None = Field(gt=0, lt=1)
     promises: tuple[Promise, ...] = Field(min_length=1)
-    control: str
-    """What chose the setting: a control by name, or "budget" where its cost did."""
+    control: Name
+    """Name of the control that chose the setting, or "budget" if its cost did."""
     options: dict[str, Any]
-    n: int
+    n: Count
     unit: Literal["samples", "groups"]
     """What was drawn independently."""
     average: Literal["sample", "group"]
-    """What counts the same in risks and costs: every sample, or every group, whatever its size."""
-    max_group_size: int | None = None
-    """The declared largest group, where risks of groups are averages over their samples."""
-    n_samples: int
-    path: str
-    n_settings: int
-    index: int | None
-    seed: int | None
-    """Of the order in which the samples were tested; None where the order does not matter."""
-    pool: int | None
+    """What has equal weight in risks and costs: every sample, or every group, whatever its size."""
+    max_group_size: Count | None = None
+    """The declared largest group size, if risks of groups are averages over their samples."""
+    n_samples: Count
+    path: Name
+    n_settings: Count
+    index: int | None = Field(ge=0)
+    seed: int | None = Field(ge=0)
+    """Seed of the order in which samples were tested; None if the order does not matter."""
+    pool: Count | None
     assumptions: tuple[str, ...]
     costs: dict[str, tuple[float, float]]
-    """Mean cost on the calibration samples: of the full model, and of the policy."""
+    """Mean costs of the full model and of the policy, on the calibration samples."""
     exit_shares: tuple[float, ...] | None
     """Share of the calibration samples that take each exit."""
     data: str
-    """Fingerprint of the losses, confidences and settings that were seen."""
+    """Fingerprint of the calibration losses, confidences and settings."""
     model: str | None = None
-    """Fingerprint of the model; None for a policy made from arrays alone."""
+    """Fingerprint of the model; None if the record has none."""
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"
-    """What the first of each pair of `costs` is of."""
+    """What the first of each pair of `costs` belongs to."""
     not_worth: bool = False
-    """Whether a setting was certified that costs more than the full model, which runs instead."""
+    """Whether the certified setting costs more than the full model, which then runs instead."""
+
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
+        for promise in self.promises:
+            promise.check()
+        _require(
+            self.delta is not None or self.guarantee != "probability",
+            "delta must be given for a guarantee with a probability",
+        )
+        _require(self.n <= self.n_samples, "n must not exceed n_samples")
+        _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
+        _require(self.index is None or self.index < self.n_settings, "index must be a setting")
+        _require(
+            all(cost >= 0 for pair in self.costs.values() for cost in pair),
+            "costs must not be negative",
+        )
+        shares = self.exit_shares
+        _require(
+            shares is None
+            or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
+            "exit_shares must be shares that add up to 1",
+        )
 
     @property
     def by_budget(self) -> bool:
-        """Whether a compute budget chose the setting, and its risk's upper bound the level."""
+        """Whether a compute budget chose the setting; ε is then the upper bound of its risk."""
         return self.control == BUDGET
 
 
@@ -140,19 +199,19 @@ class Metadata(_Frozen):
 
 
 class PolicyEvaluation(NamedTuple):
-    """What a policy does on samples that did not calibrate it.
+    """Risk and saving of a policy on samples other than the calibration samples.
 
     Attributes
     ----------
     risk : float
-        Mean loss of the first risk that the policy promises to keep.
+        Mean loss for the policy's first promise.
     risks : tuple of float
-        Mean loss of each of them.
+        Mean loss for each promise.
     saving : float
-        Share of the full model's cost that is saved: of FLOPs, if the record has them, else of its
+        Share of the full model's cost that is saved: FLOPs if the record has them, otherwise its
         first cost.
     savings : dict
-        The same for every cost of the record.
+        The share for every cost of the record.
     exit_shares : (n_exits,) or None
         Share of the samples that take each exit; None for systems without exits.
     n : int
@@ -167,7 +226,7 @@ class PolicyEvaluation(NamedTuple):
 
 
 class Policy(_Frozen):
-    """A setting of the dial, and the certificate that says what it keeps.
+    """A threshold, with a certificate of what it guarantees.
 
     `threshold=None` means that the full model always runs. `str(policy)` says in one sentence what
     is promised; `policy.certificate` holds the numbers.
@@ -176,30 +235,58 @@ class Policy(_Frozen):
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
     version: Literal[1] = 1
     threshold: float | tuple[float | None, ...] | None
-    """One shared by all exits, or one per exit; None means always the full model."""
-    score: str | None
-    n_exits: int | None
+    """One for all exits, or one per exit; None if the full model always runs."""
+    score: Name | None
+    n_exits: int | None = Field(ge=1, le=10_000)
     strict: bool = False
-    min_exit: int = 0
-    temperatures: tuple[float, ...] | None = None
-    dtype: str | None = None
+    min_exit: int = Field(0, ge=0)
+    temperatures: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    dtype: Name | None = None
     settings: dict[str, Any]
-    """Every dial by name; a dial at its safe end where nothing was certified."""
+    """Every dial by name; at its safe end if nothing was certified."""
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
 
+    def check(self) -> None:
+        """Raise if the fields cannot belong together, as those of a damaged file."""
+        certificate, n_exits, threshold = self.certificate, self.n_exits, self.threshold
+        certificate.check()
+        _require(
+            threshold is None or certificate.index is not None or certificate.guarantee == "none",
+            "threshold must be null where no setting was certified",
+        )
+        if n_exits is None:
+            _require(not isinstance(threshold, tuple), "threshold must be one number without exits")
+        else:
+            _require(
+                not isinstance(threshold, tuple) or len(threshold) == n_exits - 1,
+                "threshold must be one per exit but the last",
+            )
+            _require(self.min_exit < n_exits, "min_exit must be an exit")
+            shares = certificate.exit_shares
+            _require(shares is None or len(shares) == n_exits, "exit_shares must be one per exit")
+        _require(
+            self.temperatures is None or len(self.temperatures) == n_exits,
+            "temperatures must be one per exit",
+        )
+
     @property
     def runs_full_model(self) -> bool:
-        """Whether nothing was certified, so that no sample exits early."""
+        """Whether the full model always runs, because nothing faster was certified."""
         return self.threshold is None
 
     @property
     def thresholds(self) -> NDArray[np.float32] | None:
-        """One threshold per exit but the last, infinity for never; None without exits."""
+        """One threshold per exit except the last, infinity for never; None without exits."""
         if self.n_exits is None:
             return None
-        levels = threshold_array(self.threshold if self.threshold is not None else np.inf)
-        return np.broadcast_to(levels, (self.n_exits - 1,)).copy()
+        values = threshold_array(self.threshold if self.threshold is not None else np.inf)
+        return np.broadcast_to(values, (self.n_exits - 1,)).copy()
+
+    def _exit_thresholds(self) -> NDArray[np.float32]:
+        if self.thresholds is None:
+            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        return self.thresholds
 
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes under this policy.
@@ -208,40 +295,37 @@ class Policy(_Frozen):
         ----------
         confidences : (n, n_exits - 1)
         """
-        levels = self.thresholds
-        if levels is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         scores = checks.numbers("confidences", confidences)
-        n_early = len(levels)
+        n_early = len(thresholds)
         if scores.ndim != 2 or scores.shape[1] != n_early:
             raise ValueError(
-                f"`confidences` must have shape (n, {n_early}), a column for each exit but the"
+                f"`confidences` must have shape (n, {n_early}), one column per exit except the"
                 f" last, but got {checks.shape_text(scores.shape)}."
             )
         scores = confidence_array("confidences", scores, None)
-        return exit_indices(scores, levels, strict=self.strict, min_exit=self.min_exit)
+        return exit_indices(scores, thresholds, strict=self.strict, min_exit=self.min_exit)
 
     def leaves(self, exit_index: int, confidence: float) -> bool:
-        """Return whether one request leaves at an exit, counted from 0, with this confidence.
+        """Return whether a request with this confidence exits here; `exit_index` starts at 0.
 
-        It is the rule of `exits` for code that runs one request at a time: ask at each exit, and
-        stop at the first that says yes. At the last exit every request leaves.
+        The rule of `exits`, for code that runs one request at a time: call it at each exit, and
+        stop at the first True. At the last exit it is always True.
         """
-        levels = self.thresholds
-        if levels is None:
-            raise ValueError("This policy sets a threshold of a whole run, not of exits.")
+        thresholds = self._exit_thresholds()
         checks.count("exit_index", exit_index, 0)
-        if exit_index >= len(levels):
+        if exit_index >= len(thresholds):
             return True
         one = confidence_array("confidence", [[confidence]], None)
         allowed = exit_index >= self.min_exit
-        return bool(allowed and exit_indices(one, levels[exit_index], strict=self.strict)[0] == 0)
+        return bool(
+            allowed and exit_indices(one, thresholds[exit_index], strict=self.strict)[0] == 0
+        )
 
     def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
-        An estimate on these samples, not a guarantee. The score, the exit rule and what is averaged
-        are those of the policy.
+        These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
 
         Examples
         --------
@@ -274,24 +358,23 @@ class Policy(_Frozen):
 
     def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if record.groups is not None:
             grouped = self.certificate.unit == "groups"
             options["average"] = self.certificate.average if grouped else "group"
             options["max_group_size"] = self.certificate.max_group_size
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
         if isinstance(record, ThresholdRecord):
-            return record.curve(risk, promise.loss, **options)
+            return record.curve(promise.risk, promise.loss, **options)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
                 f" {record.n_exits}."
             )
-        setting = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
+        path = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
         if self.thresholds is not None and not self.runs_full_model:
-            setting = paths.Path.family([self.thresholds])
+            path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        return record.curve(risk, promise.loss, self.score, setting, **options)
+        return record.curve(promise.risk, promise.loss, self.score, path, **options)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -307,21 +390,27 @@ class Policy(_Frozen):
         return int(found[0])
 
     def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
-        """Draw the risk and the saving along the path that calibration walked on a record."""
+        """Draw the risk and the saving of a record along its default path."""
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
-        options: dict[str, Any] = {"zero_bounded": promise.risk.startswith(ZERO_BOUNDED)}
+        options: dict[str, Any] = {}
         if isinstance(record, ExitRecord):
-            options |= {"strict": self.strict, "min_exit": self.min_exit}
-        score = self.score if isinstance(record, ExitRecord) else None
-        risk = promise.risk.removeprefix(ZERO_BOUNDED)
-        return policy_figure(record.curve(risk, promise.loss, score, **options), self)
+            options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
+        return policy_figure(record.curve(promise.risk, promise.loss, **options), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as JSON with a checksum, atomically."""
+        """Write the policy as JSON with a checksum, atomically.
+
+        With a key in the environment (`SWIFTSURE_POLICY_KEY`, or a file with it in
+        `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
+        """
         content = self.model_dump(mode="json")
-        write_text(path, json.dumps(content | {"checksum": _checksum(content)}, indent=2) + "\n")
+        proofs = {"checksum": json_checksum(content)}
+        key = _key()
+        if key is not None:
+            proofs["signature"] = _signature(content, key)
+        write_text(path, json.dumps(content | proofs, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, accept_edited: bool = False) -> "Policy":
@@ -330,61 +419,56 @@ class Policy(_Frozen):
         Parameters
         ----------
         accept_edited : bool
-            Accept a file that was changed after it was written: its checksum is not that of its
-            content. The certificate then says what was certified before the change. Saving the
-            policy writes a checksum that fits.
+            Accept a file that was changed after it was written, so that its checksum does not
+            match. The certificate then describes the policy before the change. Saving the policy
+            writes a new checksum. A signature is never waived.
 
         Raises
         ------
         ValueError
-            If the file is not a policy, was edited, is damaged, or comes from a newer version.
+            If the file is not a policy, was edited, is damaged, or comes from a newer version; if
+            there is a key in the environment (see `save`) and the file is not signed with it.
         """
-        if not Path(path).is_file():
-            raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            why = "" if isinstance(error, UnicodeDecodeError) else f" ({error})"
-            raise ValueError(f"{path} is not a JSON file, as policies are{why}.") from None
-        if not isinstance(content, dict) or content.get("format") != "swiftsure-policy":
-            raise ValueError(f"{path} is JSON, but not a Swiftsure policy.")
-        version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise ValueError(
-                f"{path} was written by a newer Swiftsure (policy version {version}; this one reads"
-                f" up to {VERSION}): upgrade swiftsure to read it."
-            )
-        checksum = content.pop("checksum", None)
+        content = read_json(path, "a Swiftsure policy", "swiftsure-policy", VERSION)
+        checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             policy = cls.model_validate_json(json.dumps(content))
+            policy.check()
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
-        if checksum != _checksum(content) and not accept_edited:
+        except ValueError as error:
+            raise ValueError(f"{path} is a damaged policy: {error}.") from None
+        if checksum != json_checksum(content) and not accept_edited:
             raise ValueError(
-                f"{path} was changed after it was written: its checksum does not fit its content,"
-                " so its certificate may not be about this setting. Calibrate again, or accept the"
-                " change with `accept_edited=True` (--accept-edited)."
+                f"{path} was changed after it was written: its checksum does not match, so its"
+                " certificate may not be about this setting. Calibrate again, or accept the change"
+                " with `accept_edited=True` (--accept-edited)."
+            )
+        key = _key()
+        if key is not None and not hmac.compare_digest(str(signature), _signature(content, key)):
+            raise ValueError(
+                f"{path} {'is not signed' if signature is None else 'does not fit its signature'},"
+                " but SWIFTSURE_POLICY_KEY asks for one: it was changed, or saved without this key."
+                " Load it where the key is not set, check it, and save it where the key is set."
             )
         return policy
 
     def __str__(self) -> str:
-        """Say in one sentence what the policy does and what is promised."""
+        """Return one sentence: what the policy does and what it promises."""
         return "".join(sentence_parts(self))
 
     def __repr__(self) -> str:
-        """Say in one line what the policy is."""
-        promises = ", ".join(
-            f"{p.loss} {p.risk} ≤ {p.epsilon:g}" for p in self.certificate.promises
-        )
+        """Return a one-line summary of the policy."""
+        promises = ", ".join(f"{p.name} ≤ {p.epsilon:g}" for p in self.certificate.promises)
         return f"Policy(threshold={_number(self.threshold)}, {promises})"
 
     def _repr_html_(self) -> str:
         certificate = self.certificate
         facts = {
             "threshold": _number(self.threshold),
-            **{f"{p.loss} {p.risk} at most": f"{p.epsilon:g}" for p in certificate.promises},
+            **{f"{p.name} at most": f"{p.epsilon:g}" for p in certificate.promises},
             "calibrated on": f"{certificate.n:,} {certificate.unit}",
             **{
                 f"{name} saved": percent(1 - here / full)
@@ -395,9 +479,24 @@ class Policy(_Frozen):
         return html_card("Policy", facts, str(self))
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _signature(content: Mapping[str, Any], key: bytes) -> str:
     text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"hmac-sha256:{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _key() -> bytes | None:
+    """Return the key for signatures from the environment; None if there is none."""
+    text, file = (os.environ.get(f"SWIFTSURE_POLICY_KEY{end}") for end in ("", "_FILE"))
+    if text and file:
+        raise ValueError("Set SWIFTSURE_POLICY_KEY or SWIFTSURE_POLICY_KEY_FILE, not both.")
+    if file:
+        try:
+            text = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE cannot be read ({error}).") from None
+        if not text:
+            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE: {file} is empty.")
+    return text.encode() if text else None
 
 
 def percent(share: float) -> str:
@@ -412,9 +511,9 @@ def percent(share: float) -> str:
 
 
 def sentence_parts(policy: Policy) -> tuple[str, str]:
-    """Return the two parts of a policy's sentence: what it does and promises; on what conditions.
+    """Return the two parts of a policy's sentence: its promise, and the conditions of that.
 
-    Joined, they are the sentence; apart, the promise can be shown before its small print.
+    Joined, they are the sentence; separately, they can be styled differently.
     """
     certificate = policy.certificate
     if policy.runs_full_model:
@@ -443,15 +542,14 @@ def promise_sentence(certificate: Certificate) -> str:
 
 
 def _risks(certificate: Certificate) -> str:
-    texts = [
-        f"{_averaged(certificate, promise, 'the expected')} is at most {_level(promise.epsilon)}"
-        for promise in certificate.promises
-    ]
-    return " and ".join(texts)
+    return " and ".join(
+        f"{_averaged(certificate, p, 'the expected')} is at most {_rounded_up(p.epsilon)}"
+        for p in certificate.promises
+    )
 
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
-    """Return what is promised to be small; of groups, with what counts the same."""
+    """Return the quantity that is bounded; for groups, with what has equal weight."""
     if certificate.unit == "samples":
         return f"{article} {promise}"
     if certificate.average == "group":
@@ -466,38 +564,27 @@ def _averaged(certificate: Certificate, promise: Promise, article: str = "the") 
 
 
 def average_words(unit: str, average: str) -> str:
-    """Say in a few words, for tables, what an average of groups is; nothing for plain samples.
+    """Return what an average of groups is, for tables; "" for plain samples.
 
     Examples
     --------
     >>> average_words("groups", "group"), average_words("groups", "sample")
     ('average of group averages', 'average per sample of groups')
     """
-    if unit == "samples":
-        return ""
-    return "average of group averages" if average == "group" else "average per sample of groups"
+    return "" if unit == "samples" else AVERAGES[average][0]
 
 
 def average_sentence(unit: str, average: str) -> str:
-    """Say in a sentence what the averages of groups are; nothing for plain samples."""
-    if unit == "samples":
-        return ""
-    if average == "group":
-        return (
-            "Risks and costs are averages over groups of each group's average: every group counts"
-            " the same, whatever its size."
-        )
-    return (
-        "Risks and costs are averages per sample: every sample counts the same, whatever its group."
-    )
+    """Return a sentence about the averages of groups; "" for plain samples."""
+    return "" if unit == "samples" else AVERAGES[average][1]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Return settings in words; of one that has a name and details, the name."""
-    return ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items())
+    """Return the dials in words; for a dial with a name and details, only the name."""
+    return ", ".join(f"{name} = {_dial(value)}" for name, value in settings.items())
 
 
-def _setting(value: Any) -> str:
+def _dial(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _number(value)
     return str(value["name"]) if "name" in value else f"({_settings(value)})"
@@ -509,10 +596,10 @@ def _action(policy: Policy) -> str:
     sign = "above" if policy.strict else "at least"
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
     if isinstance(policy.threshold, tuple):
-        level = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
+        thresholds = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
             f"Exits at the first exit{later} whose {policy.score} confidence is {sign} its own of"
-            f" {level}"
+            f" {thresholds}"
         )
     return (
         f"Exits at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
@@ -531,7 +618,7 @@ def _saving(certificate: Certificate) -> str:
             unit = "exits" if name == "exit" else name
             if here <= full:
                 saved.append(f"{percent(1 - here / full)} of {unit}")
-            else:  # where to look for exits costs more than leaving by them saves
+            else:  # checking the exits costs more than exiting saves
                 added.append(f"{percent(here / full - 1)} more {unit}")
     found = {"saving": saved, "needing": added}
     texts = [f"{verb} {_and(parts)}" for verb, parts in found.items() if parts]
@@ -551,7 +638,7 @@ def _and(texts: list[str]) -> str:
 
 
 def _listed(clauses: list[str]) -> str:
-    """Join clauses that have commas of their own; each is a "that" clause."""
+    """Join "that" clauses, which have commas of their own."""
     *most, last = clauses
     return "; that ".join(most) + f"; and that {last}" if most else last
 
@@ -596,12 +683,12 @@ def _surety(certificate: Certificate) -> str:
     return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
 
 
-def _level(epsilon: float) -> str:
+def _rounded_up(epsilon: float) -> str:
     """Return a level in up to 6 digits, rounded up: rounding must not promise more.
 
     Examples
     --------
-    >>> _level(0.05), _level(0.01111051), _level(-0.01111059)
+    >>> _rounded_up(0.05), _rounded_up(0.01111051), _rounded_up(-0.01111059)
     ('0.05', '0.0111106', '-0.0111105')
     """
     if float(f"{epsilon:g}") >= epsilon:

@@ -4,17 +4,19 @@
 |---|---|---|
 | `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
 | `consistency` | its loss against the full model's output (Eq. 8) | no labels |
+| `zero-bounded gap` or `… consistency` | the same, or 0 if that is negative (Eq. 16) | as above |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure.curves import ZERO_BOUNDED
 from swiftsure.losses import LossRange
 from swiftsure.registry import Registry
 
@@ -52,7 +54,7 @@ class RiskKind:
     relative: Callable[[Array, int], Array]
     range: Callable[[LossRange], LossRange]
 
-    def of_record(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
+    def relative_losses(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
         """Return relative losses in float64, (n, columns), and their declared range.
 
         `full` is the full model's column: the last exit, or the first threshold.
@@ -60,6 +62,17 @@ class RiskKind:
         ranges = {"losses": record.loss_ranges, "inconsistencies": record.inconsistency_ranges}
         declared = LossRange.of(ranges[self.table][loss])
         return self.relative(getattr(record, self.table)[loss], full), self.range(declared)
+
+    def zero_bounded(self) -> "RiskKind":
+        """Return the risk of max(0, loss), Eq. 16 of the paper: an upper bound of this one."""
+        return replace(
+            self,
+            name=ZERO_BOUNDED + self.name,
+            noun=ZERO_BOUNDED + self.noun,
+            phrase=ZERO_BOUNDED + self.phrase,
+            relative=lambda losses, full: np.maximum(self.relative(losses, full), 0.0),
+            range=lambda declared: self.range(declared).zero_bounded(),
+        )
 
 
 def _less_full_model(losses: Array, full: int) -> Array:
@@ -73,28 +86,26 @@ def _as_it_is(losses: Array, _: int) -> Array:
 RISKS: Registry[RiskKind] = Registry("risk")
 """Risks by name."""
 
-RISKS.register(
-    RiskKind(
-        "gap",
-        "losses",
-        needs="losses against labels",
-        noun="gap",
-        phrase="gap to the full model",
-        relative=_less_full_model,
-        range=LossRange.gap,
-    )
+GAP = RiskKind(
+    "gap",
+    "losses",
+    needs="losses against labels",
+    noun="gap",
+    phrase="gap to the full model",
+    relative=_less_full_model,
+    range=LossRange.gap,
 )
-RISKS.register(
-    RiskKind(
-        "consistency",
-        "inconsistencies",
-        needs="inconsistencies",
-        noun="inconsistency",
-        phrase="inconsistency with the full model",
-        relative=_as_it_is,
-        range=lambda declared: declared,
-    )
+CONSISTENCY = RiskKind(
+    "consistency",
+    "inconsistencies",
+    needs="inconsistencies",
+    noun="inconsistency",
+    phrase="inconsistency with the full model",
+    relative=_as_it_is,
+    range=lambda declared: declared,
 )
+for _kind in (GAP, CONSISTENCY, GAP.zero_bounded(), CONSISTENCY.zero_bounded()):
+    RISKS.register(_kind)
 
 
 def risk_noun(name: str) -> str:
@@ -105,8 +116,7 @@ def risk_noun(name: str) -> str:
     >>> risk_noun("consistency"), risk_noun("zero-bounded gap")
     ('inconsistency', 'zero-bounded gap')
     """
-    prefix, _, last = name.rpartition(" ")
-    return f"{prefix} {RISKS[last].noun if last in RISKS else last}".lstrip()
+    return RISKS[name].noun if name in RISKS else name
 
 
 @dataclass(frozen=True)
@@ -116,13 +126,12 @@ class Risk:
     Examples
     --------
     >>> Risk("gap", "zero_one", epsilon=0.01)
-    Risk(risk='gap', loss='zero_one', epsilon=0.01, zero_bounded=False)
+    Risk(risk='gap', loss='zero_one', epsilon=0.01)
     """
 
     risk: str = "gap"
     loss: str | None = None
     epsilon: float = None  # type: ignore[assignment]
-    zero_bounded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown kind; the loss and ε are checked against the record later."""

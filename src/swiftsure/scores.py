@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
+from swiftsure.registry import Registry
 
 __all__ = [
     "AGGREGATES",
@@ -28,6 +29,10 @@ __all__ = [
     "top1",
     "top_diff",
 ]
+
+SCORE_VERSION = 1
+"""Raise this when a score gives other numbers: it keeps shards with older confidences from being
+resumed."""
 
 STEPS = 2.0**24
 """Confidences of classifiers are rounded to multiples of 1 / STEPS.
@@ -49,26 +54,44 @@ margin where that is small. The golden ratio is the number furthest from all sim
 def probabilities(logits: ArrayLike, temperature: ArrayLike = 1.0) -> NDArray[np.float64]:
     """Return the softmax of `logits` / `temperature` over the last axis, in float64.
 
-    The class with the largest logit is the most probable one, also where rounding makes several
-    probabilities equal.
+    A logit of −inf is a masked class, with probability 0. The class with the largest logit is the
+    most probable one, also where rounding makes several probabilities equal.
+
+    Raises
+    ------
+    ValueError
+        If a logit is NaN or +inf, or all logits of a sample are −inf.
 
     Examples
     --------
     >>> probabilities([0.0, 0.0]).tolist()
     [0.5, 0.5]
     """
-    values = checks.finite("logits", checks.numbers("logits", logits, np.float64))
-    top = values.argmax(axis=-1, keepdims=True)
+    values = checks.numbers("logits", logits, np.float64)
+    top = values.argmax(axis=-1, keepdims=True)  # the first NaN, if there is one
+    _refuse_infinite(np.take_along_axis(values, top, axis=-1)[..., 0])
     values = values / np.asarray(temperature, dtype=np.float64)
     values = np.exp(values - values.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = values / values.sum(axis=-1, keepdims=True)
-    # Logits that differ by less than 1e-16 have equal probabilities, of which argmax takes the
+    # Logits that differ by less than 1e-16 have equal probabilities, and argmax takes the
     # first. The runtime predicts from the logits, so raise the right one by the last bit.
     tied = result.argmax(axis=-1, keepdims=True) != top
     if tied.any():
         largest = np.take_along_axis(result, top, axis=-1)
         np.put_along_axis(result, top, np.where(tied, np.nextafter(largest, 1.0), largest), axis=-1)
     return result
+
+
+def _refuse_infinite(largest: NDArray[np.float64]) -> None:
+    """Raise unless every sample's largest logit is finite."""
+    bad = np.argwhere(~np.isfinite(largest))
+    if bad.size:
+        where = tuple(bad[0].tolist())
+        raise ValueError(
+            "`logits` must be finite, or −inf for masked classes, with at least one finite logit in"
+            f" every row, but the largest logit of row {where} is {largest[where]} ({len(bad)} such"
+            " rows): look for overflows, or for rows in which every class is masked."
+        )
 
 
 def _as_score(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -98,34 +121,35 @@ def top_diff(probabilities: ArrayLike) -> NDArray[np.float32]:
     >>> top_diff([[0.7, 0.2, 0.1]])
     array([0.5], dtype=float32)
     """
-    values = np.asarray(probabilities, dtype=np.float64)
-    if values.shape[-1] < 2:
-        raise ValueError(
-            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
-        )
+    values = _with_two_classes(probabilities)
     two = np.partition(values, -2, axis=-1)[..., -2:]
     return _as_score(two[..., 1] - two[..., 0])
 
 
 def entropy(probabilities: ArrayLike) -> NDArray[np.float32]:
-    """Return 1 minus the entropy over its largest value, log(n_classes).
+    """Return 1 − H / log(n_classes), where H is the entropy of the class probabilities.
 
     Examples
     --------
     >>> entropy([[0.5, 0.5], [1.0, 0.0]])
     array([0., 1.], dtype=float32)
     """
-    values = np.asarray(probabilities, dtype=np.float64)
-    if values.shape[-1] < 2:
-        raise ValueError(
-            f"`probabilities` must have 2 classes or more, but got {values.shape[-1]}."
-        )
+    values = _with_two_classes(probabilities)
     logs = np.log(values, out=np.zeros_like(values), where=values > 0)
     return _as_score(1.0 + (values * logs).sum(axis=-1) / np.log(values.shape[-1]))
 
 
+def _with_two_classes(probabilities: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(probabilities, dtype=np.float64)
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`probabilities` must have at least 2 classes, but got {values.shape[-1]}."
+        )
+    return values
+
+
 def mean(pixels: ArrayLike) -> NDArray[np.float32]:
-    """Return an image's mean pixel confidence; `pixels` is (..., height, width).
+    """Return the mean pixel confidence of an image; `pixels` is (..., height, width).
 
     Examples
     --------
@@ -150,9 +174,9 @@ def quantile(pixels: ArrayLike, q: float = 0.25) -> NDArray[np.float32]:
 
 
 def patch(pixels: ArrayLike, size: int | tuple[int, int] = 50) -> NDArray[np.float32]:
-    """Return the smallest mean over all patches of an image: its least confident region.
+    """Return the mean confidence of the least confident patch of an image.
 
-    A summed-area table makes the cost independent of the patch size.
+    It uses a summed-area table, so the cost does not depend on the patch size.
 
     Parameters
     ----------
@@ -193,33 +217,22 @@ def _pixels(pixels: ArrayLike) -> NDArray[np.float64]:
 
 Score = Callable[[NDArray[Any]], NDArray[np.float32]]
 
-SCORES: dict[str, Score] = {
-    "top1": top1,
-    "top_diff": top_diff,
-    "entropy": entropy,
-}
+SCORES: Registry[Score] = Registry("score", top1, top_diff, entropy)
 """Scores of one predictive distribution, by name."""
 
-AGGREGATES: dict[str, Score] = {
-    "mean": mean,
-    "quantile": quantile,
-    "patch": patch,
-}
+AGGREGATES: Registry[Score] = Registry("aggregate", mean, quantile, patch)
 """Functions from pixel scores to an image score, by name."""
 
-
-def _image_score(aggregate: str, score: str) -> Score:
-    def measure(probabilities: NDArray[Any]) -> NDArray[np.float32]:
-        return AGGREGATES[aggregate](SCORES[score](probabilities))
-
-    return measure
-
-
-IMAGE_SCORES: dict[str, Score] = {
-    f"{aggregate}_{score}": _image_score(aggregate, score)
-    for aggregate, score in product(AGGREGATES, SCORES)
-}
+IMAGE_SCORES: Registry[Score] = Registry("score")
 """Scores of images with a distribution at every pixel, (..., height, width, n_classes), by name.
 
 For example, "patch_top1" is the smallest mean over patches of the pixels' top-1. All are in [0, 1].
 """
+
+
+def _image_score(aggregate: Score, score: Score) -> Score:
+    return lambda probabilities: aggregate(score(probabilities))
+
+
+for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.items()):
+    IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")

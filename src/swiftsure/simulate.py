@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from swiftsure import checks
+
 __all__ = ["Population", "SimulatedSample"]
 
 FloatArray = npt.NDArray[np.float64]
@@ -107,8 +109,8 @@ class Population:
     overthinking: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_count("n_exits", self.n_exits, least=2)
-        _check_count("n_classes", self.n_classes, least=2)
+        checks.count("n_exits", self.n_exits, least=2)
+        checks.count("n_classes", self.n_classes, least=2)
         if not 0 < self.difficulty < 1:
             raise ValueError(f"`difficulty` must be in (0, 1), but got {self.difficulty}.")
         # Above 5, many confidences would differ from 1 by less than float32 can resolve.
@@ -120,29 +122,14 @@ class Population:
     def sample(self, n: int, seed: int | np.random.Generator) -> SimulatedSample:
         """Draw `n` independent samples.
 
-        Parameters
-        ----------
-        n : int
-            Number of samples, at least 1.
-        seed : int or numpy.random.Generator
-            Source of randomness; a generator is advanced.
-
-        Returns
-        -------
-        SimulatedSample
-            Logits `(n, n_exits, n_classes)` and labels `(n,)`.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If `n` is less than 1, or not an integer.
+        `seed` is an int or a `numpy.random.Generator`, which is advanced.
 
         Examples
         --------
         >>> Population(n_classes=3).sample(100, seed=0).logits.shape
         (100, 5, 3)
         """
-        _check_count("n", n, least=1)
+        checks.count("n", n)
         rng = np.random.default_rng(seed)
         C, shape = self.n_classes, (n, self.n_exits)
         labels = rng.integers(C, size=n)
@@ -171,33 +158,21 @@ class Population:
         return 1 - self.mean_losses("zero_one")
 
     def mean_losses(self, loss: str = "zero_one") -> FloatArray:
-        """Return the true mean loss of each exit on all samples.
+        """Return the true mean loss of each exit on all samples, (n_exits,).
 
-        Parameters
-        ----------
-        loss : {"zero_one", "brier"}
-            The loss against the label; Brier is Σ_k (p_k - 1[y = k])², in [0, 2].
-
-        Returns
-        -------
-        (n_exits,) float64
-
-        Raises
-        ------
-        ValueError
-            If `loss` is unknown.
+        `loss` is "zero_one" or "brier", Σ_k (p_k - 1[y = k])².
 
         Examples
         --------
         >>> Population().mean_losses("brier").round(2)
         array([0.32, 0.23, 0.17, 0.13, 0.12])
         """
-        _check_choice("loss", loss, "zero_one", "brier")
+        checks.choice("loss", loss, ["zero_one", "brier"])
         everyone = (self._moments(exit_, np.ones(1)) for exit_ in range(self.n_exits))
         return np.array([self._loss(exit_, m, loss).mean() for exit_, m in enumerate(everyone)])
 
     def exit_probabilities(self, thresholds: Thresholds) -> FloatArray:
-        """Return the true probability of taking each exit.
+        """Return the true probability of taking each exit, (K, n_exits).
 
         Parameters
         ----------
@@ -205,16 +180,6 @@ class Population:
             One shared threshold, or one per exit, for each of K settings; `None` and inf mean never
             exit. A sample takes the first exit whose top-1 confidence reaches its threshold, else
             the last.
-
-        Returns
-        -------
-        (K, n_exits) float64
-            Rows sum to 1.
-
-        Raises
-        ------
-        ValueError
-            If `thresholds` has another shape or holds a NaN.
 
         Examples
         --------
@@ -226,38 +191,20 @@ class Population:
         visits = self._visits(self._doubts(thresholds))
         return np.stack([(reached * m.one).mean(axis=1) for reached, m in visits], axis=1)
 
-    def risk(
-        self,
-        thresholds: Thresholds,
-        risk: str = "gap",
-        loss: str = "zero_one",
-        zero_bounded: bool = False,
-    ) -> FloatArray:
-        """Return the true risk of early exiting, relative to the last exit.
+    def risk(self, thresholds: Thresholds, risk: str = "gap", loss: str = "zero_one") -> FloatArray:
+        """Return the true risk of early exiting, relative to the last exit, (K,).
 
         Parameters
         ----------
         thresholds : (K,) or (K, n_exits - 1)
             As in `exit_probabilities`.
-        risk : {"gap", "consistency"}
-            The gap is E[ℓ(exit, y) - ℓ(last, y)]. Consistency is the probability that exit and
+        risk : {"gap", "zero-bounded gap", "consistency"}
+            The gap is E[ℓ(exit, y) - ℓ(last, y)]; zero-bounded, negative differences count as 0,
+            which is not available for the Brier loss. Consistency is the probability that exit and
             last exit predict different classes ("zero_one"), or the mean squared distance
             E‖p_exit - p_last‖² of their predictive distributions ("brier").
         loss : {"zero_one", "brier"}
             Brier is Σ_k (p_k - 1[y = k])².
-        zero_bounded : bool
-            Whether to count negative losses as 0. Consistency is never negative, so it does not
-            change; not available for the Brier gap.
-
-        Returns
-        -------
-        (K,) float64
-
-        Raises
-        ------
-        ValueError
-            If `risk` or `loss` is unknown, the zero-bounded Brier gap is requested, or
-            `thresholds` has another shape or holds a NaN.
 
         Examples
         --------
@@ -269,13 +216,9 @@ class Population:
         >>> Population(overconfidence=3.0).risk([0.95]).round(3)
         array([0.082])
         """
-        _check_choice("risk", risk, "gap", "consistency")
-        _check_choice("loss", loss, "zero_one", "brier")
-        if zero_bounded and (risk, loss) == ("gap", "brier"):
-            raise ValueError(
-                "`zero_bounded` is available for the 'zero_one' gap and for consistency, "
-                "but got risk='gap' with loss='brier'."
-            )
+        checks.choice("risk", risk, ["gap", "zero-bounded gap", "consistency"])
+        known = ["zero_one"] if risk == "zero-bounded gap" else ["zero_one", "brier"]
+        checks.choice("loss", loss, known)
         doubts = self._doubts(thresholds)
         last = self._moments(-1, np.ones(1))
         total = np.zeros(len(doubts))
@@ -283,7 +226,7 @@ class Population:
         for exit_, (reached, here) in enumerate(self._visits(doubts[:, :-1])):
             if risk == "consistency":
                 relative = self._inconsistency(exit_, here, last, loss)
-            elif zero_bounded:  # wrong here and right at the last exit
+            elif risk == "zero-bounded gap":  # wrong here and right at the last exit
                 relative = self._kept(-1) * last.p * (here.one - here.p)
             else:
                 relative = self._loss(exit_, here, loss) - here.one * self._loss(-1, last, loss)
@@ -373,16 +316,3 @@ class Population:
         squares = here.aa * last.one + here.one * last.aa
         products = same(here.a, here.ap, last.a, last.ap) - chance * here.a * last.a
         return (1 - chance) * squares - 2 * products
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an integer, but got {value!r}.")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
-
-
-def _check_choice(name: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise ValueError(f"`{name}` must be {expected}, but got {value!r}.")

@@ -9,7 +9,7 @@ import pytest
 import swiftsure as ss
 from swiftsure.report import policy_page
 from swiftsure.report.findings import findings
-from swiftsure.report.words import threshold_words
+from swiftsure.report.sentences import threshold_words
 from swiftsure.simulate import Population
 
 ARROW_RIGHT = "\ue014"
@@ -97,16 +97,16 @@ def page(record, policy):
 def test_the_slider_moves_the_numbers(visit, record, policy, page):
     window = visit(page)
     found = findings(record, policy)
-    levels = found.levels[0]
+    choices = found.by_epsilon[0]
     before = window.script(SHOWN)
     assert before["epsilon"] == ["0.05"]
     assert before["threshold"] == [threshold_words(policy.threshold)]
     assert not before["warned"]
-    for position in (0, len(levels.epsilons) - 1, levels.own - 8):
+    for position in (0, len(choices.epsilons) - 1, choices.own - 8):
         window.script(MOVE, 0, position)
         now = window.script(SHOWN)
-        setting = found.settings[levels.settings[position]]
-        assert now["epsilon"] == [f"{levels.epsilons[position]:.6g}"]
+        setting = found.settings[choices.settings[position]]
+        assert now["epsilon"] == [f"{choices.epsilons[position]:.6g}"]
         assert now["threshold"] == [threshold_words(setting.threshold)]
         assert now["risk"] == [f"{setting.risks[0]:.4g}"]
         assert now["saved"][1] == ss.policy.percent(setting.saved["layers"])
@@ -133,8 +133,8 @@ def test_arrow_keys_move_it_too(visit, record, policy, page):
     slider = "document.querySelector('input[data-promise]')"
     window.script(f"{slider}.focus()")
     window.press(ARROW_RIGHT)
-    levels = findings(record, policy).levels[0]
-    epsilon = f"{levels.epsilons[levels.own + 1]:.6g}"
+    choices = findings(record, policy).by_epsilon[0]
+    epsilon = f"{choices.epsilons[choices.own + 1]:.6g}"
     assert window.script(SHOWN)["epsilon"] == [epsilon]
     assert window.script(f"return {slider}.getAttribute('aria-valuetext')") == f"ε = {epsilon}"
 
@@ -147,7 +147,7 @@ def test_several_sliders_show_the_safest_of_their_settings(visit, record):
     for first, second in [(60, 5), (5, 60), (60, 60)]:
         window.script(MOVE, 0, first)
         window.script(MOVE, 1, second)
-        index = min(found.levels[0].settings[first], found.levels[1].settings[second])
+        index = min(found.by_epsilon[0].settings[first], found.by_epsilon[1].settings[second])
         assert window.script(SHOWN)["threshold"] == [
             threshold_words(found.settings[index].threshold)
         ]

@@ -1,12 +1,16 @@
 """`swiftsure calibrate`."""
 
 import json
+import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import swiftsure as ss
 from swiftsure.policy import Policy
+from unit.builders import random_record
 
 ZERO_ONE = ("--loss", "zero_one")
 
@@ -133,7 +137,7 @@ def test_further_risks_are_all_shown(run):
     rows = table(done.out.splitlines()[1:4])
     assert [cells[:2] for cells in rows[1:]] == [
         ["zero_one gap", "0.05"],
-        ["brier consistency", "0.2"],
+        ["brier inconsistency", "0.2"],
     ]
 
 
@@ -266,3 +270,43 @@ def test_one_file_gives_one_policy(run):
     for name in ("first.json", "second.json"):
         run("calibrate", "record.parquet", *ZERO_ONE, "-o", name)
     assert Policy.load("first.json") == Policy.load("second.json")
+
+
+# ------------------------------------------------------------------------------ where output goes
+
+
+CALIBRATE = [sys.executable, *["-m", "swiftsure", "calibrate", "record.parquet"]]
+CALIBRATE += ["--loss", "zero_one", "--epsilon", "0.3"]
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_a_policy_goes_to_standard_output(tmp_path, output):
+    record = random_record(n=300)
+    record.save(tmp_path / "record.parquet")
+    done = subprocess.run(
+        [*CALIBRATE, "-o", output],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (tmp_path / "policy.json").write_text(done.stdout)
+    ss.Policy.load(tmp_path / "policy.json")
+    assert "Wrote" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"record.parquet", "policy.json"}
+
+
+def test_devices_and_links_are_written_through(tmp_path):
+    random_record(n=300).save(tmp_path / "record.parquet")
+    (tmp_path / "link").symlink_to("real.json")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for output in ("link", "null"):
+        subprocess.run(
+            [*CALIBRATE, "-o", output],
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+        )
+        assert (tmp_path / output).is_symlink()
+    ss.Policy.load(tmp_path / "real.json")
+    assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)

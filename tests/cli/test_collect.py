@@ -50,8 +50,12 @@ def with_nan():
 
 
 def breaking():
-    yield torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)
+    yield next(calibration())
     raise OSError("the disk is gone")
+
+
+def others():
+    yield torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)
 
 
 def refusing():
@@ -191,7 +195,12 @@ def test_it_is_the_librarys_own_record(run, folder):
 
 def test_shards(run, folder, made):
     arguments = ("collect", "--model", "mynet:build", "--shards", "parts", "--data")
-    run(*arguments, "mynet:breaking")
+    broken = run(*arguments, "mynet:breaking")
+    assert "40 of them are kept in parts, where the same command resumes" in broken.err
+    assert made() == {"parts"}
+    other = run(*arguments, "mynet:others")
+    assert other.status == 2
+    assert "it gives only 8: pass the same data, or choose another folder" in other.err
     assert made() == {"parts"}
     done = run(*arguments, "mynet:calibration")
     assert done.status == 0, done.err
@@ -246,10 +255,10 @@ def test_a_function_that_returns_no_model(run, made):
 def test_what_was_collected_is_kept_only_in_shards(run, made):
     """The error says how to keep it, and where it is kept."""
     arguments = ("collect", "--model", "mynet:build", "--data", "mynet:breaking")
-    assert_refused(run(*arguments), "after 8 samples", "with --shards they would be kept")
+    assert_refused(run(*arguments), "after 40 samples", "with --shards they would be kept")
     assert not made()
     done = run(*arguments, "--shards", "parts")
-    assert_refused(done, "after 8 samples", "kept in parts")
+    assert_refused(done, "after 40 samples", "kept in parts")
     assert made() == {"parts"}
 
 
@@ -269,7 +278,7 @@ def test_an_error_of_the_module_itself_is_not_hidden(run, made):
         ("mynet:refusing", ["no data today"]),
         ("mynet:failing", ["RuntimeError: out of memory"]),
         ("mynet:failing_at_once", ["RuntimeError: out of memory"]),
-        ("mynet:with_nan", ["exit 1 is NaN for sample 3"]),
+        ("mynet:with_nan", ["exit 1 is NaN or infinite for sample 3"]),
         ("mynet:breaking", ["the disk is gone"]),
     ],
 )

@@ -91,7 +91,7 @@ def assert_refused(done, *words):
         (("plan", "--epsilon", "1.3"), ["`epsilon` must be in (0, 1), but got 1.3"]),
         (("plan", "--true-risk", "0.05"), ["`risk` must be in [0, epsilon)"]),
         (("plan", "--power", "1"), ["`power`"]),
-        (("plan", "--loss-bound", "0"), ["`loss_range`"]),
+        (("plan", "--max-loss", "0"), ["`loss_range`"]),
         ((*BUDGET[:-1], "40"), ["`saving` must be in (0, 1), but got 40"]),
         ((*BUDGET[:3], "zero_one", "--saving", "0.4", "--cost", "flop"), ["Did you mean 'flops'?"]),
         ((*BUDGET[:4], "--saving", "0.9", "--cost", "flop"), ["Did you mean 'flops'?"]),

@@ -50,7 +50,7 @@ def test_no_alarm(run, folder):
     done = run("monitor", "fine.jsonl", *EPSILON)
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("No alarm: ")
-    assert "of all 2,000)" in done.out
+    assert "over all 2,000)" in done.out
 
 
 def test_an_alarm_is_exit_status_1(run, folder):
@@ -99,7 +99,7 @@ def test_late_losses(run, folder):
     (folder / "late.jsonl").write_text(text)
     done = run("monitor", "late.jsonl", *EPSILON)
     assert done.status == 0
-    assert "of all 2)" in done.out
+    assert "over all 2)" in done.out
     assert "1 requests wait" in done.out
     patient = run("monitor", "late.jsonl", *EPSILON, "--patience", "1", "--json")
     assert json.loads(patient.out)["given_up"] == 1
@@ -136,7 +136,7 @@ def test_odd_exits_are_told_and_stop_nothing(run, folder):
     options = ("--policy", "deployed.json")
     done = run("monitor", "odd.jsonl", *options)
     assert done.status == 0
-    assert "of all 10)" in done.out
+    assert "over all 10)" in done.out
     assert "10 lines had an impossible exit, cost or confidence" in done.out
     assert json.loads(run("monitor", "odd.jsonl", *options, "--json").out)["odd"] == 10
 
@@ -247,7 +247,7 @@ def test_a_fault_is_reported_and_never_dropped(run, folder, bad):
         done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
         assert done.status == 1
         assert re.fullmatch(r"swiftsure: line 6 of the stream: `loss` [^\n]+\n", done.err)
-        assert "of all 5)" in done.out
+        assert "over all 5)" in done.out
     mended = text.replace(bad, '{"loss": 1}')
     (folder / "stream.jsonl").write_text(mended)
     done = run("monitor", "stream.jsonl", "--state", "state.json", "--json")
@@ -266,7 +266,7 @@ def test_lines_cut_short_are_survived_and_told(run, folder):
     (folder / "stream.jsonl").write_text(text)
     done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
     assert done.status == 0
-    assert "of all 2)" in done.out
+    assert "over all 2)" in done.out
     assert "1 lines could not be read" in done.out
     assert "The last line is cut short" in done.out
     (folder / "stream.jsonl").write_text(text + 'ss": 0}\n')
@@ -347,7 +347,7 @@ def test_a_policy_that_does_not_say_its_level(run, folder):
 def test_a_pipe(folder):
     done = piped(EPSILON, b"0\n" * 10 + b'{"loss": 1}')
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"of all 11)" in done.stdout
+    assert b"over all 11)" in done.stdout
     assert piped(EPSILON, b"1\n" * 50).returncode == 1
     assert piped(EPSILON, b"").returncode == 2
 
@@ -387,8 +387,9 @@ def following(folder, interruptible):
     """Start to follow; whatever still runs at the end of the test is killed."""
     started = []
 
-    def start(*options):
-        command = [*COMMAND, "stream.jsonl", *EPSILON, "--follow", "--state", "state.json"]
+    def start(*options, follow=True):
+        command = [*COMMAND, "stream.jsonl", *EPSILON, "--state", "state.json"]
+        command += ["--follow"] * follow
         started.append(
             subprocess.Popen(
                 [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -456,3 +457,75 @@ def test_a_followed_file_that_shrinks(folder, following):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 2
     assert b"became shorter" in err
+
+
+# ------------------------------------------------------------------------- states and their disks
+
+
+def test_an_alarm_is_shown_before_a_failure_to_save(run, folder, monkeypatch):
+    from swiftsure.monitor import Watch
+
+    def full(_watch, path):
+        raise OSError(28, f"{path} could not be written: No space left on device")
+
+    monkeypatch.setattr(Watch, "save", full)
+    stream(folder / "stream.jsonl", [1.0] * 50)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 1
+    assert done.out.startswith("Alarm at loss ")
+    assert "the state was not saved" in done.err
+    assert "No space left on device" in done.err
+    stream(folder / "stream.jsonl", [0.0] * 50)
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 2
+    assert done.out.startswith("No alarm")
+
+
+def test_a_state_in_use_is_refused(run, folder):
+    from swiftsure.files import locked
+
+    stream(folder / "stream.jsonl", [0.0] * 50)
+    with locked(folder / ".state.json.run"):
+        done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert_refused(done, "is locked by another process")
+    assert run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json").status == 0
+
+
+def test_what_came_through_a_pipe_survives_a_kill(folder, following):
+    os.mkfifo(folder / "stream.jsonl")
+    process = following()
+    with (folder / "stream.jsonl").open("wb", buffering=0) as pipe:
+        for _ in range(40):
+            pipe.write(b'{"loss": 0}\n')
+        pipe.write(b'{"lo')
+        journal = folder / "state.json.journal"
+        waited_for(lambda: journal.exists() and journal.read_bytes().endswith(b'{"lo'))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    (folder / "stream.jsonl").unlink()
+    stream(folder / "stream.jsonl", [0.0] * 10)
+    done = following("--from-start", follow=False)
+    _, err = done.communicate(timeout=30)
+    assert (done.returncode, err) == (0, b"")
+    assert folded(folder / "state.json") == 50
+    assert not journal.exists()
+
+
+def test_a_large_state_is_not_written_for_every_chunk(run, folder, monkeypatch):
+    from swiftsure.cli import monitor as command
+    from swiftsure.monitor import Watch
+
+    monkeypatch.setattr(command, "CHUNK", 1 << 12)
+    saves, save = [], Watch.save
+
+    def slow(watch, path):
+        saves.append(path)
+        time.sleep(0.1)
+        save(watch, path)
+
+    monkeypatch.setattr(Watch, "save", slow)
+    lines = [f'{{"id": {i}}}' for i in range(20_000)]  # 280 kB, 70 chunks
+    (folder / "stream.jsonl").write_text("\n".join(lines) + "\n")
+    done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
+    assert done.status == 0, done.err
+    assert len(saves) <= 4

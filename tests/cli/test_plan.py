@@ -29,7 +29,7 @@ def test_samples_from_the_promise_alone(run, made):
         ([], {}),
         (["--epsilon", "0.1", "--delta", "0.05"], {"epsilon": 0.1, "delta": 0.05}),
         (["--true-risk", "0.02", "--power", "0.7"], {"risk": 0.02, "power": 0.7}),
-        (["--epsilon", "0.1", "--loss-bound", "2"], {"epsilon": 0.1, "loss_range": (0, 2)}),
+        (["--epsilon", "0.1", "--max-loss", "2"], {"epsilon": 0.1, "loss_range": (0, 2)}),
         (
             ["--disagreement", "0.04", "--true-risk", "0.01"],
             {"risk": 0.01, "loss_range": LossRange(-1, 1, whole=True), "disagreement": 0.04},

@@ -38,7 +38,7 @@ def test_json_is_the_pages_numbers_and_nothing_else(run, made):
     assert shown["sentence"] == str(policy)
     assert shown["policy"]["threshold"] == policy.threshold
     assert shown["cost"] == "flops"
-    assert len(shown["levels"][0]["epsilons"]) == len(shown["levels"][0]["settings"])
+    assert len(shown["by_epsilon"][0]["epsilons"]) == len(shown["by_epsilon"][0]["settings"])
     own = shown["settings"][str(shown["chosen"])]
     assert own["threshold"] == policy.threshold
     assert made() == {"page.html"}
@@ -72,7 +72,7 @@ def test_the_policy_of_a_budget(run):
     budget = ("--saving", "0.3", "--loss", "zero_one", "--cost", "flops")
     assert run("plan", "record.parquet", *budget, "-o", "budget.json").status == 0
     done = run("report", "record.parquet", "budget.json", "--json")
-    assert json.loads(done.out)["levels"] is None
+    assert json.loads(done.out)["by_epsilon"] is None
     assert json.loads(done.out)["policy"]["certificate"]["control"] == "budget"
 
 
@@ -83,7 +83,7 @@ def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
     done = run("report", "record.parquet", "edited.json")
     refused(done, "edited.json was changed after it was written", "--accept-edited")
     done = run("report", "record.parquet", "edited.json", "--accept-edited")
-    refused(done, "not what this record gives", "`threshold`", "Calibrate anew")
+    refused(done, "not what this record gives", "`threshold`", "Calibrate again")
     assert made() == {"edited.json"}
 
 

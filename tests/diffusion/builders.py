@@ -10,7 +10,15 @@ from swiftsure.exits import exit_indices
 from swiftsure.torch import Scored, Staged
 from swiftsure.torch.models import UViT
 
-__all__ = ["TINY", "Exact", "Sure", "confidence_levels", "network", "random_weights", "retold"]
+__all__ = [
+    "TINY",
+    "Exact",
+    "Sure",
+    "confidence_levels",
+    "network",
+    "random_weights",
+    "reference_sample",
+]
 
 TINY = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 4, "n_heads": 2, "mlp_ratio": 2}
 
@@ -87,7 +95,9 @@ class Exact(Staged):
         return Scored(noise.view(x.shape).float(), torch.full((len(x),), 0.5))
 
 
-def retold(model, sampler, sample, level, *, seed=0, label=None, strict=False, min_exit=0):
+def reference_sample(
+    model, sampler, sample, level, *, seed=0, label=None, strict=False, min_exit=0
+):
     """One image by itself, every exit run at every step: (image, exits, confidences)."""
     number = torch.tensor([sample])
     images = sample_noise(seed, number, sampler.schedule.n_times, model.image_shape)

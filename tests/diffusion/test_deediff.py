@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import swiftsure as ss
-from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, retold
-from swiftsure.diffusion import DDIM, DDPM, DeeDiff, ExitRule, Schedule, pilot_thresholds, sweep
+from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, reference_sample
+from swiftsure.diffusion import DDIM, DDPM, DeeDiff, DeeDiffRule, Schedule, pilot_thresholds, sweep
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import Staged
@@ -53,7 +53,7 @@ def test_without_exits_it_is_the_plain_sampler_bit_for_bit(sampler, labels):
     assert (made.layers == model.n_blocks).all()
 
 
-@pytest.mark.parametrize("rule", [1.0, ExitRule(1.0, strict=True), ExitRule(0.9999)])
+@pytest.mark.parametrize("rule", [1.0, DeeDiffRule(1.0, strict=True), DeeDiffRule(0.9999)])
 def test_a_threshold_that_nothing_reaches_changes_nothing(rule):
     model, sampler = network(), SAMPLERS[0]
     made = DeeDiff(model, rule, sampler=sampler).generate(3)
@@ -105,23 +105,25 @@ def test_images_are_those_of_a_plain_retelling(sampler, rule, n_classes):
     model = network(n_classes=n_classes)
     numbers = [2, 9, 4, 0, 11]
     labels = None if n_classes is None else [0, 3, 2, 2, 1]
-    fast = DeeDiff(model, ExitRule(0.5, **rule), sampler=sampler)
+    fast = DeeDiff(model, DeeDiffRule(0.5, **rule), sampler=sampler)
     level = confidence_levels(fast, 5, labels=labels)[1]
-    fast = DeeDiff(model, ExitRule(level, **rule), sampler=sampler)
+    fast = DeeDiff(model, DeeDiffRule(level, **rule), sampler=sampler)
     made = fast.generate(numbers, labels=labels, seed=1)
     assert len(np.unique(made.exits)) > 1 or "min_exit" in rule
     for row, sample in enumerate(numbers):
         label = None if labels is None else labels[row]
-        image, exits, looked = retold(model, sampler, sample, level, seed=1, label=label, **rule)
+        image, exits, looked = reference_sample(
+            model, sampler, sample, level, seed=1, label=label, **rule
+        )
         assert made.exits[row].tolist() == exits
         torch.testing.assert_close(made.images[row], image, rtol=0, atol=1e-4)
         layers = [min(e + 1, model.n_blocks) for e in exits]
         assert made.layers[row] == pytest.approx(np.mean(layers))
         passed = [looked[k, rule.get("min_exit", 0) : e] for k, e in enumerate(exits)]
         highest = max([float(p.max()) for p in passed if p.size], default=-np.inf)
-        assert made.stayed[row] == pytest.approx(highest, abs=1e-5)
+        assert made.max_skipped[row] == pytest.approx(highest, abs=1e-5)
         by = [looked[k, e] for k, e in enumerate(exits) if e < model.n_exits - 1]
-        assert made.left[row] == pytest.approx(min(by, default=np.inf), abs=1e-5)
+        assert made.min_taken[row] == pytest.approx(min(by, default=np.inf), abs=1e-5)
 
 
 def test_a_sample_comes_out_of_any_batch():
@@ -149,7 +151,7 @@ def test_each_image_may_have_its_own_threshold():
         assert mixed.exits[row].tolist() == alone.exits[0].tolist()
         torch.testing.assert_close(mixed.images[row], alone.images[0], rtol=0, atol=1e-5)
         assert mixed.flops[row] == pytest.approx(alone.flops[0])
-        np.testing.assert_allclose(mixed.stayed[row], alone.stayed[0], atol=1e-6)
+        np.testing.assert_allclose(mixed.max_skipped[row], alone.max_skipped[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("sampler", [SAMPLERS[1], SAMPLERS[2]], ids=["ddim", "ddpm"])
@@ -166,10 +168,10 @@ def test_what_has_left_is_not_run():
     DeeDiff(model, 0.5, sampler=DDIM(2, SCHEDULE)).generate(6)
     assert model.advanced == [(0, 6), (0, 6)] + [(k, 1) for k in range(4)] * 3  # FLOPs: one image
     model.advanced.clear()
-    DeeDiff(model, ExitRule(0.5, min_exit=2), sampler=DDIM(1, SCHEDULE)).generate(6)
+    DeeDiff(model, DeeDiffRule(0.5, min_exit=2), sampler=DDIM(1, SCHEDULE)).generate(6)
     assert model.advanced[:3] == [(0, 6), (1, 6), (2, 6)]
     model.advanced.clear()
-    DeeDiff(model, ExitRule(0.5, strict=True), sampler=DDIM(1, SCHEDULE)).generate(6)
+    DeeDiff(model, DeeDiffRule(0.5, strict=True), sampler=DDIM(1, SCHEDULE)).generate(6)
     assert model.advanced[:4] == [(k, 6) for k in range(4)]
 
 
@@ -222,7 +224,7 @@ class HeadsAlone(Staged):
 def test_flops_are_those_of_a_step(kind, min_exit):
     """Of a step with the exit that it took, counted while it runs."""
     model = kind(network()).eval()
-    rule = ExitRule(None, min_exit=min_exit)
+    rule = DeeDiffRule(None, min_exit=min_exit)
     costs = DeeDiff(model, rule).costs
     taken = set()
     for seed in range(30):
@@ -278,9 +280,9 @@ def test_all_that_looks_asks_alike():
     level = float(np.median(seen[:, 0, 0]))
     made = DeeDiff(model, level, sampler=SAMPLERS[0]).generate(6)
     assert ((made.exits[:, 0] == 0) == (seen[:, 0, 0] >= np.float32(level))).all()
-    assert made.stayed.dtype == np.float32
+    assert made.max_skipped.dtype == np.float32
     model.confidence_at = lambda k, state: torch.ones(len(state["tokens"]), 1)
-    with pytest.raises(ValueError, match=r"one confidence a sample, of shape \(n,\)"):
+    with pytest.raises(ValueError, match=r"one confidence per sample, of shape \(n,\)"):
         DeeDiff(model, 0.5, sampler=SAMPLERS[0]).generate(1)
 
 
@@ -294,7 +296,7 @@ def test_a_method_called_estimate_is_a_models_own_business():
 
 def test_the_last_head_always_counts():
     model = network()
-    rule = ExitRule(0.0, min_exit=model.n_exits - 1)  # no early exit is ever looked at
+    rule = DeeDiffRule(0.0, min_exit=model.n_exits - 1)  # no early exit is ever looked at
     made = DeeDiff(model, rule, sampler=SAMPLERS[0]).generate(1)
     never = DeeDiff(model, None, sampler=SAMPLERS[0]).generate(1)
     assert made.flops == pytest.approx(never.flops)
@@ -314,15 +316,15 @@ def test_a_run_knows_which_thresholds_give_the_same(strict):
     model, sampler = network(), SAMPLERS[0]
     pilot = DeeDiff(model, sampler=sampler)
     some = np.unique(pilot.confidences(4))[::7][::-1]
-    rule = ExitRule(float(some[len(some) // 3]), strict=strict)
+    rule = DeeDiffRule(float(some[len(some) // 3]), strict=strict)
     made = DeeDiff(model, rule, sampler=sampler).generate(4)
-    grid = [None, 1.0, *some.tolist(), *made.left.tolist(), *made.stayed.tolist(), 0.0]
+    grid = [None, 1.0, *some.tolist(), *made.min_taken.tolist(), *made.max_skipped.tolist(), 0.0]
     grid = [each for each in grid if each is None or np.isfinite(each)]
     same = made.same_at(grid)
     assert same.any(axis=1).all()
     assert not same.all()
     for column, level in enumerate(grid):
-        other = DeeDiff(model, ExitRule(level, strict=strict), sampler=sampler).generate(4)
+        other = DeeDiff(model, DeeDiffRule(level, strict=strict), sampler=sampler).generate(4)
         for row in range(4):
             if same[row, column]:
                 assert other.exits[row].tolist() == made.exits[row].tolist()
@@ -330,7 +332,7 @@ def test_a_run_knows_which_thresholds_give_the_same(strict):
                 assert other.exits[row].tolist() != made.exits[row].tolist()
 
 
-def test_who_never_looked_knows_nothing():
+def test_without_confidences_no_threshold_is_the_same():
     made = DeeDiff(network(), None, sampler=SAMPLERS[0]).generate(2)
     assert not made.same_at([None, 0.9, 0.1]).any()
 
@@ -355,9 +357,11 @@ def test_a_policy_brings_threshold_and_sampler(tmp_path):
     policy = policy_for(model, sampler, strict=True, min_exit=1)
     policy.save(tmp_path / "policy.json")
     fast = DeeDiff(model, ss.Policy.load(tmp_path / "policy.json"))
-    assert fast.rule == ExitRule(0.5, strict=True, min_exit=1)
+    assert fast.rule == DeeDiffRule(0.5, strict=True, min_exit=1)
     assert fast.sampler == sampler
-    expected = DeeDiff(model, ExitRule(0.5, strict=True, min_exit=1), sampler=sampler).generate(3)
+    expected = DeeDiff(model, DeeDiffRule(0.5, strict=True, min_exit=1), sampler=sampler).generate(
+        3
+    )
     assert torch.equal(fast.generate(3).images, expected.images)
 
 
@@ -374,7 +378,7 @@ def test_a_policy_that_certifies_nothing_runs_the_full_model():
         ({"n_exits": 3}, {}, "3 exits, but the model has 6"),
         ({}, {"sampler": DDIM(6, SCHEDULE)}, "n_steps=5, but got 6"),
         ({}, {"dtype": "bfloat16"}, "dtype='float32', but got 'bfloat16'"),
-        ({"generation": {}}, {}, "not made for early-exit diffusion"),
+        ({"system": "calm"}, {}, "not made for deediff but for calm"),
     ],
 )
 def test_policies_for_something_else_are_refused(changes, options, message):
@@ -400,7 +404,7 @@ def test_a_policy_of_single_answers_is_refused():
     record = ss.ExitRecord(
         {"model": np.random.default_rng(0).random((50, 5))}, losses={"mse": np.zeros((50, 6))}
     )
-    with pytest.raises(ValueError, match="not made for early-exit diffusion"):
+    with pytest.raises(ValueError, match="not made for deediff"):
         DeeDiff(model, ss.calibrate(record, loss="mse", epsilon=0.5))
 
 
@@ -425,11 +429,11 @@ def test_half_precision_is_another_system():
     [
         ({"samples": 0}, "`samples` must be at least 1"),
         ({"samples": True}, "`samples` must"),
-        ({"samples": []}, "`samples` must be how many"),
+        ({"samples": []}, "`samples` must be a number of samples"),
         ({"samples": [-1]}, "`samples` must be at least 0"),
-        ({"samples": [0.5]}, "`samples` must be how many"),
+        ({"samples": [0.5]}, "`samples` must be a number of samples"),
         ({"samples": 2, "labels": [0, 1]}, "the model has no classes"),
-        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must be one per image, 2"),
+        ({"samples": 2, "thresholds": [0.5]}, "`thresholds` must have one value per image, 2"),
         ({"samples": 1, "thresholds": [1.5]}, "`thresholds` must be at most 1"),
         ({"samples": 1, "seed": -1}, "`seed` must be at least 0"),
         ({"samples": 1, "batch_size": 0}, "`batch_size` must be at least 1"),
@@ -459,7 +463,7 @@ def test_labels_must_be_classes(labels, message):
     [
         (1.5, "`threshold` must be at most 1"),
         (float("nan"), "`threshold` must not hold NaN"),
-        (ExitRule(0.5, min_exit=6), "`min_exit` must be less than the model's 6 exits"),
+        (DeeDiffRule(0.5, min_exit=6), "`min_exit` must be less than the model's 6 exits"),
     ],
 )
 def test_rules_that_fit_no_model_are_refused(rule, message):
@@ -483,9 +487,11 @@ def test_a_network_without_early_exits_is_run_in_full():
 
 
 def test_what_is_no_sampler_or_no_list_of_thresholds_is_refused():
-    with pytest.raises(TypeError, match=r"`sampler` must be one, such as DDIM.* got 'ddim'"):
+    with pytest.raises(TypeError, match=r"`sampler` must be a Sampler, such as DDIM.* got 'ddim'"):
         DeeDiff(network(), sampler="ddim")
-    with pytest.raises(ValueError, match=r"`thresholds` must be one per image, 2, but got 0\.3"):
+    with pytest.raises(
+        ValueError, match=r"`thresholds` must have one value per image, 2, but got 0\.3"
+    ):
         DeeDiff(network(), sampler=DDIM(2)).generate(2, thresholds=0.3)
 
 

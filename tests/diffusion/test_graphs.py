@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from diffusion.builders import Sure, confidence_levels, network
-from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Guided, Schedule
+from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule
 from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
@@ -41,7 +41,7 @@ def levels_of(model):
 @pytest.mark.parametrize("min_exit", [0, 2])
 def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
     model = make()
-    rule = ExitRule(None, strict=strict, min_exit=min_exit)
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
     levels = levels_of(model)
     with torch.inference_mode():
         recorded = RecordedSteps(model, batch_of(model, 99), rule, looks=True, dtype=None)
@@ -52,37 +52,37 @@ def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
             found = recorded(batch, levels[order])
             assert torch.equal(found.exits, expected.exits)
             torch.testing.assert_close(found.noise, expected.noise)
-            torch.testing.assert_close(found.stayed, expected.stayed)
-            torch.testing.assert_close(found.left, expected.left)
+            torch.testing.assert_close(found.max_skipped, expected.max_skipped)
+            torch.testing.assert_close(found.min_taken, expected.min_taken)
             taken.update(found.exits.tolist())
     assert len(taken) > 2
     assert min(taken) >= min_exit
 
 
-def test_a_confidence_equal_to_its_level_leaves_unless_the_rule_is_strict():
+def test_a_confidence_at_its_threshold_exits_unless_the_rule_is_strict():
     model = Sure(0.5)
     with torch.inference_mode():
         for strict, expected in ((False, 0), (True, model.n_exits - 1)):
             step = RecordedSteps(
-                model, batch_of(model, 0), ExitRule(None, strict=strict), looks=True, dtype=None
+                model, batch_of(model, 0), DeeDiffRule(None, strict=strict), looks=True, dtype=None
             )
             found = step(batch_of(model, 1), torch.full((N,), 0.5))
             assert found.exits.tolist() == [expected] * N
 
 
-def test_nan_leaves_and_is_seen():
+def test_nan_exits_and_is_reported():
     model = Sure(float("nan"))
     with torch.inference_mode():
-        step = RecordedSteps(model, batch_of(model, 0), ExitRule(None), looks=True, dtype=None)
+        step = RecordedSteps(model, batch_of(model, 0), DeeDiffRule(None), looks=True, dtype=None)
         found = step(batch_of(model, 1), torch.full((N,), 0.5))
     assert found.exits.tolist() == [0] * N
-    assert found.left.isnan().all()
+    assert found.min_taken.isnan().all()
 
 
 def test_nothing_runs_after_all_have_left():
     model = Sure(0.9)
     with torch.inference_mode():
-        step = RecordedSteps(model, batch_of(model, 0), ExitRule(None), looks=True, dtype=None)
+        step = RecordedSteps(model, batch_of(model, 0), DeeDiffRule(None), looks=True, dtype=None)
         model.advanced.clear()
         step(batch_of(model, 1), torch.full((N,), 0.5))
     assert model.advanced == [(0, N)]
@@ -92,13 +92,13 @@ def test_without_looks_no_early_head_runs():
     model = network()
     batch = batch_of(model, 0)
     with torch.inference_mode():
-        step = RecordedSteps(model, batch, ExitRule(None), looks=False, dtype=None)
-        expected = denoise(model, batch, torch.ones(N), ExitRule(None), looks=False)
+        step = RecordedSteps(model, batch, DeeDiffRule(None), looks=False, dtype=None)
+        expected = denoise(model, batch, torch.ones(N), DeeDiffRule(None), looks=False)
         model.confidence_at = None  # any look would fail
         found = step(batch, torch.ones(N))
     assert torch.equal(found.noise, expected.noise)
     assert torch.equal(found.exits, expected.exits)
-    assert (found.stayed == -torch.inf).all()
+    assert (found.max_skipped == -torch.inf).all()
 
 
 @pytest.mark.parametrize("sampler", [DDIM(4, Schedule(40)), DDIM(4, Schedule(40), eta=1.0)])
@@ -109,7 +109,7 @@ def test_a_recorded_sampler_makes_the_same_images(sampler):
     expected = plain.generate(N, labels=labels, thresholds=levels.tolist())
     numbers = np.arange(N)
     with torch.inference_mode():
-        steps = RecordedSteps(model, batch_of(model, 9), ExitRule(None), looks=True, dtype=None)
+        steps = RecordedSteps(model, batch_of(model, 9), DeeDiffRule(None), looks=True, dtype=None)
         recorded = RecordedSampler(
             steps, sampler, sampler.schedule.times(torch.tensor(sampler.times))
         )
@@ -122,8 +122,8 @@ def test_a_recorded_sampler_makes_the_same_images(sampler):
             found = recorded(images, classes, levels, fresh, lambda: None)
             torch.testing.assert_close(found.images.clamp(-1, 1), expected.images)
             assert np.array_equal(found.exits.numpy(), expected.exits)
-            np.testing.assert_allclose(found.stayed.numpy(), expected.stayed, rtol=1e-4)
-            np.testing.assert_allclose(found.left.numpy(), expected.left, rtol=1e-4)
+            np.testing.assert_allclose(found.max_skipped.numpy(), expected.max_skipped, rtol=1e-4)
+            np.testing.assert_allclose(found.min_taken.numpy(), expected.min_taken, rtol=1e-4)
 
 
 def test_graphs_need_a_gpu():

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import swiftsure as ss
-from diffusion.builders import Sure, confidence_levels, network, retold
-from swiftsure.diffusion import DDIM, DeeDiff, ExitRule, Guided, Schedule, sweep
+from diffusion.builders import Sure, confidence_levels, network, reference_sample
+from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule, sweep
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import check
 
@@ -68,7 +68,7 @@ def test_images_come_about_as_one_by_one(plain):
     for level in levels:
         made = DeeDiff(guided, level, sampler=SAMPLER).generate(6, labels=LABELS, batch_size=4)
         for i, label in enumerate(LABELS.tolist()):
-            image, exits, _ = retold(guided, SAMPLER, i, level, label=label)
+            image, exits, _ = reference_sample(guided, SAMPLER, i, level, label=label)
             torch.testing.assert_close(made.images[i], image, atol=1e-4, rtol=0)
             assert made.exits[i].tolist() == exits
             taken.update(exits)
@@ -90,7 +90,7 @@ def test_images_that_leave_take_both_their_runs_along(plain, monkeypatch):
     monkeypatch.setattr(plain, "advance", counted)
     levels = torch.tensor([-1.0, 2.0, 2.0, -1.0, 2.0, 2.0])  # two leave at once
     with torch.no_grad():
-        found = denoise(guided, batch_of(), levels, ExitRule(None), looks=True)
+        found = denoise(guided, batch_of(), levels, DeeDiffRule(None), looks=True)
     assert seen == [12] + [8] * (plain.n_exits - 1)
     assert found.exits.tolist() == [0, 5, 5, 0, 5, 5]
 

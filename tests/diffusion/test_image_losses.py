@@ -11,8 +11,8 @@ from torch import nn
 
 from diffusion.builders import random_weights
 from swiftsure import losses
-from swiftsure.diffusion import Lpips, Mse, Ssim
-from swiftsure.diffusion.image_losses import IMAGE_LOSSES, image_loss
+from swiftsure.diffusion import Lpips, compare_images
+from swiftsure.losses import MSE, SSIM
 
 WEIGHTS = Path(__file__).resolve().parents[2].parent / "shared" / "weights"
 PUBLISHED = WEIGHTS / "lpips_alexnet.npz"
@@ -118,7 +118,6 @@ def test_weights_of_installed_packages(monkeypatch, tmp_path):
     expected = Lpips(random_weights())(images, others)
     stub(monkeypatch, "lpips", "LPIPS", random_weights())
     torch.testing.assert_close(Lpips.load()(images, others), expected)
-    torch.testing.assert_close(image_loss("lpips")(images, others), expected)
     both = random_weights("torchvision")
     stub(
         monkeypatch,
@@ -188,32 +187,20 @@ def test_lpips_needs_colours_and_some_pixels(shape):
 
 def test_mse_by_hand_and_at_its_ends():
     ones = torch.ones(2, 3, 4, 4)
-    assert Mse()(-ones, ones).tolist() == [1, 1]
-    assert Mse()(ones, ones).tolist() == [0, 0]
-    assert Mse()(ones, 0 * ones, image_range=(0, 1)).tolist() == [1, 1]
-    assert Mse()(ones, 0 * ones).tolist() == [0.25, 0.25]
+    assert compare_images(MSE, -ones, ones).tolist() == [1, 1]
+    assert compare_images(MSE, ones, ones).tolist() == [0, 0]
+    assert compare_images(MSE, ones, 0 * ones, image_range=(0, 1)).tolist() == [1, 1]
+    assert compare_images(MSE, ones, 0 * ones).tolist() == [0.25, 0.25]
 
 
 def test_ssim_at_its_ends():
     images, _ = pairs()
-    assert Ssim()(images, images).abs().max() < 1e-12
+    assert compare_images(SSIM, images, images).abs().max() < 1e-12
     board = (torch.arange(32)[:, None] + torch.arange(32)) % 2 * 1.0
     board = board.expand(1, 3, 32, 32)
-    assert Ssim()(board, 1 - board, image_range=(0, 1)).item() == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.parametrize("name", ["mse", "ssim"])
-def test_twins_on_arrays_agree(name):
-    images, others = pairs(5)
-    both = np.stack([others.numpy(), images.numpy()], axis=1)
-    expected = losses.LOSSES[name].against_last(both)
-    assert expected[:, 1].tolist() == pytest.approx([0] * 5, abs=1e-9)
-    found = image_loss(name)(others, images, image_range=(0, 1))
-    np.testing.assert_allclose(found, expected[:, 0], atol=1e-6)
-    np.testing.assert_allclose(
-        losses.LOSSES[name].against_labels(both, images.numpy()), expected, atol=1e-9
+    assert compare_images(SSIM, board, 1 - board, image_range=(0, 1)).item() == pytest.approx(
+        1, abs=0.01
     )
-    assert (np.diff(expected[:, 0]) > 0).all()
 
 
 def test_ssim_by_the_published_formula():
@@ -230,15 +217,14 @@ def test_ssim_by_the_published_formula():
     c1, c2 = 0.01**2, 0.03**2
     ssim = (2 * a * b + c1) * (2 * both + c2) / ((a**2 + b**2 + c1) * (va + vb + c2))
     expected = (1 - ssim.mean()) / 2
-    assert Ssim()(x, y, image_range=(0, 1)).item() == pytest.approx(expected.item(), abs=1e-5)
+    assert compare_images(SSIM, x, y, image_range=(0, 1)).item() == pytest.approx(
+        expected.item(), abs=1e-5
+    )
 
 
-def test_names_ranges_and_registration():
-    for name in IMAGE_LOSSES:
-        assert losses.LOSSES[name].range == losses.LossRange(0, 1)
-    assert {losses.MSE.name, losses.SSIM.name, losses.LPIPS.name} == set(IMAGE_LOSSES)
-    with pytest.raises(ValueError, match="one of: lpips, ssim, mse"):
-        image_loss("psnr")
+def test_names_and_ranges():
+    for loss in (losses.MSE, losses.SSIM, losses.LPIPS, Lpips(random_weights())):
+        assert losses.LOSSES[loss.name].range == loss.range == losses.LossRange(0, 1)
 
 
 def test_bytes_are_images_too():
@@ -251,7 +237,7 @@ def test_bytes_are_images_too():
 # ------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("loss", [Mse(), Ssim()], ids=["mse", "ssim"])
+@pytest.mark.parametrize("loss", [MSE, SSIM], ids=["mse", "ssim"])
 @pytest.mark.parametrize(
     ("value", "image_range"), [(-0.1, (0, 1)), (1.1, (0, 1)), (-1.1, (-1, 1)), (255, (-1, 1))]
 )
@@ -261,22 +247,22 @@ def test_pixels_outside_of_the_declared_range_are_refused(loss, value, image_ran
     bad[0, 0, 0, 0] = value
     for pair, name in (((bad, images), "images"), ((images, bad), "others")):
         with pytest.raises(ValueError, match=f"`{name}` must lie in"):
-            loss(*pair, image_range=image_range)
+            compare_images(loss, *pair, image_range=image_range)
 
 
 def test_other_declared_ranges_nan_and_shapes_are_refused():
     images = torch.zeros(1, 3, 16, 16)
     with pytest.raises(ValueError, match=r"`image_range` must be \(-1, 1\) or \(0, 1\)"):
-        Mse()(images, images, image_range=(0, 255))
+        compare_images(MSE, images, images, image_range=(0, 255))
     with pytest.raises(ValueError, match="`images` must lie in"):
-        Mse()(images + torch.nan, images)
+        compare_images(MSE, images + torch.nan, images)
     for other in (torch.zeros(2, 3, 16, 16), torch.zeros(3, 16, 16), torch.zeros(1, 3, 16, 15)):
         with pytest.raises(ValueError, match="must have one shape"):
-            Mse()(images, other)
+            compare_images(MSE, images, other)
     with pytest.raises(ValueError, match="must have one shape"):
-        Mse()(images[0], images[0])
+        compare_images(MSE, images[0], images[0])
     with pytest.raises(ValueError, match="at least 11 pixels"):
-        Ssim()(images[..., :10], images[..., :10])
+        compare_images(SSIM, images[..., :10], images[..., :10])
 
 
 def test_what_is_no_tensor_and_no_range_is_refused():
@@ -284,10 +270,10 @@ def test_what_is_no_tensor_and_no_range_is_refused():
     with pytest.raises(
         TypeError, match=r"`others` must be a tensor, .* ndarray: torch\.from_numpy"
     ):
-        Mse()(images, images.numpy())
+        compare_images(MSE, images, images.numpy())
     for image_range in (None, (0, 255), 1):
         with pytest.raises(ValueError, match=r"`image_range` must be \(-1, 1\) or \(0, 1\)"):
-            Mse()(images, images, image_range=image_range)
+            compare_images(MSE, images, images, image_range=image_range)
 
 
 def test_arrays_that_are_no_images_are_refused():
@@ -300,8 +286,8 @@ def test_arrays_that_are_no_images_are_refused():
         losses.MSE.against_labels(images, images[:1, 0])
     with pytest.raises(ValueError, match="at least 11 pixels"):
         losses.SSIM.against_last(images[..., :9])
-    with pytest.raises(ValueError, match="runs a network"):
-        losses.LPIPS.against_last(images)
+    with pytest.raises(ValueError, match=r"'lpips' .* set the field `against_last`"):
+        losses.LPIPS.function("against_last")
 
 
 def test_small_images_are_enlarged_if_so_wished():

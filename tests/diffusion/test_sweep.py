@@ -12,12 +12,14 @@ from swiftsure.diffusion import (
     DDIM,
     DDPM,
     DeeDiff,
-    ExitRule,
-    Mse,
+    DeeDiffRule,
     Schedule,
+    compare_images,
     pilot_thresholds,
     sweep,
+    sweeping,
 )
+from swiftsure.losses import MSE, Loss, LossRange, TensorFunctions
 
 SAMPLER = DDIM(4, Schedule(40))
 RULES = [{}, {"strict": True, "min_exit": 1}]
@@ -52,10 +54,12 @@ def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     assert (losses[:, 0] == 0).all()
     assert len(np.unique(losses.round(6))) > 5
     for column, level in enumerate([None, *levels]):
-        alone = DeeDiff(model, ExitRule(level, **rule), sampler=sampler).generate(
+        alone = DeeDiff(model, DeeDiffRule(level, **rule), sampler=sampler).generate(
             range(3, 8), seed=2
         )
-        np.testing.assert_allclose(losses[:, column], Mse()(alone.images, full.images), atol=1e-5)
+        np.testing.assert_allclose(
+            losses[:, column], compare_images(MSE, alone.images, full.images), atol=1e-5
+        )
         np.testing.assert_allclose(record.costs["layers"][:, column], alone.layers)
         np.testing.assert_allclose(record.costs["flops"][:, column], alone.flops)
 
@@ -96,7 +100,7 @@ def test_labels_belong_to_the_samples():
     for column, level in enumerate(levels, start=1):
         alone = DeeDiff(model, level, sampler=SAMPLER).generate(7, labels=labels)
         np.testing.assert_allclose(record.costs["layers"][:, column], alone.layers)
-        expected = Mse()(alone.images, full.images)
+        expected = compare_images(MSE, alone.images, full.images)
         np.testing.assert_allclose(record.inconsistencies["mse"][:, column], expected, atol=1e-5)
     with pytest.raises(ValueError, match="the model has 3 classes"):
         sweep(model, 7, **options)
@@ -111,17 +115,17 @@ def killed_loss(monkeypatch):
 
     @contextmanager
     def killed(calls_left=3):
-        distance = Mse.distance
+        compare = sweeping.compare_images
 
-        def dying(self, images, others):
+        def dying(loss, images, others):
             nonlocal calls_left
             calls_left -= 1
             if calls_left < 0:
                 raise KeyboardInterrupt
-            return distance(self, images, others)
+            return compare(loss, images, others)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Mse, "distance", dying)
+            patched.setattr(sweeping, "compare_images", dying)
             yield
 
     return killed
@@ -183,7 +187,7 @@ def test_from_sweep_to_policy_to_generation(tmp_path):
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
     assert policy.threshold in levels
     fast = DeeDiff(model, policy)
-    assert fast.rule == ExitRule(policy.threshold, min_exit=1)
+    assert fast.rule == DeeDiffRule(policy.threshold, min_exit=1)
     made = fast.generate(5)
     column = levels.index(policy.threshold) + 1
     np.testing.assert_allclose(made.layers, record.costs["layers"][:5, column])
@@ -199,7 +203,7 @@ def test_pilot_thresholds_spread_over_the_layers():
     assert 4 <= len(levels) <= 7
     assert (np.diff(levels[1:]) < 0).all()
     layers = [
-        DeeDiff(model, ExitRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
+        DeeDiff(model, DeeDiffRule(level, min_exit=1), sampler=SAMPLER).generate(8, seed=1).layers
         for level in levels
     ]
     means = np.mean(layers, axis=1)
@@ -232,8 +236,8 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"thresholds": [0.5, 0.5]}, "`thresholds` must fall"),
         ({"thresholds": [0.5, 0.7]}, "`thresholds` must fall"),
         ({"thresholds": [2.0]}, "`thresholds` must be at most 1"),
-        ({"losses": []}, "`losses` must be at least one"),
-        ({"losses": ["mse", "mse"]}, "each once"),
+        ({"losses": []}, "`losses` must name at least one loss"),
+        ({"losses": ["mse", "mse"]}, "each only once"),
         ({"losses": ["psnr"]}, "`losses` must be one of"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"shard_size": 0}, "`shard_size`"),
@@ -242,14 +246,14 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"dtype": "int8"}, "`dtype`"),
     ],
 )
-def test_what_is_no_sweep_is_refused(changes, message):
+def test_bad_arguments_are_refused(changes, message):
     options = {"n": 2, "thresholds": [0.5], "losses": ["mse"], "sampler": SAMPLER}
     with pytest.raises(ValueError, match=message):
         sweep(network(), **options | changes)
 
 
 def test_a_bar_shows_all_work(monkeypatch, tmp_path):
-    from swiftsure.systems import sweep as sweeping
+    from swiftsure.systems import sweep as loop
 
     seen = {}
 
@@ -258,7 +262,7 @@ def test_a_bar_shows_all_work(monkeypatch, tmp_path):
         seen.update(title=title, total=total, shown=shown, done=0)
         yield lambda: seen.update(done=seen["done"] + 1)
 
-    monkeypatch.setattr(sweeping, "steps", steps)
+    monkeypatch.setattr(loop, "steps", steps)
     model, options = network(), {"thresholds": [0.9, 0.5], "losses": ["mse"], "sampler": SAMPLER}
     for _ in range(2):  # the second time from shards
         sweep(model, 5, shards=tmp_path, shard_size=2, progress=True, **options)
@@ -266,13 +270,21 @@ def test_a_bar_shows_all_work(monkeypatch, tmp_path):
 
 
 def test_losses_run_where_the_images_are():
-    class Elsewhere(Mse):
-        name = "elsewhere"
-        moved: torch.device | None = None
+    class Elsewhere(torch.nn.Module):
+        moved = None
 
         def to(self, device):
-            type(self).moved = device
+            self.moved = device
             return super().to(device)
 
-    sweep(network(), 1, thresholds=[0.5], losses=[Elsewhere()], sampler=SAMPLER)
-    assert Elsewhere.moved == torch.device("cpu")
+        def forward(self, outputs, labels):
+            return torch.stack([(images - labels).abs().mean((1, 2, 3)) for images in outputs], 1)
+
+    network_of_loss = Elsewhere()
+    functions = TensorFunctions(network_of_loss)
+    loss = Loss("elsewhere", LossRange(0, 1), "prediction", tensors=functions)
+    record = sweep(network(), 1, thresholds=[0.5], losses=[loss], sampler=SAMPLER)
+    assert network_of_loss.moved == torch.device("cpu")
+    assert record.inconsistency_ranges == {"elsewhere": LossRange(0, 1)}
+    with pytest.raises(ValueError, match=r"'bleu' .* set the field `tensors\.against_labels`"):
+        sweep(network(), 1, thresholds=[0.5], losses=["bleu"], sampler=SAMPLER)

@@ -346,7 +346,7 @@ def test_levels_are_drawn_with_what_they_cost(script, tmp_path):
     with Image.open(tmp_path / "net_levels_lpips.png") as drawn:
         assert drawn.width > 64
     Image.new("RGB", (32, 32)).save(tmp_path / "net_levels_lpips.webp")
-    with pytest.raises(ValueError, match="has 2 rows, but the report 3 levels of lpips"):
+    with pytest.raises(ValueError, match="has 2 rows, but the report has 3 values of ε"):
         script("picture", "net", "--results", tmp_path, "--loss", "lpips")
 
 

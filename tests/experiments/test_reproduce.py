@@ -165,7 +165,7 @@ def test_a_task_without_its_data_is_skipped_by_name(run, monkeypatch, tmp_path):
         (["diffusion", "--data", "absent.parquet"], "absent.parquet"),
         (["calm", "--data", "."], "NAME_SCORE.parquet"),
         (["clam"], "there is no task 'clam'"),
-        (["calm", "--draws", "3"], "calm does not take draws"),
+        (["calm", "--n", "3"], "calm does not take n_calibration"),
         (["--data", "record.parquet", "calm", "bild"], "exactly one TASK"),
     ],
 )
@@ -241,7 +241,7 @@ def test_bild_tells_sentences_a_second_where_they_were_timed(files, tmp_path):
     assert "sentences a second" not in bild(drafts, **given).table()[0]
     wrong = {"thresholds": [0.0, 1.0], "seconds": [2.0, 1.0]}
     (tmp_path / "drafts.seconds.json").write_text(json.dumps(wrong))
-    with pytest.raises(ValueError, match="time the pair anew"):
+    with pytest.raises(ValueError, match="time the pair again"):
         bild(drafts, **given)
 
 

@@ -12,8 +12,10 @@ from swiftsure.bounds import BOUNDS
 
 __all__ = [
     "ANY_LOSS",
+    "GAPS",
     "NON_NEGATIVE",
     "ORDER_FREE",
+    "POOLS",
     "UP_TO_ONE",
     "certifies",
     "curve_of",
@@ -31,8 +33,14 @@ NON_NEGATIVE = [name for name in UP_TO_ONE if BOUNDS[name].needs != "binary"]
 ANY_LOSS = [name for name, bound in BOUNDS.items() if bound.needs == "any"]
 """Bounds for losses that may be negative."""
 
+GAPS = [name for name, bound in BOUNDS.items() if bound.needs in ("any", "ternary")]
+"""Bounds for losses of -1, 0 or 1."""
+
 ORDER_FREE = [name for name in UP_TO_ONE if not BOUNDS[name].uses_order]
-"""Bounds for losses of 0 or 1 that see only sums."""
+"""Bounds for losses of 0 or 1 that do not depend on the order of the samples."""
+
+POOLS = [name for name, bound in BOUNDS.items() if bound.pools]
+"""Bounds for samples drawn without replacement from a finite pool."""
 
 Floats = NDArray[np.float64]
 

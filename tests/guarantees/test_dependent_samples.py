@@ -521,8 +521,8 @@ def test_a_curve_keeps_its_own_average():
     """Calls that take a curve do not average it again."""
     curve = grouped_curve(average="sample", max_group_size=3)
     for call, words in (
-        (ss.evaluate, "has its `average`"),
-        (ss.planning.lowest_epsilon, "has its `average`"),
+        (ss.evaluate, "`average` is the RiskCurve"),
+        (ss.planning.lowest_epsilon, "`average` is the RiskCurve"),
         (partial(ss.calibrate, epsilon=0.1), "`average` is the RiskCurve's own"),
     ):
         with pytest.raises(ValueError, match=words):

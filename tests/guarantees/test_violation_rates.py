@@ -5,6 +5,7 @@ import pytest
 
 import swiftsure as ss
 from guarantees.checkers import check_rate
+from guarantees.rules import ANY_LOSS, GAPS, NON_NEGATIVE, UP_TO_ONE
 from swiftsure.simulate import Population
 
 POPULATIONS = {
@@ -21,22 +22,25 @@ LEVELS = {
 }
 """Risks within reach of n = 300, and passed somewhere on the path."""
 
-ANY_LOSS = ("hoeffding", "empirical_bernstein", "wsr", "star", "auto")
-NON_NEGATIVE = ("bentkus", "hoeffding_bentkus")
-
 DELTA = 0.1
+
+
+BOUNDS = {
+    ("gap", "zero_one"): GAPS,
+    ("gap", "brier"): ANY_LOSS,
+    ("consistency", "zero_one"): UP_TO_ONE,
+    ("consistency", "brier"): NON_NEGATIVE,
+}
+"""The bounds that are valid for each risk and loss."""
 
 
 def controls(risk, loss):
     """Every control of a risk with high probability, by a name."""
-    for bound in ANY_LOSS + (NON_NEGATIVE if risk == "consistency" else ()):
+    for bound in [*BOUNDS[risk, loss], "auto"]:
         yield f"ucb {bound}", ss.Control("ucb", bound)
     if risk == "gap":
-        yield "ltt of the paper", ss.Control("ltt", "hoeffding_bentkus", zero_bounded=True)
-        if loss == "zero_one":
-            yield "zero-bounded binomial", ss.Control("ucb", "binomial", zero_bounded=True)
-    elif loss == "zero_one":
-        yield "binomial", ss.Control("ltt", "binomial")
+        for bound in BOUNDS["consistency", loss]:
+            yield f"zero-bounded {bound}", ss.Control("ltt", bound, zero_bounded=True)
     yield "bonferroni", ss.Control("ltt", "hoeffding", correction="bonferroni")
 
 

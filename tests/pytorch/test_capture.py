@@ -363,8 +363,8 @@ def test_marks(device, strict):
         active=torch.tensor([True, True, True, True, False], device=device),
         leaving=torch.zeros(5, dtype=torch.bool, device=device),
         exits=torch.full((5,), 9, device=device),
-        stayed=torch.full((5,), 0.05, device=device),
-        left=torch.full((5,), torch.inf, device=device),
+        max_skipped=torch.full((5,), 0.05, device=device),
+        min_taken=torch.full((5,), torch.inf, device=device),
         n_active=torch.zeros(1, dtype=torch.long, device=device),
     )
     mark(scores, levels, strict, 2, it)
@@ -375,9 +375,9 @@ def test_marks(device, strict):
     assert it.n_active.tolist() == [sum(stays)]
     assert it.exits.tolist() == [2 if gone else 9 for gone in leaves]
     expected = torch.where(torch.tensor(stays), scores.cpu(), 0.05)
-    torch.testing.assert_close(it.stayed.cpu(), expected)
+    torch.testing.assert_close(it.max_skipped.cpu(), expected)
     expected = torch.where(torch.tensor(leaves), scores.cpu(), torch.inf)
-    torch.testing.assert_close(it.left.cpu(), expected, equal_nan=True)
+    torch.testing.assert_close(it.min_taken.cpu(), expected, equal_nan=True)
 
 
 def test_only_what_is_read_is_kept():

@@ -61,5 +61,5 @@ def test_a_model_nobody_decides_with_is_not_run():
 
 
 def test_one_model_is_no_cascade():
-    with pytest.raises(ValueError, match="two or more"):
+    with pytest.raises(ValueError, match="at least 2"):
         Cascade([nn.Linear(2, 2)])

@@ -1,5 +1,6 @@
 """`collect`: the record that the stacked logits would give, also after a break in the middle."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -29,10 +30,9 @@ from pytorch.builders import (
     network,
     refused,
 )
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, LossRange, TensorFunctions
 from swiftsure.torch import Scored, Staged, collect, cut, exit_flops, fingerprint
 from swiftsure.torch.collecting import InterruptedCollectionError
-from swiftsure.torch.losses import TensorLoss
 
 
 def batches(*tensors, size=16):
@@ -229,7 +229,8 @@ def test_losses_of_ones_own():
         last = outputs[-1].softmax(dim=1)
         return torch.stack([(o.softmax(dim=1) - last).abs().sum(1) for o in outputs], dim=1)
 
-    loss = TensorLoss("distance", None, against_last, LossRange(0, 2))
+    functions = TensorFunctions(against_last=against_last)
+    loss = Loss("distance", LossRange(0, 2), "distribution", tensors=functions)
     model, x = network(), inputs(20)
     record = collect(model, [(x, labels(20))], losses=["zero_one", loss])
     p = every_output(model, x).softmax(dim=2)
@@ -237,6 +238,8 @@ def test_losses_of_ones_own():
     np.testing.assert_allclose(record.inconsistencies["distance"], expected.numpy(), atol=1e-6)
     assert record.inconsistency_ranges["distance"] == LossRange(0, 2)
     assert set(record.losses) == {"zero_one"}
+    with pytest.raises(ValueError, match=r"'bleu' .* `tensors\.against_last` or `tensors\.against"):
+        collect(model, [(x, labels(20))], losses=["bleu"])
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
@@ -505,16 +508,16 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     x, y = logits(90), labels(90)
     save = ss.ExitRecord.save
 
-    def full(record, path):
+    def full(record, path, **options):
         if path.name == "shard-00001.parquet":
             raise OSError("no space left")
-        save(record, path)
+        save(record, path, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(ss.ExitRecord, "save", full)
         with pytest.raises(InterruptedCollectionError, match="no space left") as caught:
             collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
-    assert caught.value.record.n == 64
+    assert (caught.value.record.n, caught.value.n_saved) == (64, 32)
     record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
     assert_same(record, collect(Played(4), batches(x, y)), costs=True)
 
@@ -523,9 +526,79 @@ def test_a_resumed_run_must_be_given_the_same_parts(tmp_path):
     x, y = logits(40), labels(40)
     with pytest.raises(InterruptedCollectionError):
         collect(Played(4), broken(batches(x, y), 1), shards=tmp_path)
-    with pytest.raises(InterruptedCollectionError, match="inputs after inputs, labels"):
+    with pytest.raises(ValueError, match="among the first 16 the labels differ"):
         collect(Played(4), x.split(16), shards=tmp_path)
     assert collect(Played(4), batches(x, y), shards=tmp_path).n == 40
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_shards_are_bound_to_their_data(tmp_path, finished):
+    x, y = logits(90), labels(90)
+    first = batches(x, y)
+    if finished:
+        collect(Played(4), first, shards=tmp_path, shard_size=32)
+    else:
+        with pytest.raises(InterruptedCollectionError):
+            collect(Played(4), broken(first, 4), shards=tmp_path, shard_size=32)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refused(loader, message):
+        with pytest.raises(ValueError, match=message):
+            collect(Played(4), loader, shards=tmp_path, shard_size=32)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    shuffled = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    refused(batches(x[shuffled], y[shuffled]), "among the first 32 the inputs and labels differ")
+    late = x.clone()
+    late[40] += 1
+    refused(batches(late, y), "among the first 64 the inputs differ")
+    refused(batches(x, (y + 1) % 3), "among the first 32 the labels differ")
+    refused(batches(x[:50], y[:50]), r"it gives only 50: pass the same data")
+
+
+def test_a_finished_run_goes_on_with_more_samples(tmp_path):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x[:64], y[:64]), shards=tmp_path)
+    model = Played(4)
+    record = collect(model, batches(x, y), shards=tmp_path)
+    assert model.begun == 90 - 64
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_lost_shard_is_collected_again(tmp_path, damage, number):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    path = tmp_path / f"shard-0000{number}.parquet"
+    content = bytearray(path.read_bytes())
+    if damage == "deleted":
+        path.unlink()
+        expected = contextlib.nullcontext()
+    else:
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content[:-50] if damage == "cut" else content)
+        expected = pytest.warns(UserWarning, match=rf"This shard is made again: .*{path.name}")
+    with expected:
+        record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    x, y = logits(90), labels(90)
+
+    def nested():
+        yield from batches(x, y)[:1]
+        collect(Played(4), batches(x, y), shards=tmp_path)
+
+    with pytest.raises(InterruptedCollectionError, match="is locked by another process"):
+        collect(Played(4), nested(), shards=tmp_path)
+    collect(Played(4), batches(x, y), shards=tmp_path)  # the lock was released
+
+
+def test_shards_are_also_written_after_some_time(tmp_path):
+    collect(Played(4), batches(logits(90), labels(90)), shards=tmp_path, shard_seconds=0)
+    assert len(list(tmp_path.glob("*.parquet"))) == 6
 
 
 def test_shards_without_their_list_are_refused(tmp_path):
@@ -589,6 +662,14 @@ def test_shards_of_another_run_are_refused(tmp_path, other):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_shards_of_an_older_score_definition_are_refused(tmp_path, monkeypatch):
+    arguments = {"model": network(), "loader": batches(inputs(40), labels(40)), "shards": tmp_path}
+    collect(**arguments, shard_size=16)
+    monkeypatch.setattr("swiftsure.torch.reducing.SCORE_VERSION", 99)
+    with pytest.raises(ValueError, match=r"`shards`: .* score_version"):
+        collect(**arguments)
+
+
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -599,7 +680,7 @@ def test_nan_is_refused_by_name(exit_, loss, score):
     """At whichever exit, and whatever is to be recorded of it."""
     batch = logits(40)
     batch[37, exit_, 1] = torch.nan
-    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN for sample 37"):
+    with pytest.raises((ValueError, RuntimeError), match=f"exit {exit_ + 1} is NaN .* sample 37"):
         collect(Played(4), batch.split(16), losses=[loss], scores=[score])
 
 
@@ -668,7 +749,7 @@ def test_empty_batches_among_others():
 
 
 def test_another_device():
-    with pytest.raises(ValueError, match=r"`device` is cuda, but the model is on cpu"):
+    with pytest.raises(ValueError, match=r"`device` must be the model's, cpu, but got cuda"):
         collect(network(), [inputs(5)], device="cuda")
     with refused("device"):
         collect(network(), [inputs(5)], device="gpu")
@@ -679,7 +760,7 @@ def test_another_device():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(3, 6)}, "must have `inputs`"),
+        ({"x": torch.zeros(3, 6)}, "must have the key `inputs`"),
         ((torch.zeros(3, 6),) * 4, r"\(inputs, labels, ids\), but has 4"),
         (("text", "text"), "`batch` must hold at least one tensor"),
     ],
@@ -702,7 +783,8 @@ def test_outputs_of_the_wrong_shape():
             return super().head(exit_index, state).mean(dim=0, keepdim=True)
 
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"exit 1 has shape \(1, 5\) for 5 samples"
+        (ValueError, RuntimeError),
+        match=r"exit 1 must have the samples .* 5, but has shape \(1, 5\)",
     ):
         collect(Mean(4), [logits(5)])
 
@@ -713,9 +795,9 @@ def test_nested_outputs_need_losses_and_scores_of_their_own():
             output = super().head(exit_index, state)
             return Scored({"logits": output}, output.softmax(dim=1).amax(dim=1))
 
-    with pytest.raises(ValueError, match="TensorLoss"):
+    with pytest.raises(ValueError, match="a Loss of your own"):
         collect(Nested(4), [logits(5)], scores=["model"])
-    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 gives dict"):
+    with pytest.raises(ValueError, match=r"`temperatures` .* exit 1 returns dict"):
         collect(Nested(4), [logits(5)], scores=["model"], temperatures=(2.0,) * 4)
 
 

@@ -66,11 +66,11 @@ def test_grey_images_have_three_channels(tmp_path):
 
 
 def test_folders_that_are_none(tmp_path, folder):
-    with pytest.raises(ValueError, match="`folder` must be a folder of classes"):
+    with pytest.raises(ValueError, match="`folder` must be an existing folder"):
         ImageFolder(tmp_path / "no")
     (tmp_path / "flat").mkdir()
     write(tmp_path / "flat" / "ILSVRC2012_val_00000001.JPEG", "red")
-    with pytest.raises(ValueError, match=r"`folder` .* published flat"):
+    with pytest.raises(ValueError, match=r"`folder` .* sort them by their ground truth"):
         ImageFolder(tmp_path / "flat")
     (tmp_path / "empty" / "n01440764").mkdir(parents=True)
     with pytest.raises(ValueError, match="`folder` must hold images"):
@@ -79,7 +79,7 @@ def test_folders_that_are_none(tmp_path, folder):
 
 def test_a_broken_image_is_named(folder):
     (folder / "n02000000" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(ValueError, match=r"00000002\.JPEG is no readable image"):
+    with pytest.raises(ValueError, match=r"00000002\.JPEG is not a readable image"):
         ImageFolder(folder)[2]
 
 

@@ -135,7 +135,7 @@ def test_refusals():
         def forward(self, x):
             return self.used(x)
 
-    with pytest.raises(ValueError, match="unused is not run"):
+    with pytest.raises(ValueError, match="does not run unused"):
         attach_heads(Unused(), ["unused"], inputs(4))
 
 

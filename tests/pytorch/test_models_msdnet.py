@@ -144,7 +144,7 @@ def test_published_hyperparameters_go_by_their_names():
     [
         ({"data": "mnist"}, "data"),
         ({"nScales": 4}, "nScales"),
-        ({"grFactor": "1-2-4"}, "scale_factors"),
+        ({"grFactor": "1-2-4"}, "grFactor"),
         ({"colour": "red"}, "hyperparameters"),
     ],
 )

@@ -314,14 +314,14 @@ def test_outputs_of_any_nesting(form, streamed):
 
 def exit_agreement():
     """A loss of nested outputs, which the usual ones are not for."""
-    from swiftsure.losses import LossRange
-    from swiftsure.torch.losses import TensorLoss
+    from swiftsure.losses import Loss, LossRange, TensorFunctions
 
     def against_last(outputs):
         best = [output["rest"][1][1] for output in outputs]
         return torch.stack([each != best[-1] for each in best], dim=1).double()
 
-    return TensorLoss("agreement", None, against_last, LossRange(0, 1, whole=True))
+    functions = TensorFunctions(against_last=against_last)
+    return Loss("agreement", LossRange(0, 1, whole=True), "prediction", tensors=functions)
 
 
 @pytest.mark.parametrize("size", [None, 4])
@@ -658,7 +658,7 @@ def test_nan_is_refused_by_name(exit_, threshold, score):
     batch = logits(8, scale=0.1)
     batch[5, exit_, 2] = torch.nan
     fast = EarlyExit(Played(4), policy_of(threshold, 4, score))
-    with pytest.raises(ValueError, match=f"output of exit {exit_ + 1} is NaN for sample 5"):
+    with pytest.raises(ValueError, match=f"output of exit {exit_ + 1} is NaN .* sample 5"):
         fast(batch)
 
 
@@ -670,12 +670,51 @@ def test_nan_of_an_exit_that_is_not_asked_does_not_matter():
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_a_confidence_that_is_no_number_is_refused(score):
-    """An infinite logit makes the softmax NaN: no rule says where such a sample leaves."""
+@pytest.mark.parametrize("exit_", [0, 3])
+@pytest.mark.parametrize(("classes", "value"), [(2, torch.inf), (slice(None), -torch.inf)])
+def test_infinite_logits_are_refused_as_in_a_record(score, exit_, classes, value):
+    """They make the softmax NaN, so no rule says where such a sample exits."""
     batch = logits(8, scale=0.1)
-    batch[5, 0, 2] = torch.inf
-    with pytest.raises(ValueError, match=r"exit 1 .* sample 5"):
+    batch[5, exit_, classes] = value
+    with pytest.raises(ValueError, match=rf"output of exit {exit_ + 1} .* sample 5\b"):
         EarlyExit(Played(4), policy_of(0.9, 4, score))(batch)
+    with pytest.raises(ValueError, match=rf"output of exit {exit_ + 1} .* sample 5\b"):
+        collect(Played(4), [batch], scores=[score])
+    with refused("logits"):
+        ss.ExitRecord.from_logits(batch.double().numpy(), score=score)
+
+
+@pytest.mark.parametrize("temperatures", [None, (2.0, 1.0, 0.5, 1.5)])
+@pytest.mark.parametrize("score", SCORES)
+def test_masked_classes_are_as_in_a_record(score, temperatures):
+    """Logits of −inf are probabilities of 0: records, `collect` and the runtime agree."""
+    batch, truth = logits(200), labels(200)
+    batch[::2, :, 1] = -torch.inf
+    batch[::3, 1:, 2:4] = -torch.inf
+    scale = (1.0,) * 4 if temperatures is None else temperatures
+    record = ss.ExitRecord.from_logits(
+        batch.double().numpy(), truth.numpy(), score=score, temperatures=scale
+    )
+    collected = collect(Played(4), [(batch, truth)], scores=[score], temperatures=temperatures)
+    assert np.array_equal(record.confidences[score], collected.confidences[score])
+    for loss in ("zero_one", "brier"):
+        np.testing.assert_allclose(record.losses[loss], collected.losses[loss], atol=1e-6)
+        np.testing.assert_allclose(
+            record.inconsistencies[loss], collected.inconsistencies[loss], atol=1e-6
+        )
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.5)
+    assert policy.threshold is not None
+    out = EarlyExit(Played(4), policy)(batch)
+    assert out.exits.tolist() == expected_exits(policy, record.confidences[score])
+
+
+def test_the_state_dict_is_that_of_the_model():
+    model = network()
+    fast = EarlyExit(model, policy_of(0.9, 4))
+    assert list(fast.state_dict()) == [f"model.{name}" for name in model.state_dict()]
+    assert [name for name, _ in fast.named_parameters()] == [
+        f"model.{name}" for name, _ in model.named_parameters()
+    ]
 
 
 def test_a_models_own_confidence_that_is_no_number_is_refused():
@@ -707,7 +746,7 @@ def leaving_differently(*heads):
     ],
 )
 def test_exits_whose_outputs_differ_in_kind(first, second, word):
-    with pytest.raises(ValueError, match=f"Exits must give outputs of the same {word}"):
+    with pytest.raises(ValueError, match=f"Exits must return outputs of the same {word}"):
         leaving_differently(first, second)(logits(12, 2))
 
 
@@ -880,3 +919,25 @@ def test_an_outer_autocast_of_another_dtype_warns_once(dtype, recwarn):
         fast(x)
     assert not recwarn
     assert torch.equal(found, expected)
+
+
+def test_weights_that_change_later_are_noticed():
+    model = network()
+    batch = inputs(8)
+    policy = policy_of(0.7, 4, model=fingerprint(model))
+    fast = EarlyExit(model, policy)
+    fast(batch)
+    parameter = next(model.parameters())
+    with torch.no_grad():
+        parameter.add_(0.5)
+    with pytest.raises(ValueError, match="was made for another model"):
+        fast(batch)
+    with torch.no_grad():
+        parameter.sub_(0.5)
+    model.load_state_dict(network().state_dict())
+    fast(batch)  # the same values again
+    model.load_state_dict(network(seed=1).state_dict())
+    with pytest.raises(ValueError, match="was made for another model"):
+        fast(batch)
+    with pytest.raises(ValueError, match="was made for another model"):
+        Stream(fast, 4).push(batch)

@@ -22,7 +22,7 @@ from pytorch.builders import (
     rules,
     split,
 )
-from swiftsure.torch import EarlyExit, Scored, Staged, Stream
+from swiftsure.torch import EarlyExit, Scored, Staged, Stream, StreamError
 
 
 def collected(results):
@@ -332,7 +332,7 @@ def test_nan_is_refused_by_name(exit_):
     batch = logits(20, scale=0.1)
     batch[13, exit_, 2] = torch.nan
     fast = EarlyExit(Played(4), policy_of(0.9, 4))
-    words = f"output of exit {exit_ + 1} is NaN for sample"
+    words = f"output of exit {exit_ + 1} is NaN or infinite for sample"
     with pytest.raises(ValueError, match=rf"{words} 13\b"):
         collected(list(Stream(fast, batch_size=6).run(batch.split(4))))
     results = Stream(fast, batch_size=6).run(batch.split(4), ordered=True)
@@ -386,3 +386,60 @@ def test_outputs_without_a_row_a_sample():
     stream = Stream(EarlyExit(Mean(2), policy_of(None, 2)), batch_size=4)
     with pytest.raises(ValueError, match="output"):
         collected(list(stream.run(split(logits(8, 2), 4))))
+
+
+# --------------------------------------------------------------------------------------- failures
+
+
+class Faulty(Played):
+    """Fails in a stage that runs one of some samples."""
+
+    def __init__(self, n_exits, stage, samples):
+        super().__init__(n_exits)
+        self.stage, self.samples = stage, samples
+
+    def advance(self, exit_index, state):
+        if exit_index == self.stage and set(self.samples) & set(state["numbers"].tolist()):
+            raise RuntimeError("out of memory")
+        return super().advance(exit_index, state)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_failing_stage_loses_only_its_own_samples(stage):
+    batch = logits(400)
+    policy = policy_of(0.7, 4)
+    expected = EarlyExit(Played(4), policy)(batch)
+    stream = Stream(EarlyExit(Faulty(4, stage, {33, 250}), policy), batch_size=16)
+    got, lost, messages, pending = [], [], [], list(batch.split(20))
+    while pending:
+        try:
+            got += stream.push(pending.pop(0))
+        except StreamError as error:
+            messages.append(str(error))
+            got += error.results
+            lost += error.samples.tolist()
+    while stream.in_flight:
+        try:
+            got += stream.flush()
+        except StreamError as error:
+            got += error.results
+            lost += error.samples.tolist()
+    assert all(f"Stage {stage + 1} failed on samples" in each for each in messages)
+    ids, exits, outputs = collected(got)
+    assert sorted([*ids.tolist(), *lost]) == list(range(400))
+    reached = [i for i in (33, 250) if expected.exits[i] >= stage]
+    assert set(reached) <= set(lost)
+    assert len(lost) <= 16 * len(reached)
+    assert torch.equal(exits, expected.exits[ids])
+    assert torch.equal(outputs, expected.outputs[ids])
+
+
+def test_a_run_delivers_what_is_ready_before_it_fails():
+    batch, policy = logits(100), policy_of(0.7, 4)
+    stream = Stream(EarlyExit(Faulty(4, 0, {70}), policy), batch_size=16)
+    got = []
+    with pytest.raises(StreamError) as caught:
+        got.extend(stream.run(batch.split(10)))
+    ids = torch.cat([result.ids for result in got]).tolist()
+    assert not set(ids) & set(caught.value.samples.tolist())
+    assert stream.in_flight + len(ids) + len(caught.value.samples) == stream.pushed

@@ -132,8 +132,17 @@ def test_nan_is_refused_by_name():
     x, y = truthful(20, (2.0, 1.0))
     y[:5] = -1  # a missing label does not change a sample's number
     x[13, 1, 2] = torch.nan
-    with pytest.raises(ValueError, match="output of exit 2 is NaN for sample 13"):
+    with pytest.raises(ValueError, match="output of exit 2 is NaN or infinite for sample 13"):
         fit_temperatures(Played(2), list(zip(x.split(8), y.split(8), strict=True)))
+
+
+def test_labels_of_masked_classes_are_refused():
+    x, y = truthful(20, (2.0, 1.0))
+    x[:, :, 2] = -torch.inf
+    kept = y != 2
+    assert all(np.isfinite(fit_temperatures(Played(2), [(x[kept], y[kept])])))
+    with pytest.raises(ValueError, match=r"`loader`: exit 1 .* sample \d+ .* −inf"):
+        fit_temperatures(Played(2), [(x, y)])
 
 
 def test_labels_are_needed():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from swiftsure import ThresholdRecord
 from swiftsure.systems import Runs, Sweep, sweep_grid
 
 
@@ -11,9 +10,13 @@ class Rounding(Sweep):
     """Rounds numbers up to 1 if they reach the threshold; 0 is the full model's answer."""
 
     def __init__(self, numbers, thresholds, *, batch_size=2, chunk_size=None):
+        super().__init__(
+            system="rounding",
+            grid=sweep_grid(np.asarray(thresholds), np.inf),
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+        )
         self.numbers = np.asarray(numbers)
-        self.grid = sweep_grid(np.asarray(thresholds), np.inf)
-        self.batch_size, self.chunk_size = batch_size, chunk_size
         self.runs = []
 
     def prepare(self, inputs):
@@ -28,13 +31,12 @@ class Rounding(Sweep):
 
         return run
 
-    def record(self, inputs, tables):
-        return ThresholdRecord(
-            self.grid,
-            inconsistencies={"changed": tables["loss"]},
-            costs={"steps": tables["cost"]},
-            ids=np.arange(inputs.start, inputs.stop),
-        )
+    def columns(self, inputs, tables):
+        return {
+            "inconsistencies": {"changed": tables["loss"]},
+            "costs": {"steps": tables["cost"]},
+            "ids": np.arange(inputs.start, inputs.stop),
+        }
 
     def identity(self):
         return {"numbers": self.numbers.tolist()}

@@ -8,10 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import swiftsure as ss
-from swiftsure.bounds import BOUNDS
-
-UP_TO_ONE = [name for name, bound in BOUNDS.items() if bound.needs != "ternary"]
-"""Bounds for losses of 0 or 1."""
 
 LEVELS = [0.0, 0.25, 0.5, float(np.nextafter(np.float32(0.5), np.float32(1))), 0.75, 1.0]
 """Few values, so that confidences and thresholds often tie."""

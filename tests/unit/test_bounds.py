@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import _kernels, bounds
 from swiftsure.bounds import BOUNDS, _bets, certify, p_value, upper_bound
-from unit.builders import UP_TO_ONE, refused
+from unit.builders import refused
 
 BINARY = ss.LossRange(0, 1, whole=True)
 EPSILON, DELTA = 0.2, 0.1
@@ -398,7 +399,7 @@ def test_bounds_of_non_negative_losses_refuse_others(bound):
     "loss_range", [(-1, 1), (0, 2), ss.LossRange(-1, 1, whole=True), ss.LossRange(0, 2, whole=True)]
 )
 def test_binomial_refuses_losses_that_are_not_binary(loss_range):
-    with pytest.raises(ValueError, match="`bound` 'binomial' needs losses declared 0/1"):
+    with pytest.raises(ValueError, match="`bound` 'binomial' needs losses declared to be 0 or 1"):
         certify([0.0] * 10, EPSILON, bound="binomial", loss_range=loss_range)
 
 
@@ -487,8 +488,10 @@ def test_a_fortune_lost_is_not_regained_by_overflow():
     assert moves.max() < 0
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.stack([0 * losses, losses], axis=1))
     rows = np.arange(n)
-    levels = _kernels.firing_levels(curve.data)
-    least = _bets.log_deficit(curve.data, levels, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0)
+    thresholds = _kernels.inclusive_thresholds(curve.data)
+    least = _bets.log_deficit(
+        curve.data, thresholds, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
+    )
     assert least == pytest.approx(-math.log(delta))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import bounds, control
 from unit.builders import (
-    UP_TO_ONE,
     first_exits,
     random_logits,
     random_record,
@@ -94,9 +94,9 @@ def test_the_certificate_of_groups():
 def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
     for bound in UP_TO_ONE:
         policy = ss.calibrate(
-            RECORD, loss="zero_one", epsilon=0.3, bound=bound, seed=4, zero_bounded=True
+            RECORD, risk="zero-bounded gap", loss="zero_one", epsilon=0.3, bound=bound, seed=4
         )
-        curve = RECORD.curve(loss="zero_one", zero_bounded=True)
+        curve = RECORD.curve("zero-bounded gap", "zero_one")
         curve = curve.shuffled(4) if bounds.BOUNDS[bound].uses_order else curve
         losses = curve.loss_at(policy.certificate.index)
         upper = bounds.upper_bound(losses, 0.1, bound=bound, loss_range=curve.loss_range)
@@ -165,7 +165,7 @@ def test_the_models_fingerprint_is_carried_along():
     record = ss.ExitRecord([[0.9]] * 100, losses={"mine": [[0.0, 0.0]] * 100}, fingerprint="abc")
     policy = ss.calibrate(record, epsilon=0.1)
     assert policy.certificate.model == "abc"
-    assert "bound to no particular model" not in str(policy)
+    assert "not bound to a particular model" not in str(policy)
     assert ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.model is None
 
 
@@ -189,15 +189,10 @@ def test_several_risks_are_all_held():
     risks = [
         ss.Risk("gap", "zero_one", epsilon=0.05),
         ss.Risk("consistency", "brier", epsilon=0.2),
-        ss.Risk("gap", "brier", epsilon=0.1, zero_bounded=True),
+        ss.Risk("zero-bounded gap", "brier", epsilon=0.1),
     ]
     policy = ss.calibrate(RECORD, risks=risks)
-    alone = [
-        ss.calibrate(
-            RECORD, risk=r.risk, loss=r.loss, epsilon=r.epsilon, zero_bounded=r.zero_bounded
-        )
-        for r in risks
-    ]
+    alone = [ss.calibrate(RECORD, risk=r.risk, loss=r.loss, epsilon=r.epsilon) for r in risks]
     indices = [p.certificate.index for p in alone]
     assert len(set(indices)) > 1
     assert policy.certificate.index == min(indices)
@@ -208,7 +203,7 @@ def test_several_risks_are_all_held():
         ("zero-bounded gap", "brier", 0.1),
     ]
     for promise, risk in zip(promises, risks, strict=True):
-        curve = RECORD.curve(risk.risk, risk.loss, zero_bounded=risk.zero_bounded)
+        curve = RECORD.curve(risk.risk, risk.loss)
         assert promise.calibration_risk == pytest.approx(curve.risk()[min(indices)])
         assert promise.upper_bound <= promise.epsilon
 
@@ -296,6 +291,10 @@ def test_a_curve_is_calibrated_as_it_is():
     gap = ss.RiskCurve.from_losses([None, 0], [[0, 1], [0, -1]] * 100)
     bounded = ss.calibrate(gap, epsilon=0.2, zero_bounded=True)
     assert bounded.threshold is None
+    assert bounded.certificate.promises[0].risk == "gap"
+    assert bounded.certificate.options == {"zero_bounded": True}
+    bounded = ss.calibrate(gap.zero_bounded(), epsilon=0.2)
+    assert bounded.threshold is None
     assert bounded.certificate.promises[0].risk == "zero-bounded gap"
 
 
@@ -324,7 +323,7 @@ def test_a_curve_has_its_score_and_path_already(extra):
 def test_several_risks_stand_alone():
     """What would be ignored beside `risks` is refused."""
     risks = [ss.Risk("gap", "zero_one", 0.1)]
-    for extra in ({"epsilon": 0.1}, {"risk": "gap"}, {"loss": "brier"}, {"zero_bounded": True}):
+    for extra in ({"epsilon": 0.1}, {"risk": "gap"}, {"loss": "brier"}):
         with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is each Risk's own"):
             ss.calibrate(RECORD, risks=risks, **extra)
     with pytest.raises(ValueError, match="`risks` is the RiskCurve's own"):
@@ -340,12 +339,12 @@ def test_epsilon_is_required_and_arguments_have_names():
         ss.calibrate(RECORD, "gap", "brier")
 
 
-@pytest.mark.parametrize("zero_bounded", [False, True])
-def test_a_curve_may_be_called_by_its_own_names_alone(zero_bounded):
+@pytest.mark.parametrize("risk", ["gap", "zero-bounded gap"])
+def test_a_curve_may_be_called_by_its_own_names_alone(risk):
     record = random_record(200)
-    curve = record.curve("gap", "zero_one", zero_bounded=zero_bounded)
+    curve = record.curve(risk, "zero_one")
     plain = ss.calibrate(curve, epsilon=0.1)
-    assert ss.calibrate(curve, risk="gap", loss="zero_one", epsilon=0.1) == plain
+    assert ss.calibrate(curve, risk=risk, loss="zero_one", epsilon=0.1) == plain
     for wrong in ({"risk": "consistency"}, {"loss": "brier"}):
         with refused(next(iter(wrong))):
             ss.calibrate(curve, **wrong, epsilon=0.1)
@@ -355,7 +354,7 @@ def test_a_curve_may_be_called_by_its_own_names_alone(zero_bounded):
 
 def test_a_pool_is_what_the_promise_rests_on():
     told = str(ss.calibrate(random_record(200), loss="zero_one", epsilon=0.2, pool=5000))
-    assert "drawn from that pool at random" in told
+    assert "drawn from that pool without replacement" in told
     assert "independent draws" not in told
 
 
@@ -400,7 +399,7 @@ def test_one_record_gives_one_policy():
 
 @pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_the_seed_matters_to_bets_only(bound):
-    arguments = {"loss": "zero_one", "epsilon": 0.1, "bound": bound, "zero_bounded": True}
+    arguments = {"loss": "zero_one", "epsilon": 0.1, "bound": bound, "risk": "zero-bounded gap"}
     policies = [ss.calibrate(RECORD, **arguments, seed=seed) for seed in range(3)]
     upper = {policy.certificate.promises[0].upper_bound for policy in policies}
     if bounds.BOUNDS[bound].uses_order:
@@ -432,13 +431,13 @@ def test_the_data_is_part_of_the_certificate():
         ({"delta": 0}, r"`delta` must be in \(0, 1\), but got 0"),
         ({"delta": 1}, r"`delta` must be in \(0, 1\), but got 1"),
         ({"delta": math.nan}, "`delta` must be in"),
-        ({"risk": "gep"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
+        ({"risk": "gep"}, "`risk` must be one of: gap, consistency, .* Did you mean 'gap'"),
         ({"loss": "brierr"}, "`loss` must be one of: zero_one, brier; .* Did you mean 'brier'"),
         ({"loss": None}, "`loss` must be given; this record has: zero_one, brier"),
         ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
         ({"control": "ucbs"}, "`control` must be one of: .* Did you mean 'ucb'"),
         ({"bound": "stars"}, "`bound` must be one of: .* Did you mean 'star'"),
-        ({"bound": "binomial"}, "`bound` 'binomial' needs losses declared 0/1"),
+        ({"bound": "binomial"}, "`bound` 'binomial' needs losses declared to be 0 or 1"),
         ({"bound": "hoeffding_bentkus"}, "`bound` 'hoeffding_bentkus' needs losses of at least 0"),
         ({"bound": "hoeffding", "pool": 9999}, "`pool` must go with one of the bounds"),
         ({"path": "breakpoint"}, "`path` must be one of: .* Did you mean 'breakpoints'"),

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
+from guarantees.rules import UP_TO_ONE
 from swiftsure import bounds, control
 from swiftsure.control import Control
-from unit.builders import UP_TO_ONE, exit_cases, random_record, refused, table_curve
+from unit.builders import exit_cases, random_record, refused, table_curve
 
 EPSILON, DELTA = 0.1, 0.1
 
@@ -98,7 +99,7 @@ def test_rows_are_the_calibration_samples_in_their_order():
 
 @pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_ltt_in_fixed_sequence_chooses_what_ucb_does(bound):
-    curve = random_record(n=600).curve(loss="zero_one", zero_bounded=True)
+    curve = random_record(n=600).curve("zero-bounded gap", "zero_one")
     results = [choose(curve, 0.15, DELTA, bound) for choose in (control.ucb, control.ltt)]
     assert results[0].index == results[1].index is not None
     assert [r.control for r in results] == ["ucb", "ltt"]

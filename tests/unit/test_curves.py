@@ -302,7 +302,7 @@ def test_settings_and_rows_that_do_not_exist_are_refused():
 
 
 def test_exit_shares_need_exits():
-    with pytest.raises(ValueError, match="knows no exits"):
+    with pytest.raises(ValueError, match="has no exits"):
         ss.RiskCurve.from_losses([1, 0.9, 0.5], LOSSES).exit_shares()
 
 

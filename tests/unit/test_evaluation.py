@@ -500,7 +500,7 @@ def test_levels_reach_up_to_the_bound_of_the_loss():
 def test_a_curve_has_its_choices_already(record):
     curve = record.curve(path=GRID)
     for arguments in ({"score": "top1"}, {"path": GRID}):
-        with pytest.raises(ValueError, match="leave them out"):
+        with pytest.raises(ValueError, match="leave it out"):
             ss.evaluate(curve, splits=1, **arguments)
     for arguments in ({"loss": "other"}, {"risk": "consistency"}):
         with pytest.raises(ValueError, match="must be the curve's own"):
@@ -554,14 +554,26 @@ def test_records_only():
 def test_the_table_is_tidy(study):
     table = study.to_arrow()
     assert isinstance(table, pa.Table)
-    assert table.column_names == ["control", "split", "epsilon", *MEASURES]
+    assert table.column_names == ["control", "split", "epsilon", *MEASURES, "average"]
     rows = table.to_pylist()
     assert len(rows) == len(CONTROLS) * 12 * 4
     assert len({(row["control"], row["split"], row["epsilon"]) for row in rows}) == len(rows)
     for row in rows:
         level = int(np.flatnonzero(row["epsilon"] == EPSILONS)[0])
+        assert row["average"] == "sample"
         for name in MEASURES:
             assert row[name] == getattr(study, name)[row["control"]][row["split"], level]
+
+
+@pytest.mark.parametrize(("average", "size"), [("group", None), ("sample", 2)])
+def test_the_table_says_what_is_averaged(average, size):
+    losses = np.zeros((40, 2))
+    losses[::4, 1] = 1.0
+    record = ss.ThresholdRecord([None, 0.5], {"a": losses}, groups=np.arange(40) // 2)
+    found = ss.evaluate(
+        record, n_calibration=10, splits=2, average=average, max_group_size=size, epsilons=[0.4]
+    )
+    assert set(found.to_arrow()["average"].to_pylist()) == {average}
 
 
 def test_the_data_frame_is_the_table(study):

@@ -1,7 +1,12 @@
 """Files are written whole or not at all."""
 
+import errno
 import os
 import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +74,99 @@ def test_permissions_are_those_of_any_new_file(tmp_path):
     write_text(tmp_path / "ours", "")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()}
     assert modes["ours"] == modes["plain"]
+
+
+def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("old")
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "real" / "a.txt")
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert contents(tmp_path / "real") == {"a.txt": "new"}
+
+
+def test_a_dangling_link_makes_its_target(tmp_path):
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "new.txt")
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert (tmp_path / "new.txt").read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "through the pipe")
+    reader.join(timeout=10)
+    assert received == ["through the pipe"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_is_written_to_and_stays():
+    write_text("/dev/null", "gone")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout"])
+def test_standard_output_is_not_replaced(tmp_path, path):
+    program = (
+        f"from swiftsure.files import write_text; print(1); write_text({path!r}, '2\\n'); print(3)"
+    )
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "1\n2\n3\n"
+    piped = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert piped.stdout == "1\n2\n3\n"
+
+
+def test_permissions_of_an_existing_file_are_kept(tmp_path):
+    target = tmp_path / "secret"
+    target.write_text("old")
+    target.chmod(0o600)
+    write_text(target, "new")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_temporary_files_of_dead_processes_are_removed(tmp_path):
+    stale, foreign = tmp_path / ".a.txt.x1y2.part", tmp_path / ".b.txt.x1y2.part"
+    for path in (stale, foreign):
+        path.write_text("half")
+        os.utime(path, (0, 0))
+    write_text(tmp_path / "a.txt", "new")
+    assert contents(tmp_path) == {"a.txt": "new", foreign.name: "half"}
+
+
+def test_temporary_files_of_living_processes_stay(tmp_path):
+    with atomic_write(tmp_path / "a.txt") as temporary:
+        temporary.write_text("slow")
+        os.utime(temporary, (0, 0))
+        write_text(tmp_path / "a.txt", "quick")
+        assert temporary.exists()
+    assert contents(tmp_path) == {"a.txt": "slow"}
+
+
+def test_the_file_and_its_folder_reach_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_mode))
+    write_text(tmp_path / "a.txt", "text")
+    assert [stat.S_ISREG(synced[0]), stat.S_ISDIR(synced[1])] == [True, True]
+    write_text(tmp_path / "a.txt", "text", durable=False)
+    assert len(synced) == 2
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    target = tmp_path / "a.txt"
+
+    def fail():
+        with atomic_write(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"a\.txt could not be written: No space left on device"):
+        fail()
+    assert contents(tmp_path) == {}

@@ -1,5 +1,7 @@
 """Losses by hand, their ranges, and how a new one is added."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,7 @@ PIXEL_LABELS = np.asarray([[[0, 0], [1, VOID]]])
 
 def test_miou_by_hand():
     """Class 2 is in neither, for the void pixel does not count; at the second exit it is."""
-    found = segmentation.miou(PIXELS, PIXEL_LABELS)
+    found = losses.MIOU.against_labels(PIXELS, PIXEL_LABELS)
     np.testing.assert_allclose(found, [[1 - (1 / 2 + 1 / 2) / 2, 1.0]])
 
 
@@ -67,11 +69,13 @@ def test_miou_counts_classes_of_prediction_or_label():
     one_hot = np.eye(4)[np.asarray([[[[0, 0, 0, 1]]]])]  # (1, 1, 1, 4, 4)
     labels = np.asarray([[[0, 0, 2, 2]]])
     # 2 of 3 for class 0, 0 of 1 for class 1, 0 of 2 for class 2; class 3 is nowhere
-    assert segmentation.miou(one_hot, labels).item() == pytest.approx(1 - (2 / 3) / 3)
+    assert losses.MIOU.against_labels(one_hot, labels).item() == pytest.approx(1 - (2 / 3) / 3)
 
 
 def test_miscoverage_by_hand():
-    np.testing.assert_allclose(segmentation.miscoverage(PIXELS, PIXEL_LABELS), [[1 / 3, 1.0]])
+    np.testing.assert_allclose(
+        losses.MISCOVERAGE.against_labels(PIXELS, PIXEL_LABELS), [[1 / 3, 1.0]]
+    )
 
 
 def test_pixel_brier_by_hand():
@@ -81,9 +85,9 @@ def test_pixel_brier_by_hand():
 
 
 def test_inconsistencies_count_all_pixels():
-    assert segmentation.miscoverage_inconsistency(PIXELS).tolist() == [[1.0, 0.0]]
+    assert losses.MISCOVERAGE.against_last(PIXELS).tolist() == [[1.0, 0.0]]
     # 0 1 1 2 against 1 2 2 0: the classes are all there, and never in the same place
-    assert segmentation.miou_inconsistency(PIXELS).tolist() == [[1.0, 0.0]]
+    assert losses.MIOU.against_last(PIXELS).tolist() == [[1.0, 0.0]]
     distance = np.square(PIXELS[0, 0] - PIXELS[0, 1]).sum(axis=-1).mean()
     np.testing.assert_allclose(segmentation.pixel_brier_inconsistency(PIXELS), [[distance, 0]])
 
@@ -300,6 +304,18 @@ def test_a_new_loss_is_itself_with_drawn_labels_too_or_refuses_them(registry, la
     assert np.isclose(drawn[..., None], possible).all(axis=1).any(axis=-1).all()
 
 
+def test_a_loss_object_needs_no_registration():
+    logits, labels = random_logits(n=50)
+    loss = losses.Loss("doubled", ss.LossRange(0, 2), "distribution", against_last=lambda p: 2 * p)
+    with pytest.raises(
+        ValueError, match=r"'doubled' .* set the field `against_labels` of its Loss"
+    ):
+        ss.ExitRecord.from_logits(logits, labels, losses=[loss])
+    missed = new_loss("missed")
+    record = ss.ExitRecord.from_logits(logits, labels, losses=missed)
+    assert record.loss_ranges == record.inconsistency_ranges == {"missed": missed.range}
+
+
 def test_a_name_is_registered_once(registry):
     loss = losses.LOSSES.register(new_loss("missed"))
     assert losses.LOSSES.register(loss) is loss
@@ -310,3 +326,19 @@ def test_a_name_is_registered_once(registry):
     with pytest.raises(ValueError, match="'brier' is taken"):
         losses.LOSSES.register(new_loss("brier"))
     assert losses.LOSSES["brier"] is losses.BRIER
+
+
+def test_a_prediction_loss_must_be_registered_before_labels_may_be_missing():
+    from swiftsure.losses import LOSSES, ZERO_ONE
+
+    own = dataclasses.replace(ZERO_ONE, name="own")
+    logits = np.random.default_rng(0).normal(size=(30, 3, 4))
+    labels = np.where(logits.argmax(2).std(axis=1) > 0, 1, -1)  # missing where the exits agree
+    with pytest.raises(ValueError, match="'own' allows only once it is known by name"):
+        ss.ExitRecord.from_logits(logits, labels, losses=[own])
+    LOSSES.register(own)
+    try:
+        record = ss.ExitRecord.from_logits(logits, labels, losses=[own])
+    finally:
+        del LOSSES["own"]
+    assert list(record.losses) == ["own"]

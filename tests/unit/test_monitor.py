@@ -1,7 +1,9 @@
 """Monitor, RequestOrder, Drift, Watch: what they hold, refuse, and give back after a restart."""
 
+import copy
 import io
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -258,26 +260,32 @@ def test_a_damaged_state_is_refused_and_kept(tmp_path, damage):
 
 def test_numbers_that_no_monitor_has_are_refused(tmp_path):
     """Even if the checksum is theirs."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     path = tmp_path / "state.json"
     for field, value in [("wealth", [0.1]), ("n", -1), ("peak", 0.5), ("wealth", [-1.0] * 12)]:
+        path.unlink(missing_ok=True)
         Monitor(0.05).save(path)
         content = json.loads(path.read_text())
         content["monitor"][field] = value
-        content["checksum"] = _checksum({"monitor": content["monitor"]})
+        content["checksum"] = json_checksum({"monitor": content["monitor"]})
         path.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=f"damaged monitor state: {field}"):
+        with pytest.raises(ValueError, match=f"damaged monitor state .*: {field}"):
             Monitor.load(path)
 
 
 def test_other_files_are_told_apart(tmp_path, policy):
     path = tmp_path / "policy.json"
     policy.save(path)
-    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
+    with pytest.raises(ValueError, match="not a Swiftsure monitor state"):
         Monitor.load(path)
     with refused("path"):
         Monitor.load(tmp_path / "none.json")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="not the state of a Swiftsure monitor"):
+        Monitor(0.05).save(path)
+    assert path.read_bytes() == before
+    path.unlink()
     Monitor(0.05).save(path)
     edited(path, lambda c: c.update(version=2))
     with pytest.raises(ValueError, match="newer Swiftsure"):
@@ -821,7 +829,7 @@ def test_rules_for_late_losses_are_kept_and_compared(tmp_path):
 
 def test_states_of_before_are_read(tmp_path):
     """They do not say all that newer ones do."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     path, state = tmp_path / "stream.jsonl", tmp_path / "state.json"
     data = lines(*({"loss": value} for value in losses(100)))
@@ -834,7 +842,7 @@ def test_states_of_before_are_read(tmp_path):
         for name in names:
             del content[part][name]
     parts = {k: content[k] for k in ("monitor", "order", "stream")}
-    content["checksum"] = _checksum(parts)
+    content["checksum"] = json_checksum(parts)
     state.write_text(json.dumps(content))
     watch = Watch.load(state, patience=5)
     assert watch.order.patience == 5
@@ -845,13 +853,13 @@ def test_states_of_before_are_read(tmp_path):
 
 def with_order(state, **changes):
     """Change the order's part of a state file, None taking a field away, with a fresh checksum."""
-    from swiftsure.monitor.state import _checksum
+    from swiftsure.files import json_checksum
 
     content = json.loads(state.read_text())
     order = {**content["order"], **changes}
     content["order"] = {name: value for name, value in order.items() if value is not None}
     parts = {k: v for k, v in content.items() if k not in ("format", "version", "checksum")}
-    content["checksum"] = _checksum(parts)
+    content["checksum"] = json_checksum(parts)
     state.write_text(json.dumps(content))
 
 
@@ -899,7 +907,7 @@ def test_a_state_of_before_does_not_know_which_requests_were_given_up(late_state
 
 def test_a_state_of_before_that_dropped_other_losses_is_refused(late_state):
     with_order(late_state, given_up_requests=None, too_late=2)
-    with pytest.raises(ValueError, match=r"damaged monitor state: 2 losses .*void"):
+    with pytest.raises(ValueError, match=r"damaged monitor state .*: 2 losses .*void"):
         Watch.load(late_state)
 
 
@@ -918,7 +926,7 @@ def test_a_state_of_before_that_dropped_other_losses_is_refused(late_state):
 )
 def test_an_order_that_cannot_be_is_refused(late_state, changes):
     with_order(late_state, **changes)
-    with pytest.raises(ValueError, match=r"damaged monitor state: (a request|requests|\d)"):
+    with pytest.raises(ValueError, match=r"damaged monitor state .*: (a request|requests|\d)"):
         Watch.load(late_state)
 
 
@@ -937,3 +945,81 @@ def test_what_waits_and_drifts_is_restored_too(tmp_path, policy):
     other = Drift(policy, confidences=[0.1, 0.5, 0.9])
     Watch.load(state, other)  # what was not seen before starts anew
     assert other.state().exits == watch.drift.state().exits
+
+
+# ------------------------------------------------------------------------- threads and two writers
+
+
+def test_threads_lose_no_loss():
+    monitor, losses = Monitor(0.5, 1e-9), np.full(1_000, 0.25)
+
+    def work():
+        for _ in range(50):
+            monitor.update_many(losses)
+            monitor.update(0.25)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert monitor.n == 8 * 50 * 1_001
+    alone = Monitor(0.5, 1e-9)
+    alone.update_many(np.full(monitor.n, 0.25))
+    assert monitor.state() == alone.state()
+
+
+def test_threads_may_share_an_order():
+    order = RequestOrder(Monitor(0.5, 1e-9))
+    for request in range(8_000):
+        order.expect(request)
+
+    def work(part):
+        for request in part:
+            order.arrive(int(request), 0.25)
+
+    parts = np.random.default_rng(0).permutation(8_000).reshape(8, -1)
+    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (order.monitor.n, order.waiting) == (8_000, 0)
+
+
+def test_a_monitor_can_be_copied():
+    monitor = Monitor(0.05)
+    monitor.update_many([0.0, 1.0, 0.0])
+    other = copy.deepcopy(monitor)
+    assert other.state() == monitor.state()
+    other.update(1.0)
+    assert (other.n, monitor.n) == (4, 3)
+
+
+def test_a_second_writer_cannot_erase_an_alarm(tmp_path):
+    path = tmp_path / "state.json"
+    Monitor(0.05).save(path)
+    first, second = Monitor.load(path), Monitor.load(path)
+    assert first.update_many([1.0] * 50)
+    first.save(path)
+    second.update(0.0)
+    with pytest.raises(ValueError, match="another monitor, which raised an alarm"):
+        second.save(path)
+    with pytest.raises(ValueError, match="another monitor, which raised an alarm"):
+        Monitor(0.05).save(path)
+    assert Monitor.load(path).alarm
+    first.update(0.0)
+    first.save(path)  # the one that wrote it goes on
+    assert Monitor.load(path).n == 51
+
+
+def test_a_second_writer_loses_no_update(tmp_path):
+    path = tmp_path / "state.json"
+    Watch(Monitor(0.05)).save(path)
+    first, second = Watch.load(path), Watch.load(path)
+    first.feed(b'{"loss": 0}\n')
+    first.save(path)
+    second.feed(b'{"loss": 1}\n')
+    with pytest.raises(ValueError, match="was written by another monitor; it was left"):
+        second.save(path)
+    assert Watch.load(path).monitor.mean == 0.0

@@ -40,7 +40,7 @@ POLICIES = {
     ),
     "several risks": lambda: ss.calibrate(
         RECORD,
-        risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2, True)],
+        risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2)],
     ),
     "full model": lambda: exit_policy(epsilon=1e-4),
     "a run": run_policy,
@@ -231,8 +231,8 @@ def test_the_sentence_says_what_the_policy_does():
     saved = 1 - policy.certificate.costs["exit"][1] / 4
     assert f", saving {percent(saved)} of exits on the calibration samples: " in str(policy)
     assert ", saving 50 % of layers on the calibration samples: " in str(run_policy())
-    assert "bound to no particular model" in str(policy)
-    assert "bound to no particular model" in str(POLICIES["empirical"]())
+    assert "not bound to a particular model" in str(policy)
+    assert "not bound to a particular model" in str(POLICIES["empirical"]())
     assert "from a pool of 1,000, on that pool" in str(POLICIES["a pool"]())
 
 
@@ -338,7 +338,7 @@ def test_a_policy_of_runs_has_no_exits():
 
 def test_confidences_of_another_network_are_refused():
     with pytest.raises(
-        ValueError, match=r"\(n, 3\), a column for each exit but the last, .* \(1, 2"
+        ValueError, match=r"\(n, 3\), one column per exit except the last, .* \(1, 2"
     ):
         exit_policy().exits([[0.5, 0.5]])
 

@@ -55,7 +55,7 @@ def test_threshold_records_are_split_and_joined():
         {"path": FAMILY},
         {"loss": "brier"},
         {"risk": "consistency"},
-        {"zero_bounded": True},
+        {"risk": "zero-bounded gap"},
         {"epsilon": 1e-9},
     ],
 )
@@ -65,11 +65,11 @@ def test_a_policy_is_evaluated_with_its_own_rule(changes):
     found = made.evaluate(REST)
     exits = made.exits(REST.confidences["top1"])
     loss, risk = changes.get("loss", "zero_one"), changes.get("risk", "gap")
-    table = REST.losses[loss] if risk == "gap" else REST.inconsistencies[loss]
+    table = REST.losses[loss] if risk.endswith("gap") else REST.inconsistencies[loss]
     losses = table[np.arange(500), exits]
-    if risk == "gap":
+    if risk.endswith("gap"):
         losses = losses - table[:, -1]
-    if changes.get("zero_bounded"):
+    if risk.startswith("zero-bounded"):
         losses = np.maximum(losses, 0)
     assert found.risk == pytest.approx(losses.mean())
     assert found.n == 500
@@ -198,3 +198,86 @@ def test_everything_shows_itself_in_a_notebook():
         assert len(repr(shown)) < 400
     assert made.plot(CALIBRATION).axes
     assert study.plot().axes
+
+
+# -------------------------------------------------------------------------- ranges and signatures
+
+
+def resaved(path, change):
+    """Edit a policy file and give it the checksum of its new content."""
+    from swiftsure.files import json_checksum
+
+    content = json.loads(path.read_text())
+    proofs = {name: content.pop(name) for name in ("checksum", "signature") if name in content}
+    change(content)
+    path.write_text(json.dumps(content | proofs | {"checksum": json_checksum(content)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda c: c.update(n_exits=2_147_483_648), "n_exits"),
+        (lambda c: c.update(n_exits=0), "n_exits"),
+        (lambda c: c.update(min_exit=-1), "min_exit"),
+        (lambda c: c.update(min_exit=50), "min_exit"),
+        (lambda c: c.update(threshold=[0.5] * 50), "threshold"),
+        (lambda c: c.update(temperatures=[1.0]), "temperatures"),
+        (lambda c: c["certificate"].update(delta=-1), "delta"),
+        (lambda c: c["certificate"].update(delta=1.5), "delta"),
+        (lambda c: c["certificate"].update(delta=None), "delta"),
+        (lambda c: c["certificate"].update(n=0), "certificate.n"),
+        (lambda c: c["certificate"].update(n=10**9), "n must not exceed n_samples"),
+        (lambda c: c["certificate"].update(index=None), "no setting was certified"),
+        (lambda c: c["certificate"].update(index=10**6), "index"),
+        (lambda c: c["certificate"].update(exit_shares=[2.0, -1.0]), "exit_shares"),
+        (lambda c: c["certificate"].update(costs={"flops": [-1, 1]}), "costs"),
+        (lambda c: c["certificate"].update(pool=1), "pool"),
+        (lambda c: c["certificate"]["promises"][0].update(epsilon=7), "epsilon"),
+        (lambda c: c["certificate"]["promises"][0].update(loss_range=[1, 0]), "loss_range"),
+        (lambda c: c["certificate"]["promises"][0].update(calibration_risk=3), "calibration_risk"),
+        (lambda c: c["certificate"]["promises"][0].update(upper_bound=-9), "upper_bound"),
+        (lambda c: c["certificate"].update(path="x" * 10**6), "path"),
+    ],
+)
+def test_impossible_values_are_refused_even_with_a_checksum(tmp_path, change, field):
+    path = tmp_path / "policy.json"
+    policy().save(path)
+    resaved(path, change)
+    with pytest.raises(ValueError, match=f"damaged policy: .*{field}") as caught:
+        ss.Policy.load(path, accept_edited=True)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_signed_policy_is_refused_when_it_was_edited(tmp_path, monkeypatch):
+    path = tmp_path / "policy.json"
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    made = policy()
+    made.save(path)
+    assert ss.Policy.load(path) == made
+    resaved(path, lambda content: content.update(threshold=0.0))
+    for accept in (False, True):
+        with pytest.raises(ValueError, match="does not fit its signature"):
+            ss.Policy.load(path, accept_edited=accept)
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "another")
+    made.save(path)
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    with pytest.raises(ValueError, match="does not fit its signature"):
+        ss.Policy.load(path)
+
+
+def test_an_unsigned_policy_is_refused_where_there_is_a_key(tmp_path, monkeypatch):
+    path, key = tmp_path / "policy.json", tmp_path / "key"
+    policy().save(path)
+    key.write_text("secret\n")
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY_FILE", str(key))
+    with pytest.raises(ValueError, match="is not signed, but SWIFTSURE_POLICY_KEY asks for one"):
+        ss.Policy.load(path)
+    policy().save(path)
+    ss.Policy.load(path)
+    monkeypatch.delenv("SWIFTSURE_POLICY_KEY_FILE")
+    ss.Policy.load(path)  # without a key the signature is not checked
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    ss.Policy.load(path)  # the same key, from the other variable
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="not both"):
+        ss.Policy.load(path)

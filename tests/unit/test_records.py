@@ -113,7 +113,7 @@ def test_gap_and_consistency_by_hand():
 
 def test_options_of_the_curve():
     record = small()
-    bounded = record.curve(zero_bounded=True)
+    bounded = record.curve("zero-bounded gap")
     assert bounded.loss_range.binary
     assert np.array_equal(bounded.losses(), np.maximum(record.curve().losses(), 0))
     assert (record.curve(min_exit=2).losses() == 0).all()
@@ -133,7 +133,7 @@ def test_the_default_path_is_the_logit_grid():
 def test_making_a_curve_leaves_the_record_as_it_was():
     record = random_record()
     before = {k: v.copy() for k, v in record.losses.items()}
-    record.curve(loss="zero_one", zero_bounded=True).shuffled(0)
+    record.curve("zero-bounded gap", "zero_one").shuffled(0)
     assert all(np.array_equal(record.losses[k], before[k]) for k in before)
 
 
@@ -232,7 +232,7 @@ def test_an_id_used_twice_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"risk": "gaps"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
+        ({"risk": "gaps"}, "`risk` must be one of: gap, consistency, .* Did you mean 'gap'"),
         ({"loss": "zero-one"}, "`loss` must be one of: zero_one; .* Did you mean 'zero_one'"),
         ({"loss": "other"}, "`loss` must be one of: zero_one"),
         ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
@@ -411,9 +411,9 @@ def test_probabilities_in_place_of_logits_are_suspected():
 
 def test_errors_say_what_to_do_next():
     logits = np.zeros((5, 3, 4))
-    with pytest.raises(ValueError, match=r"shape \(5,\), one a sample of `logits`, \(n, n_exits"):
+    with pytest.raises(ValueError, match=r"shape \(5,\), one per sample of `logits`"):
         ss.ExitRecord.from_logits(logits, [0, 1, 2])
-    with pytest.raises(ValueError, match=r"`labels` must be 0 to 3, for there are 4 classes"):
+    with pytest.raises(ValueError, match=r"`labels` must be 0 to 3, because there are 4 classes"):
         ss.ExitRecord.from_logits(logits, [0, 1, 2, 3, 4])
     with pytest.raises(TypeError, match=r"`costs` must be a mapping of names to arrays, .* list"):
         ss.ExitRecord.from_logits(logits, costs=[1, 2, 3])

@@ -14,7 +14,7 @@ from swiftsure.report import policy_page
 from swiftsure.report.charts import LETTER_WIDTH, chart, log_ticks, shortened
 from swiftsure.report.findings import findings
 from swiftsure.report.quality import exit_losses, reliability
-from swiftsure.report.words import about_sizes
+from swiftsure.report.sentences import about_sizes
 from swiftsure.simulate import Population
 
 FAMILY = [[0.95, 0.9, 0.8], [0.8, 0.7, 0.6], [0.6, 0.5, 0.4]]
@@ -75,10 +75,10 @@ def test_the_bound_that_is_drawn_is_the_certificates(found, policy):
 
 
 def test_every_level_is_what_calibrate_would_choose(found, record):
-    levels = found.levels[0]
-    assert 50 <= len(levels.epsilons) <= 65
-    assert levels.epsilons[levels.own] == 0.05
-    for epsilon, index in list(zip(levels.epsilons, levels.settings, strict=True))[::9]:
+    choices = found.by_epsilon[0]
+    assert 50 <= len(choices.epsilons) <= 65
+    assert choices.epsilons[choices.own] == 0.05
+    for epsilon, index in list(zip(choices.epsilons, choices.settings, strict=True))[::9]:
         other = ss.calibrate(record, loss="zero_one", epsilon=epsilon)
         setting = found.settings[index]
         assert setting.threshold == other.threshold
@@ -97,7 +97,7 @@ def test_every_delta_is_what_calibrate_would_choose(found, record):
 
 def test_several_promises_together_allow_the_safest_of_their_settings(record):
     found = findings(record, ss.calibrate(record, risks=SEVERAL))
-    first, second = found.levels
+    first, second = found.by_epsilon
     for i, j in [(10, 50), (50, 10), (40, 40)]:
         risks = [
             replace(SEVERAL[0], epsilon=first.epsilons[i]),
@@ -253,7 +253,7 @@ def test_drawings_are_described(record, policy):
         ({"control": "crc", "selection": "paper"}, "no guarantee"),
         ({"control": "empirical"}, "looks at the measured risk alone"),
         ({"control": ss.Control("ucb", zero_bounded=True)}, "zero_bounded = True"),
-        ({"zero_bounded": True}, "zero_one zero-bounded gap"),
+        ({"risk": "zero-bounded gap"}, "zero_one zero-bounded gap"),
         ({"pool": 4000}, "not shown for a finite pool"),
         ({"path": "breakpoints"}, "every breakpoint"),
         ({"strict": True, "min_exit": 1}, "must be above its threshold; none before exit 2"),
@@ -282,7 +282,7 @@ def test_bets_on_every_setting_are_made_for_few_levels(record):
         epsilon=0.05,
     )
     found = findings(record, policy, [0.99, 0.9])
-    assert len(found.levels[0].epsilons) == 11
+    assert len(found.by_epsilon[0].epsilons) == 11
     assert found.by_size is None
     assert "it is slow" in about_sizes(found)
 
@@ -323,7 +323,7 @@ def test_a_budget_has_no_level_to_move(record, thresholds, kind, saving):
     loss = {"exits": "zero_one", "thresholds": "rouge_l"}[kind]
     policy = planning.lowest_epsilon(held, saving=saving, loss=loss, cost="layers").policy
     found = findings(held, policy)
-    assert found.levels is None
+    assert found.by_epsilon is None
     where = found.risks[0].upper_settings.index(policy.certificate.index)
     assert found.risks[0].upper[where] == policy.certificate.promises[0].upper_bound
     page = policy_page(held, policy)

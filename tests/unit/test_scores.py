@@ -39,10 +39,15 @@ def test_probabilities_do_not_overflow():
     assert result.tolist() == [[1.0, 0.0], [0.5, 0.5]]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [[0.0, math.nan], [0.0, math.inf], [-math.inf, -math.inf]])
 def test_probabilities_refuse_what_is_not_finite(bad):
     with refused("logits"):
-        scores.probabilities([0.0, bad])
+        scores.probabilities([[0.0, 1.0], bad])
+
+
+def test_masked_classes_have_probability_zero():
+    result = scores.probabilities([[0.0, -math.inf, 0.0], [-math.inf, 3.0, -math.inf]], 2.0)
+    assert result.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
 
 
 def test_top1_is_the_largest():

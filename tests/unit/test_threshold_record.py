@@ -35,7 +35,7 @@ def test_consistency_is_the_loss_as_recorded():
 
 
 def test_zero_bounded():
-    curve = small().curve(zero_bounded=True)
+    curve = small().curve("zero-bounded gap")
     assert curve.losses().tolist() == [[0, 0.25, 0.5], [0, 0, 0]]
     assert curve.loss_range == ss.LossRange(0, 1)
 
@@ -86,7 +86,7 @@ def test_gaps_of_single_precision_are_taken_in_double():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"risk": "gapp"}, "`risk` must be one of: gap, consistency; .* Did you mean 'gap'"),
+        ({"risk": "gapp"}, "`risk` must be one of: gap, consistency, .* Did you mean 'gap'"),
         ({"loss": "rouge"}, "`loss` must be one of: rouge_l; .* Did you mean 'rouge_l'"),
         ({"risk": "consistency"}, "no inconsistencies, .* ask for the risk 'gap'"),
     ],
@@ -105,10 +105,10 @@ def test_groups_make_their_means_the_unit():
 def test_zero_bounded_group_means_are_those_of_an_exit_record():
     gap = np.asarray([[0.5, 0.0], [-0.5, 0.0]])
     exits = ss.ExitRecord([[0.9], [0.9]], losses={"a": gap + 0.5}, groups=[0, 0]).curve(
-        path=[0.5], zero_bounded=True
+        "zero-bounded gap", path=[0.5]
     )
     runs = ss.ThresholdRecord([None, 0.5], losses={"a": gap[:, ::-1] + 0.5}, groups=[0, 0]).curve(
-        zero_bounded=True
+        "zero-bounded gap"
     )
     assert exits.losses().tolist() == [[0.0, 0.25]]
     assert runs.losses().tolist() == exits.losses().tolist()

@@ -10,7 +10,7 @@ Selection uses only the test. Upper bounds invert the tests and are for display.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.bounds.base import BOUNDS, Bound
@@ -109,10 +109,10 @@ def certify(
     >>> certify([0.0] * 100, 0.01)
     False
     """
-    curve, chosen, size = _single(losses, bound, loss_range, pool)
-    level, delta = _levels(epsilon, delta, curve.loss_range)
-    last = chosen.select(curve, np.arange(curve.n), np.asarray([level]), delta, 0, size)
-    return bool(last[0] == 0)
+    chosen, curve, rows, size = _single(losses, bound, loss_range, pool)
+    epsilon = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
+    checks.between("delta", delta, 0.0, 1.0)
+    return bool(chosen.select(curve, rows, np.asarray([epsilon]), delta, 0, size)[0] == 0)
 
 
 def p_value(
@@ -132,9 +132,9 @@ def p_value(
     >>> round(p_value([0, 0, 0, 1], 0.5, loss_range=LossRange(0, 1, whole=True)), 4)
     0.3125
     """
-    curve, chosen, size = _single(losses, bound, loss_range, pool)
-    level, _ = _levels(epsilon, 0.5, curve.loss_range)
-    return float(chosen.p_values(curve, np.arange(curve.n), level, size)[0])
+    chosen, curve, rows, size = _single(losses, bound, loss_range, pool)
+    epsilon = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
+    return float(chosen.p_values(curve, rows, epsilon, size)[0])
 
 
 def upper_bound(
@@ -154,20 +154,20 @@ def upper_bound(
     >>> round(upper_bound([0] * 100, 0.1, loss_range=LossRange(0, 1, whole=True)), 4)
     0.0228
     """
-    curve, chosen, size = _single(losses, bound, loss_range, pool)
-    _, delta = _levels(curve.loss_range.high / 2, delta, curve.loss_range)
-    return chosen.upper(curve, np.arange(curve.n), 0, delta, size)
+    chosen, curve, rows, size = _single(losses, bound, loss_range, pool)
+    return chosen.upper(curve, rows, 0, checks.between("delta", delta, 0.0, 1.0), size)
 
 
 def _single(
     losses: ArrayLike, bound: str, loss_range: LossRange | tuple[float, float], pool: int | None
-) -> tuple[RiskCurve, Bound, int]:
+) -> tuple[Bound, RiskCurve, NDArray[np.int64], int]:
+    """Return the bound, a curve of one setting with these losses, its rows and the pool's size."""
     values = checks.numbers("losses", losses, np.float64)
     checks.of_shape("losses", values, {"n": None})
     declared = declared_for(bound, LossRange.of(loss_range))
     curve = RiskCurve.from_losses([0.0], values[:, None], loss_range=declared, relative=False)
     chosen = resolve(bound, declared, curve.n, pool)
-    return curve, chosen, pool_size(pool, curve.n, chosen)
+    return chosen, curve, np.arange(curve.n), pool_size(pool, curve.n, chosen)
 
 
 def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int | None:
@@ -207,10 +207,3 @@ def pool_size(pool: int | None, n: int, bound: Bound) -> int:
         names = ", ".join(name for name, other in BOUNDS.items() if other.pools)
         raise ValueError(f"`pool` must go with one of the bounds {names}, but got '{bound.name}'.")
     return checks.count("pool", pool, n)
-
-
-def _levels(epsilon: float, delta: float, loss_range: LossRange) -> tuple[float, float]:
-    return (
-        checks.between("epsilon", epsilon, 0.0, loss_range.high),
-        checks.between("delta", delta, 0.0, 1.0),
-    )

@@ -1,6 +1,7 @@
 """Compiled WSR and STaR bets against "the risk is at least ε", for one or several settings.
 
-`losses` is a `_kernels.Losses`; `levels` are its thresholds as `_kernels.firing_levels`.
+`losses` is a `_kernels.Losses`; `thresholds` are those of `_kernels.inclusive_thresholds`, and
+`max_loss` is the largest possible loss, B.
 """
 
 from typing import NamedTuple
@@ -53,7 +54,9 @@ def log_growth(wish, largest_stake, margin):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound, star, pool):  # type: ignore[no-untyped-def]
+def bet(  # type: ignore[no-untyped-def]
+    losses, thresholds, rows, setting, first, stop, state, epsilon, delta, max_loss, star, pool
+):
     """Continue a bet against "the risk is at least ε" over the samples in [first, stop).
 
     Takes and returns the state (log(goal / wealth), its running minimum, sum of losses, B²/4 + sum
@@ -63,7 +66,7 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
     deficit, best_deficit, total, deviations = state
     log_target = -np.log(delta)  # log(1/δ) for WSR; STaR uses its current deficit instead
     level = epsilon
-    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
+    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
     n_early = losses.thresholds.shape[1]
     wealth, best, needed = 1.0, 1.0, np.exp(deficit)
     for i in range(first, stop):
@@ -72,18 +75,18 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
         exit_ = 0
         stays = True
         for e in range(n_early):
-            stays &= losses.confidences[row, e] < levels[e, setting]
+            stays &= losses.confidences[row, e] < thresholds[e, setting]
             exit_ += stays
         loss = losses.values[row, exit_ if n_early > 0 else setting]
         if pool > 0:
             level = (pool * epsilon - total) / (pool - i)
             # Bound on the rounding error of a sum of i numbers, divided by the samples left.
             off = MACHINE_EPSILON * i * (abs(total) + pool * abs(epsilon)) / (pool - i)
-            if level > bound * (1.0 + ROUNDING) + off:
+            if level > max_loss * (1.0 + ROUNDING) + off:
                 # The rest of the pool can no longer bring the risk up to ε.
                 return -np.inf, -np.inf, total, deviations
-            room = max(bound - level, 0.0) if star else max(bound, bound - level)
-            largest_stake = 1.0 / room if room > bound * ROUNDING else 0.0
+            room = max(max_loss - level, 0.0) if star else max(max_loss, max_loss - level)
+            largest_stake = 1.0 / room if room > max_loss * ROUNDING else 0.0
         horizon = n - i if star else n
         log_target = deficit if star else log_target
         scale = 2.0 * (i + 1) / (horizon * deviations)  # 2 / (horizon · variance)
@@ -110,7 +113,7 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
                 best_deficit = min(best_deficit, deficit)
                 wealth, best, needed = 1.0, 1.0, np.exp(deficit)
         total += loss
-        mean = (0.5 * bound + total) / (i + 2)
+        mean = (0.5 * max_loss + total) / (i + 2)
         deviations += (loss - mean) * (loss - mean)
     if not star:
         best_deficit = min(best_deficit, deficit - np.log(best))
@@ -119,7 +122,7 @@ def bet(losses, levels, rows, setting, first, stop, state, epsilon, delta, bound
 
 
 @compiled
-def log_deficit(losses, levels, rows, setting, epsilon, delta, goal, bound, star, pool):  # type: ignore[no-untyped-def]
+def log_deficit(losses, thresholds, rows, setting, epsilon, delta, goal, max_loss, star, pool):  # type: ignore[no-untyped-def]
     """Return the minimum of log(goal / wealth) over a bet against "the risk is at least ε".
 
     If it is 0 or less, the wealth reached `goal`, so the risk at `setting` is certified to be below
@@ -128,15 +131,15 @@ def log_deficit(losses, levels, rows, setting, epsilon, delta, goal, bound, star
     With `pool` > 0 the rows are drawn without replacement from a pool of that size, and ε is
     replaced at each step by the mean that the rest of the pool would need.
     """
-    state = (np.log(goal), np.log(goal), 0.0, 0.25 * bound * bound)
+    state = (np.log(goal), np.log(goal), 0.0, 0.25 * max_loss * max_loss)
     state = bet(
-        losses, levels, rows, setting, 0, rows.size, state, epsilon, delta, bound, star, pool
+        losses, thresholds, rows, setting, 0, rows.size, state, epsilon, delta, max_loss, star, pool
     )
     return state[1]
 
 
 @compiled
-def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, bound, star):  # type: ignore[no-untyped-def]
+def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max_loss, star):  # type: ignore[no-untyped-def]
     """Return `log_deficit` of the risk Σ sums / Σ weights, for groups that differ in size.
 
     `sums` is (n_groups, K): each group's total loss divided by the largest size M. `weights` are
@@ -149,8 +152,8 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, bou
     deficit = np.log(goal)
     best_deficit = deficit
     log_target = -np.log(delta)
-    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
-    total, weight, deviations = 0.0, 1.0, 0.25 * bound * bound
+    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
+    total, weight, deviations = 0.0, 1.0, 0.25 * max_loss * max_loss
     for i in range(n):
         loss = sums[rows[i], setting]
         own = weights[rows[i]]
@@ -164,13 +167,13 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, bou
             break
         total += loss
         weight += own
-        deviation = loss - (0.5 * bound + total) / weight * own
+        deviation = loss - (0.5 * max_loss + total) / weight * own
         deviations += deviation * deviation
     return best_deficit
 
 
 @compiled
-def select_by_betting(losses, levels, rows, epsilons, delta, bound, star, pool, start):  # type: ignore[no-untyped-def]
+def select_by_betting(losses, thresholds, rows, epsilons, delta, max_loss, star, pool, start):  # type: ignore[no-untyped-def]
     """Return the last certified setting for each of some ascending ε; `start - 1` if none.
 
     A fixed sequence of betting tests from setting `start` on. What is certified at one ε is
@@ -182,7 +185,7 @@ def select_by_betting(losses, levels, rows, epsilons, delta, bound, star, pool, 
     for j in range(epsilons.size):
         while last + 1 < losses.thresholds.shape[0]:
             deficit = log_deficit(
-                losses, levels, rows, last + 1, epsilons[j], delta, goal, bound, star, pool
+                losses, thresholds, rows, last + 1, epsilons[j], delta, goal, max_loss, star, pool
             )
             if not deficit <= 0.0:
                 break
@@ -204,7 +207,7 @@ MIN_PARALLEL = 50_000
 class Front(NamedTuple):
     """The state of the bets on `LANES` neighbouring settings."""
 
-    levels: np.ndarray  # (n_early, LANES)
+    thresholds: np.ndarray  # (n_early, LANES)
     lowest: np.ndarray  # (n_early,), minimum over the lanes
     highest: np.ndarray  # (n_early,), maximum over the lanes
     state: np.ndarray  # (4, LANES): as in `bet`, but row 1 is the largest squared gain
@@ -220,43 +223,43 @@ def aligned(n_rows):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def new_front(levels, start, delta, bound):  # type: ignore[no-untyped-def]
+def new_front(thresholds, start, delta, max_loss):  # type: ignore[no-untyped-def]
     """Return the initial bets on the `LANES` settings from `start` on.
 
     Lanes past the end of the path repeat its last setting.
     """
-    n_early, last = levels.shape[0], levels.shape[1] - 1
+    n_early, last = thresholds.shape[0], thresholds.shape[1] - 1
     own = np.empty((n_early, LANES), np.float32)
-    lowest = levels[:, start].copy()
-    highest = levels[:, start].copy()
+    lowest = thresholds[:, start].copy()
+    highest = thresholds[:, start].copy()
     state = aligned(4)
     for lane in range(LANES):
         state[0, lane] = -np.log(delta)
-        state[3, lane] = 0.25 * bound * bound
+        state[3, lane] = 0.25 * max_loss * max_loss
         for exit_ in range(n_early):
-            level = levels[exit_, min(start + lane, last)]
-            own[exit_, lane] = level
-            lowest[exit_] = min(lowest[exit_], level)
-            highest[exit_] = max(highest[exit_], level)
+            threshold = thresholds[exit_, min(start + lane, last)]
+            own[exit_, lane] = threshold
+            lowest[exit_] = min(lowest[exit_], threshold)
+            highest[exit_] = max(highest[exit_], threshold)
     return Front(own, lowest, highest, state, aligned(1)[0])
 
 
 @compiled
-def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
+def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss, star):  # type: ignore[no-untyped-def]
     """Advance the bets in all lanes, in place, like `bet` but accurate for small gains only.
 
     Records the largest squared gain of each lane, so that the caller can redo lanes where the
     series was too coarse. Loops over lanes are branchless, so that they compile to vector
     instructions. A lane that has reached its goal keeps its deficit.
     """
-    n, lanes, n_early = rows.size, front.loss.size, front.levels.shape[0]
+    n, lanes, n_early = rows.size, front.loss.size, front.thresholds.shape[0]
     state = front.state
     deficit, max_square, total, deviations = state[0], state[1], state[2], state[3]
     loss = front.loss
     goal = -np.log(delta)
-    largest_stake = 1.0 / (bound - epsilon if star else max(bound, bound - epsilon))
+    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
     cap = largest_stake * largest_stake
-    half = 0.5 * bound
+    half = 0.5 * max_loss
     for i in range(first, stop):
         row = rows[i]
         some, every = 0, 0  # first exit that any lane takes; exit by which all did
@@ -275,7 +278,9 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, st
                 value = losses.values[row, exit_]
                 confidence = losses.confidences[row, exit_]
                 for lane in range(lanes):
-                    loss[lane] = value if confidence >= front.levels[exit_, lane] else loss[lane]
+                    loss[lane] = (
+                        value if confidence >= front.thresholds[exit_, lane] else loss[lane]
+                    )
         horizon = n - i if star else n
         factor = 2.0 * (i + 1) / horizon
         share = 1.0 / (i + 2)
@@ -295,21 +300,21 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, st
 
 
 @compiled
-def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  # type: ignore[no-untyped-def]
+def count_certified(losses, thresholds, rows, start, epsilon, delta, max_loss, star):  # type: ignore[no-untyped-def]
     """Return how many of the next `LANES` settings are certified, and whether the next one failed.
 
     A lane that is doing badly behind two undecided ones is dropped (NaN): neither certified nor
     failed.
     """
     n, last = rows.size, losses.thresholds.shape[0] - 1
-    front = new_front(levels, start, delta, bound)
+    front = new_front(thresholds, start, delta, max_loss)
     state, kept = front.state, np.empty((4, LANES))
     for first in range(0, n, BLOCK):
         stop = min(n, first + BLOCK)
         for part in range(4):
             for lane in range(LANES):
                 kept[part, lane] = state[part, lane]
-        bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, bound, star)
+        bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss, star)
         undecided = 0
         for lane in range(LANES):
             if state[1, lane] >= SERIES_MAX * SERIES_MAX:  # redo the block without the series
@@ -318,7 +323,7 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
                     setting = min(start + lane, last)
                     state[0, lane], _, state[2, lane], state[3, lane] = bet(
                         losses,
-                        levels,
+                        thresholds,
                         rows,
                         setting,
                         first,
@@ -326,7 +331,7 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
                         held,
                         epsilon,
                         delta,
-                        bound,
+                        max_loss,
                         star,
                         0,
                     )
@@ -344,7 +349,7 @@ def count_certified(losses, levels, rows, start, epsilon, delta, bound, star):  
 
 
 @compiled
-def select_side_by_side(losses, levels, rows, epsilons, delta, bound, star, start):  # type: ignore[no-untyped-def]
+def select_side_by_side(losses, thresholds, rows, epsilons, delta, max_loss, star, start):  # type: ignore[no-untyped-def]
     """Do `select_by_betting` faster, from `MIN_PARALLEL` samples on; exit form only, no pool."""
     selected = np.empty(epsilons.size, np.int64)
     last = start - 1
@@ -352,7 +357,7 @@ def select_side_by_side(losses, levels, rows, epsilons, delta, bound, star, star
         failed = False
         while last + 1 < losses.thresholds.shape[0] and not failed:
             certified, failed = count_certified(
-                losses, levels, rows, last + 1, epsilons[j], delta, bound, star
+                losses, thresholds, rows, last + 1, epsilons[j], delta, max_loss, star
             )
             last += certified
         selected[j] = last

@@ -11,13 +11,10 @@ from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.registry import Registry
 
-__all__ = ["BOUNDS", "IID", "Bound", "last_before_failure", "smallest_certified"]
+__all__ = ["BOUNDS", "Bound", "last_before_failure", "smallest_certified"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-
-IID = "independent samples of one distribution"
-"""The assumption that all bounds share."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +24,21 @@ class Bound(ABC):
     Attributes
     ----------
     name : str
-    assumes : str
-        The assumptions it needs, printed in certificates.
     needs : {"any", "non-negative", "binary", "ternary"}
-        Which losses it is valid for.
+        Which losses it is valid for; certificates say so. All bounds assume independent samples of
+        one distribution.
+    uses_order : bool
+        Whether the result depends on the order of the samples. They are then tested in an order
+        drawn beforehand, and the certificate says so.
+    pools : bool
+        Whether it can test the risk of a finite pool that the samples were drawn from without
+        replacement (`pool`).
     weighs : bool
         Whether it can test per-sample averages over groups that differ in size: its p-value is
         then monotone in ε, at every setting.
     """
 
     name: str
-    assumes: str
     needs: str = "any"
     uses_order: bool = False
     pools: bool = False
@@ -46,20 +47,19 @@ class Bound(ABC):
     def refuse(self, loss_range: LossRange) -> None:
         """Raise if the bound is not valid for losses of this declared range."""
         low, high = loss_range.low, loss_range.high
-        if self.needs == "binary" and not loss_range.binary:
-            raise ValueError(
-                f"`bound` '{self.name}' needs losses declared 0/1, but these are declared to lie in"
-                f" [{low:g}, {high:g}]; use 'star', or declare binary losses."
-            )
-        if self.needs == "ternary" and not loss_range.ternary:
-            raise ValueError(
-                f"`bound` '{self.name}' needs losses declared to be -1, 0 or 1, but these are"
-                f" declared to lie in [{low:g}, {high:g}]; use 'star', or declare whole losses."
-            )
+        for needs, fits, values in (
+            ("binary", loss_range.binary, "0 or 1"),
+            ("ternary", loss_range.ternary, "-1, 0 or 1"),
+        ):
+            if self.needs == needs and not fits:
+                raise ValueError(
+                    f"`bound` '{self.name}' needs losses declared to be {values}, but these are"
+                    f" declared to lie in [{low:g}, {high:g}]; use 'star', or declare whole losses."
+                )
         if self.needs == "non-negative" and low < 0:
             raise ValueError(
                 f"`bound` '{self.name}' needs losses of at least 0, but these may be as low as"
-                f" {low:g}; use 'star', or the zero-bounded risk (`zero_bounded=True`)."
+                f" {low:g}; use 'star', or test zero-bounded losses (`zero_bounded=True`)."
             )
 
     @abstractmethod

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from swiftsure import _kernels
 from swiftsure.bounds import _bets
-from swiftsure.bounds.base import BOUNDS, IID, Bound, smallest_certified
+from swiftsure.bounds.base import BOUNDS, Bound, smallest_certified
 from swiftsure.curves import RiskCurve
 
 __all__ = ["BettingBound"]
@@ -37,8 +37,8 @@ class BettingBound(Bound):
 
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
         """Return a p-value for each setting, (K,)."""
-        p = [self._p(curve, rows, k, epsilon, pool) for k in range(curve.n_settings)]
-        return np.asarray(p)
+        settings = range(curve.n_settings)
+        return np.asarray([self._p(curve, rows, k, epsilon, pool) for k in settings])
 
     def select(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
@@ -46,12 +46,13 @@ class BettingBound(Bound):
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
         if curve.weights is not None:
             return self._select_weighted(curve, rows, epsilons, delta, start)
-        seen = curve.data, _kernels.firing_levels(curve.data), rows
+        seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = delta, curve.loss_range.high, self.star
         if pool:  # these bets may not be monotone in ε, so each ε walks from the start
             single = np.split(epsilons, len(epsilons))
-            walks = [_bets.select_by_betting(*seen, level, *test, pool, start) for level in single]
-            return np.concatenate(walks)
+            return np.concatenate(
+                [_bets.select_by_betting(*seen, epsilon, *test, pool, start) for epsilon in single]
+            )
         selected: NDArray[np.int64]
         if curve.has_exits and len(rows) >= _bets.MIN_PARALLEL:
             selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
@@ -63,11 +64,8 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilon: float, delta: float, pool: int = 0
     ) -> NDArray[np.bool_]:
         """Return whether each setting is certified on its own, (K,): one bet per setting."""
-
-        def certified(setting: int) -> bool:
-            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
-
-        return np.asarray([certified(setting) for setting in range(curve.n_settings)])
+        settings = range(curve.n_settings)
+        return np.asarray([self._certifies(curve, rows, k, epsilon, delta, pool) for k in settings])
 
     def _select_weighted(
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int
@@ -75,9 +73,9 @@ class BettingBound(Bound):
         selected = np.empty(len(epsilons), np.int64)
         last = start - 1
         for j, epsilon in enumerate(epsilons):
-            while last + 1 < curve.n_settings:
-                if not self._deficit(curve, rows, last + 1, epsilon, delta, 1 / delta, 0) <= 0:
-                    break
+            while last + 1 < curve.n_settings and self._certifies(
+                curve, rows, last + 1, epsilon, delta, 0
+            ):
                 last += 1
             selected[j] = last
         return selected
@@ -88,7 +86,7 @@ class BettingBound(Bound):
             curve, rows, setting = curve.only(setting, rows), np.arange(len(rows)), 0
 
         def certified(epsilon: float) -> bool:
-            return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+            return self._certifies(curve, rows, setting, epsilon, delta, pool)
 
         if len(rows) <= MANY:
             return smallest_certified(certified, curve.loss_range)
@@ -96,7 +94,7 @@ class BettingBound(Bound):
         return smallest_certified(certified, curve.loss_range, mean, 3e-2 / np.sqrt(len(rows)))
 
     def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
-        if not self.star:  # the largest wealth of bets tuned at one fixed level
+        if not self.star:  # the largest wealth of bets tuned for one fixed δ
             least = self._deficit(curve, rows, setting, epsilon, WSR_DELTA, OUT_OF_REACH, pool)
             return float(min(1.0, np.exp(least - np.log(OUT_OF_REACH))))
         # STaR's tests are nested in δ, so the smallest δ that certifies is a p-value.
@@ -104,9 +102,14 @@ class BettingBound(Bound):
         while high - low > 1e-10:
             middle = 0.5 * (low + high)
             delta = float(np.exp(middle))
-            certified = self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
+            certified = self._certifies(curve, rows, setting, epsilon, delta, pool)
             low, high = (low, middle) if certified else (middle, high)
         return float(np.exp(high))
+
+    def _certifies(
+        self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, delta: float, pool: int
+    ) -> bool:
+        return self._deficit(curve, rows, setting, epsilon, delta, 1 / delta, pool) <= 0
 
     def _deficit(
         self,
@@ -118,12 +121,12 @@ class BettingBound(Bound):
         goal: float,
         pool: int,
     ) -> float:
+        """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
+        test = delta, goal, curve.loss_range.high, self.star
         if curve.weights is not None:
             groups = curve.data.values, curve.weights, rows
-            test = delta, goal, curve.loss_range.high, self.star
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
-        seen = curve.data, _kernels.firing_levels(curve.data), rows
-        test = delta, goal, curve.loss_range.high, self.star
+        seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
 
 
@@ -131,7 +134,6 @@ for _name, _star in (("wsr", False), ("star", True)):
     BOUNDS.register(
         BettingBound(
             _name,
-            f"{IID}, in an order fixed beforehand; losses of at most B",
             uses_order=True,
             pools=True,
             weighs=True,

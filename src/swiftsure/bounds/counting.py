@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from swiftsure.bounds.base import (
-    BOUNDS,
-    IID,
-    Bound,
-    last_before_failure,
-    smallest_certified,
-)
+from swiftsure.bounds.base import BOUNDS, Bound, last_before_failure, smallest_certified
 from swiftsure.curves import RiskCurve
 from swiftsure.losses import LossRange
 
@@ -123,9 +117,9 @@ def hoeffding_bentkus_p(
     sums: Floats, squares: Floats, n: int, epsilon: float, declared: LossRange
 ) -> Floats:
     """Return the smaller of Hoeffding's bound in its relative-entropy form and Bentkus's."""
-    level = epsilon / declared.high
-    mean = np.clip(sums / (n * declared.high), 0.0, level)  # sums of 0 may be rounded below 0
-    distance = special.rel_entr(mean, level) + special.rel_entr(1 - mean, 1 - level)
+    risk = epsilon / declared.high
+    mean = np.clip(sums / (n * declared.high), 0.0, risk)  # sums of 0 may be rounded below 0
+    distance = special.rel_entr(mean, risk) + special.rel_entr(1 - mean, 1 - risk)
     hoeffding: Floats = np.exp(-n * distance)
     return np.minimum(hoeffding, bentkus_p(sums, squares, n, epsilon, declared))
 
@@ -151,32 +145,15 @@ def empirical_bernstein_p(
 BOUNDS.register(
     SummaryBound(
         "binomial",
-        f"{IID}; losses of 0 or 1; exact",
         needs="binary",
         pools=True,
         p_of_summary=binomial_p,
         p_of_pool=binomial_pool_p,
     )
 )
+BOUNDS.register(SummaryBound("hoeffding", weighs=True, p_of_summary=hoeffding_p))
+BOUNDS.register(SummaryBound("bentkus", "non-negative", p_of_summary=bentkus_p))
+BOUNDS.register(SummaryBound("hoeffding_bentkus", "non-negative", p_of_summary=hoeffding_bentkus_p))
 BOUNDS.register(
-    SummaryBound("hoeffding", f"{IID}; bounded losses", weighs=True, p_of_summary=hoeffding_p)
-)
-BOUNDS.register(
-    SummaryBound("bentkus", f"{IID}; losses in [0, B]", "non-negative", p_of_summary=bentkus_p)
-)
-BOUNDS.register(
-    SummaryBound(
-        "hoeffding_bentkus",
-        f"{IID}; losses in [0, B]",
-        "non-negative",
-        p_of_summary=hoeffding_bentkus_p,
-    )
-)
-BOUNDS.register(
-    SummaryBound(
-        "empirical_bernstein",
-        f"{IID}; bounded losses",
-        weighs=True,
-        p_of_summary=empirical_bernstein_p,
-    )
+    SummaryBound("empirical_bernstein", weighs=True, p_of_summary=empirical_bernstein_p)
 )

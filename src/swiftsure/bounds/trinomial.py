@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from swiftsure._compile import compiled
-from swiftsure.bounds.base import BOUNDS, IID, Bound, last_before_failure
+from swiftsure.bounds.base import BOUNDS, Bound, last_before_failure
 from swiftsure.curves import RiskCurve
 from swiftsure.files import write_text
 
@@ -180,22 +180,22 @@ def upper_bound(b: int, c: int, n: int, delta: float) -> float:
     order fixed, p-values do fall. P(−1) is searched only within a confidence interval, whose
     failure probability is subtracted from δ (Berger and Boos).
     """
-    level = float(special.ndtri(delta))
+    cut = float(special.ndtri(delta))
     outside = 1e-3 * delta
     least = float(special.betaincinv(c, n - c + 1, 0.5 * outside)) if c > 0 else 0.0
     most = float(special.betaincinv(c + 1, n - c, 1 - 0.5 * outside)) if c < n else 1.0
     low, high = -1.0, 1.0
     for _ in range(60):  # the score falls as ε grows
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if score(b, c, n, middle) <= level else (middle, high)
-    region = staircase(n, high, level)
+        low, high = (low, middle) if score(b, c, n, middle) <= cut else (middle, high)
+    region = staircase(n, high, cut)
     if b > region[b + c]:
         return 1.0
     factorials = _log_factorials(n)
     allowed = delta - outside - ROUNDING * (n + 1)
 
     def within(epsilon: float) -> bool:
-        return bool(bound_between(region, factorials, epsilon, least, most) <= allowed)
+        return bool(largest_between(region, factorials, epsilon, least, most) <= allowed)
 
     # A mean below −most needs P(−1) > most, which is not searched: the condition would hold there.
     return _smallest(within, -most, high)
@@ -407,8 +407,8 @@ def supremum(region, factorials, epsilon, limit, tolerance):  # type: ignore[no-
         while count > 0:
             count -= 1
             low, high = pending[count]
-            bound = probability(region, factorials, low + epsilon, high)
-            if bound > max(limit, highest * (1.0 + tolerance)):
+            most = probability(region, factorials, low + epsilon, high)
+            if most > max(limit, highest * (1.0 + tolerance)):
                 middle = 0.5 * (low + high)
                 at_middle = probability(region, factorials, middle + epsilon, middle)
                 highest = max(highest, at_middle)
@@ -419,7 +419,7 @@ def supremum(region, factorials, epsilon, limit, tolerance):  # type: ignore[no-
 
 
 @compiled
-def bound_between(region, factorials, epsilon, least, most):  # type: ignore[no-untyped-def]
+def largest_between(region, factorials, epsilon, least, most):  # type: ignore[no-untyped-def]
     """Return an upper bound on the probability of a region over all q in [least, most]."""
     n = region.size - 1
     low, stop = max(least, -epsilon, 0.0), min(most, 0.5 * (1.0 - epsilon))
@@ -431,8 +431,4 @@ def bound_between(region, factorials, epsilon, least, most):  # type: ignore[no-
     return largest
 
 
-BOUNDS.register(
-    TrinomialBound(
-        "trinomial", f"{IID}; losses of -1, 0 or 1; exact whatever their order", "ternary"
-    )
-)
+BOUNDS.register(TrinomialBound("trinomial", "ternary"))

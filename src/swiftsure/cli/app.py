@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.monitor import monitor
+from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
 from swiftsure.cli.simulate import simulate
@@ -36,18 +38,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (
-    demo,
-    translate,
-    collect,
-    calibrate,
-    evaluate,
-    report,
-    plan,
-    monitor,
-    simulate,
-    convert,
-)
+VERBS = (demo, translate, collect, calibrate, evaluate, report, plan, monitor, simulate, convert)
 for verb in VERBS:
     app.command(cls=Verb)(verb)
 
@@ -94,6 +85,8 @@ def main() -> None:
 
 
 def _run_app() -> str | int | None:
+    warnings.showwarning = _show_warning
+    check_outputs()
     try:
         app()
     except SystemExit as ended:
@@ -102,7 +95,11 @@ def _run_app() -> str | int | None:
             raise ended.__context__ from None
         return ended.code
     except (ValueError, TypeError, ImportError, OSError) as error:
-        typer.echo(f"swiftsure: {error}", err=True)
+        typer.echo(f"swiftsure: {one_line(str(error))}", err=True)
+        return 2
+    except (MemoryError, RecursionError) as error:
+        why = one_line(str(error)) or type(error).__name__
+        typer.echo(f"swiftsure: the input is too large for this machine ({why}).", err=True)
         return 2
     except Exception:
         traceback.print_exc()
@@ -112,3 +109,8 @@ def _run_app() -> str | int | None:
         )
         return SOFTWARE_ERROR_STATUS
     return 0
+
+
+def _show_warning(message: Warning | str, *_details: Any, **_more: Any) -> None:
+    """Print a warning as one line, without the place in the code that raised it."""
+    typer.echo(f"swiftsure: warning: {one_line(str(message))}", err=True)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
+    check_outputs,
     number,
     print_drawn_seed,
     print_json,
@@ -37,10 +39,7 @@ def calibrate(
             "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
         ),
     ] = None,
-    pool: Annotated[
-        int | None,
-        typer.Option(help="Size of the finite pool the samples came from.", show_default=False),
-    ] = None,
+    pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
         typer.Option(help="Needed labels that are missing: raise, or worst (assume the worst)."),
@@ -54,13 +53,8 @@ def calibrate(
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the policy here.", show_default=False),
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw the risk curve here.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, optional("Write the policy here.", "--output", "-o")] = None,
+    figure: Annotated[Path | None, optional("Draw the risk curve here.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Find the fastest setting whose risk is at most ε, and certify it.
@@ -88,12 +82,9 @@ def calibrate(
             --average sample --max-group-size 4
     """
     import swiftsure as ss
-    from swiftsure.files import writable
     from swiftsure.report.figures import figure_kind
 
-    for target in (output, figure):  # check both before writing either
-        if target is not None:
-            writable(target)
+    check_outputs(output, figure)
     if figure is not None:
         figure_kind(figure)
     loaded = ss.load_record(record)
@@ -103,9 +94,9 @@ def calibrate(
     policy = ss.calibrate(
         loaded,
         risks=risks,
-        control=options.control_of(control, bound),
+        control=options.parse_control(control, bound),
         delta=delta,
-        path=options.path_of(path),
+        path=options.parse_path(path),
         seed=seed,
         score=score,
         pool=pool,
@@ -115,7 +106,7 @@ def calibrate(
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, options.path_of(path), **exits, **counted)
+        curve = loaded.curve(risk, loss, score, options.parse_path(path), **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
     if output is not None:
         policy.save(output)
@@ -142,7 +133,7 @@ def _print_tables(certificate: "Certificate") -> None:
         ["risk", "level", "on calibration", "upper bound", "bound"],
         [
             [
-                f"{p.loss} {p.risk}" + (f" ({how})" if how else ""),
+                p.name + (f" ({how})" if how else ""),
                 number(p.epsilon),
                 number(p.calibration_risk),
                 "–" if p.upper_bound is None else number(p.upper_bound),

@@ -10,34 +10,30 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import number, print_json, print_table, print_text
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import check_outputs, number, print_json, print_table, print_text
 
 __all__ = ["collect"]
 
 
 def collect(
-    model: Annotated[
-        str, typer.Option(help="module:function that returns a staged model.", show_default=False)
-    ],
-    data: Annotated[
-        str, typer.Option(help="module:function that returns batches.", show_default=False)
-    ],
+    model: Annotated[str, optional("module:function that returns a staged model.")],
+    data: Annotated[str, optional("module:function that returns batches.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
         "record.parquet"
     ),
     losses: Annotated[str, typer.Option(help="Losses, comma-separated.")] = "zero_one,brier",
     scores: Annotated[str, typer.Option(help="Scores, comma-separated.")] = "top1",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device, such as cuda.", show_default="the model's")
-    ] = None,
+    dtype: Annotated[str | None, optional("float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, optional("Device, such as cuda.", default="the model's")] = None,
     seconds: Annotated[bool, typer.Option(help="Also measure the time to each exit.")] = False,
-    shards: Annotated[
-        Path | None,
-        typer.Option(help="Folder for shards, to resume a killed run.", show_default=False),
-    ] = None,
+    shards: Annotated[Path | None, optional("Folder for shards, to resume a killed run.")] = None,
+    shard_size: Annotated[
+        int, typer.Option(help="Samples per shard; one is also written every minute.")
+    ] = 1_000,
+    durable: Annotated[
+        bool, typer.Option(help="Wait until each shard is on the disk, for power failures.")
+    ] = True,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record what happens at every exit.
@@ -50,15 +46,13 @@ def collect(
 
         swiftsure collect --model nets:build --data sets:calibration
     """
-    from swiftsure.files import writable
-
     try:
         from swiftsure.torch import collect as run
         from swiftsure.torch.collecting import InterruptedCollectionError
     except ImportError as error:
         raise ValueError(str(error)) from None
 
-    writable(output)  # fail before hours of collecting
+    check_outputs(output)  # fail before hours of collecting
     try:
         with _import_from_current_folder():
             record = run(
@@ -70,13 +64,15 @@ def collect(
                 device=device,
                 seconds=seconds,
                 shards=shards,
+                shard_size=shard_size,
+                durable=durable,
                 progress=False if json else None,
             )
     except InterruptedCollectionError as error:
         remedy = (
             "with --shards they would be kept"
             if shards is None
-            else f"they are kept in {shards}, and the same command resumes there"
+            else f"{error.n_saved:,} of them are kept in {shards}, where the same command resumes"
         )
         raise ValueError(
             f"Collecting stopped after {error.record.n:,} samples"

@@ -7,24 +7,19 @@ from typer.core import TyperCommand, TyperGroup
 __all__ = ["Group", "Verb"]
 
 
-class Verb(TyperCommand):
+class _WithoutFlagTypes:
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, without a type for flags."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Verb(_WithoutFlagTypes, TyperCommand):
     """A command."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, without a type for flags."""
-        return _hide_flag_types(super().get_params(ctx))
 
-
-class Group(TyperGroup):
+class Group(_WithoutFlagTypes, TyperGroup):
     """A group of commands."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, without a type for flags."""
-        return _hide_flag_types(super().get_params(ctx))
-
-
-def _hide_flag_types(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params

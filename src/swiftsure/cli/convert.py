@@ -6,15 +6,14 @@ from typing import Annotated
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import print_json, print_text
+from swiftsure.cli.output import check_outputs, print_json, print_text
 
 __all__ = ["convert"]
 
 
 def convert(
     source: Annotated[
-        Path,
-        typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False),
+        Path, typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "logits.npz"
@@ -27,8 +26,8 @@ def convert(
     samples, classes). Reading a pickle can run any code: this command
     reads only arrays and tensors, and refuses any other content.
 
-    A record (npz, or Parquet of an older version) is written as Parquet,
-    which also keeps the random order in which its samples are tested.
+    A record (npz) is written as Parquet, which also keeps the random
+    order in which its samples are tested.
 
     [bold]Examples[/bold]
 
@@ -37,9 +36,8 @@ def convert(
         swiftsure convert record.npz -o record.parquet
     """
     from swiftsure.cli.pickled_logits import convert_logits
-    from swiftsure.files import writable
 
-    writable(output)
+    check_outputs(output)
     if output.suffix.lower() == ".parquet":
         _convert_record(source, output, json)
         return

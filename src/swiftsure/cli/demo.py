@@ -150,11 +150,7 @@ def _run(
 
     from swiftsure.progress import steps
     from swiftsure.torch import EarlyExit, StagedModel
-    from swiftsure.torch.models.embedded import (
-        embedded_msdnet,
-        embedded_small_exits,
-        prepared,
-    )
+    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
 
     model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
     fast = EarlyExit(model, policy)

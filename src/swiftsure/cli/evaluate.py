@@ -6,7 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import is_terminal, number, print_json, print_table, print_text, rate
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import (
+    check_outputs,
+    is_terminal,
+    number,
+    print_json,
+    print_table,
+    print_text,
+    rate,
+)
 
 __all__ = ["evaluate"]
 
@@ -26,19 +35,15 @@ def evaluate(
     ] = 100,
     splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
     draws: Annotated[
-        int | None, typer.Option(help="Draws for the violation rate.", show_default="splits")
+        int | None, optional("Draws for the violation rate.", default="splits")
     ] = None,
     score: options.Score = None,
     path: options.Path_ = None,
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
-    cost: Annotated[
-        str | None, typer.Option(help="Cost to report, by name.", show_default=False)
-    ] = None,
+    cost: Annotated[str | None, optional("Cost to report, by name.")] = None,
     seed: options.Seed = 0,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw risk and efficiency here.", show_default=False)
-    ] = None,
+    figure: Annotated[Path | None, optional("Draw risk and efficiency here.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Calibrate on many random parts of a record and test on the rest.
@@ -57,20 +62,21 @@ def evaluate(
             --controls crc,crc:method=ucb,ucb:bound=wsr
     """
     import swiftsure as ss
-    from swiftsure.policy import percent
+    from swiftsure.policy import average_words, percent
 
+    check_outputs(figure)
     study = ss.evaluate(
         ss.load_record(record),
         risk=risk,
         loss=loss,
-        controls=[options.control_of(text, bound) for text in controls.split(",")],
+        controls=[options.parse_control(text, bound) for text in controls.split(",")],
         epsilons=[_level(text) for text in epsilons.split(",")],
         delta=delta,
         n_calibration=int(n_calibration) if n_calibration.is_integer() else n_calibration,
         splits=splits,
         draws=draws,
         score=score,
-        path=options.path_of(path),
+        path=options.parse_path(path),
         seed=seed,
         average=average,  # type: ignore[arg-type]
         max_group_size=max_group_size,
@@ -86,30 +92,19 @@ def evaluate(
     title = (
         f"{study.risk_words}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}"
     )
-    print_table(title, _columns(study), _rows(study))
-    if is_terminal():  # a pipe gets only the table
-        print_text(
-            f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
-            " and ltt; any number for crc, which promises the mean risk." + _without_promise(study),
-            "dim",
-        )
-    if figure is not None:
-        print_text(f"Wrote {figure}")
-
-
-def _without_promise(study: Any) -> str:
-    """Return a sentence that names the controls without a guarantee, if any."""
-    bare = [label for label, control in study.controls.items() if control.guarantee == "none"]
-    return f" No promise: {', '.join(bare)}." if bare else ""
-
-
-def _columns(study: Any) -> list[str]:
-    from swiftsure.policy import average_words
-
-    cost = f"mean {study.cost or 'cost'}"
     how = average_words(study.unit, study.average)
     risk = f"test risk ({how})" if how else "test risk"
-    return ["control", "ε", risk, "± sd", "test > ε", "violations", cost, "saved %"]
+    columns = ["control", "ε", risk, "± sd", "test > ε", "violations"]
+    print_table(title, [*columns, f"mean {study.cost or 'cost'}", "saved %"], _rows(study))
+    if is_terminal():  # a pipe gets only the table
+        text = (
+            f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
+            " and ltt; any number for crc, which promises the mean risk."
+        )
+        bare = [label for label, control in study.controls.items() if control.guarantee == "none"]
+        print_text(text + f" No promise: {', '.join(bare)}." * bool(bare), "dim")
+    if figure is not None:
+        print_text(f"Wrote {figure}")
 
 
 def _rows(study: Any) -> list[list[str]]:

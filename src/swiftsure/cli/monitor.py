@@ -5,14 +5,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import print_json, print_text
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import one_line, print_json, print_text
 
 if TYPE_CHECKING:
     from swiftsure.monitor import Drift, Monitor, Watch
@@ -31,34 +32,20 @@ def monitor(
     stream: Annotated[
         Path, typer.Argument(help="JSON lines; - is standard input.", show_default="-")
     ] = Path("-"),
-    policy: Annotated[
-        Path | None, typer.Option(help="The policy whose promise to watch.", show_default=False)
-    ] = None,
-    risk: Annotated[
-        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Which promise, if there are several.", show_default=False)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Without a policy: largest risk.", show_default=False)
-    ] = None,
+    policy: Annotated[Path | None, optional("The policy whose promise to watch.")] = None,
+    risk: Annotated[str | None, optional("Which promise, if there are several.")] = None,
+    loss: Annotated[str | None, optional("Which promise, if there are several.")] = None,
+    epsilon: Annotated[float | None, optional("Without a policy: largest risk.")] = None,
     low: Annotated[
-        float | None,
-        typer.Option(help="Without a policy: lowest possible loss.", show_default="0"),
+        float | None, optional("Without a policy: lowest possible loss.", default="0")
     ] = None,
     high: Annotated[
-        float | None,
-        typer.Option(help="Without a policy: largest possible loss.", show_default="1"),
+        float | None, optional("Without a policy: largest possible loss.", default="1")
     ] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(help="Chance of a false alarm, over all time.", show_default="0.01"),
+        float | None, optional("Chance of a false alarm, over all time.", default="0.01")
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="State file: resume from it and save to it.", show_default=False),
-    ] = None,
+    state: Annotated[Path | None, optional("State file: resume from it and save to it.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for more lines, until an alarm.")
     ] = False,
@@ -66,23 +53,16 @@ def monitor(
         bool, typer.Option("--from-start", help="Read a new file, after log rotation.")
     ] = False,
     patience: Annotated[
-        int | None,
-        typer.Option(help="How many later requests a late loss may hold up.", show_default="any"),
+        int | None, optional("How many later requests a late loss may hold up.", default="any")
     ] = None,
     missing: Annotated[
         str | None,
-        typer.Option(
-            help="A loss that never arrives: count as lowest, or skip.", show_default="lowest"
-        ),
+        optional("A loss that never arrives: count as lowest, or skip.", default="lowest"),
     ] = None,
     cost: Annotated[
-        str | None,
-        typer.Option(help="The policy's cost that lines report.", show_default="exits"),
+        str | None, optional("The policy's cost that lines report.", default="exits")
     ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(help="Calibration record, to compare confidences.", show_default=False),
-    ] = None,
+    record: Annotated[Path | None, optional("Calibration record, to compare confidences.")] = None,
     json: options.Json = False,
 ) -> None:
     r"""Watch losses in production; raise an alarm if the risk exceeds ε.
@@ -102,33 +82,33 @@ def monitor(
         swiftsure monitor losses.jsonl --policy deployed.json \
             --alpha 0.01 --state monitor.json
     """
-    from swiftsure.files import writable
-    from swiftsure.monitor import StreamFaultError
+    from swiftsure.files import locked, writable
 
-    if state is not None:
-        writable(state)
-    before = state if state is not None and state.exists() else None
-    promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
-    drift = _drift(policy, cost, record)
-    watch = _watch(promised, drift, before, patience, missing)
-    fault, cut = None, False
-    try:
-        if not watch.monitor.alarm:
-            with _open_stream(stream, watch, from_start) as file:
-                cut = _read(file, watch, state, follow)
-    except StreamFaultError as error:
-        fault = f"{error} Nothing after it was read."
-    if fault is None and not _has_losses(watch):
-        raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
-    if fault is None and watch.mostly_unreadable:
-        fault = (
-            f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others say"
-            " little about the risk. Check what writes the stream."
-        )
-    _save_state(watch, state)
-    _show(watch, fault, cut, json)
+    with ExitStack() as stack:
+        if state is not None:
+            writable(state)
+            # Held for the whole run, unlike the short lock under which the state is written.
+            stack.enter_context(locked(state.with_name(f".{state.name}.run")))
+        before = state if state is not None and state.exists() else None
+        promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
+        watch = _watch(promised, _drift(policy, cost, record), before, patience, missing)
+        run = _Run(watch, state)
+        fault, cut = run.read(stream, from_start=from_start, follow=follow)
+        if fault is None and run.unsaved is None and not _has_losses(watch):
+            raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
+        if fault is None and watch.mostly_unreadable:
+            fault = (
+                f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others"
+                " say little about the risk. Check what writes the stream."
+            )
+        run.finish()
+    _show(watch, fault, cut, json)  # before any failure to save: an alarm must be seen
+    if run.unsaved is not None:
+        typer.echo(f"swiftsure: the state was not saved: {one_line(str(run.unsaved))}", err=True)
     if fault is not None or watch.monitor.alarm:
         raise typer.Exit(1)
+    if run.unsaved is not None:
+        raise typer.Exit(2)
 
 
 def _requested_monitor(
@@ -229,28 +209,105 @@ def _open_stream(stream: Path, watch: "Watch", from_start: bool) -> Iterator[Bin
         yield file
 
 
-def _read(file: BinaryIO, watch: "Watch", state: Path | None, follow: bool) -> bool:
-    """Read to the end or to an alarm; return whether the last line is cut short.
+class _Run:
+    """Reads a stream into a watch and saves its state as it goes, so that it may be killed.
 
-    The state is written after every chunk, so that a run may be killed at any time.
+    Saving takes at most a tenth of the time, so that a state with many waiting requests does not
+    slow the stream down. What was read since is not lost if the run is killed: a file is read again
+    from the saved position, and what came from a pipe is in a journal.
+
+    Attributes
+    ----------
+    unsaved : Exception, optional
+        Why the state could not be saved; reading stops then.
     """
-    read = getattr(file, "read1", file.read)  # what is available, without waiting for more
-    try:
-        while not watch.monitor.alarm:
-            data = read(CHUNK)
-            if not data and follow:
-                _check_not_shrunk(file)
-                time.sleep(PAUSE)
-                continue
-            if not data:
-                return watch.finish()
-            with _defer_interrupt():
-                watch.feed(data)
-                _save_state(watch, state)
-    except KeyboardInterrupt:  # Ctrl-C stops following
-        if not follow:
-            raise
-    return False
+
+    def __init__(self, watch: "Watch", state: Path | None) -> None:
+        from swiftsure.monitor.journal import Journal
+
+        self.watch = watch
+        self.state = state
+        self.journal = None if state is None else Journal(state)
+        self.unsaved: Exception | None = None
+        self._piped = False
+        self._due_at = 0.0
+        self._unsaved_data = True
+
+    def read(self, stream: Path, *, from_start: bool, follow: bool) -> tuple[str | None, bool]:
+        """Read to the end, an alarm or a fault; return the fault and whether the end is cut."""
+        from swiftsure.monitor import StreamFaultError
+
+        watch, cut = self.watch, False
+        try:
+            if self.journal is not None:
+                watch.replay(self.journal.read(watch.saved))
+            if not watch.monitor.alarm:
+                with _open_stream(stream, watch, from_start) as file:
+                    self._piped = not watch.in_file
+                    if self._piped and not self._save():
+                        return None, False
+                    cut = self._read(file, follow)
+        except StreamFaultError as error:
+            return f"{error} Nothing after it was read.", cut
+        return None, cut
+
+    def _read(self, file: BinaryIO, follow: bool) -> bool:
+        """Read to the end or to an alarm; return whether the last line is cut short."""
+        read = getattr(file, "read1", file.read)  # what is available, without waiting for more
+        try:
+            while not self.watch.monitor.alarm:
+                data = read(CHUNK)
+                if not data and follow:
+                    if self._due_at <= time.monotonic() and not self._save():
+                        return False
+                    _check_not_shrunk(file)
+                    time.sleep(PAUSE)
+                    continue
+                if not data:
+                    return self.watch.finish()
+                with _defer_interrupt():
+                    if not self._keep(data):
+                        return False
+        except KeyboardInterrupt:  # Ctrl-C stops following
+            if not follow:
+                raise
+        return False
+
+    def _keep(self, data: bytes) -> bool:
+        """Process a chunk so that it survives this process; return whether that worked."""
+        if self._piped and self.journal is not None:
+            try:
+                self.journal.append(data)
+            except OSError as error:
+                self.unsaved = error
+        self.watch.feed(data)
+        self._unsaved_data = True
+        due = self._due_at <= time.monotonic()
+        return self.unsaved is None and (self._save() if due else True)
+
+    def _save(self) -> bool:
+        """Write the state, and start a new journal after it; return whether that worked."""
+        if self.state is None or self.journal is None or not self._unsaved_data:
+            return True
+        began = time.monotonic()
+        try:
+            if _has_losses(self.watch):
+                self.watch.save(self.state)
+            if self._piped:
+                self.journal.start(self.watch.saved, self.watch.rest)
+        except (OSError, ValueError) as error:
+            self.unsaved = error
+        ended = time.monotonic()
+        self._due_at, self._unsaved_data = ended + 9 * (ended - began), False
+        return self.unsaved is None
+
+    def finish(self) -> None:
+        """Write the state at the end of the stream."""
+        if self.journal is None:
+            return
+        self._piped, self._unsaved_data = False, True
+        if self.unsaved is None and self._save():
+            self.journal.delete()
 
 
 @contextmanager
@@ -264,11 +321,6 @@ def _defer_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, usual)
     if asked:
         signal.raise_signal(signal.SIGINT)
-
-
-def _save_state(watch: "Watch", state: Path | None) -> None:
-    if state is not None and _has_losses(watch):
-        watch.save(state)
 
 
 def _has_losses(watch: "Watch") -> bool:
@@ -323,19 +375,11 @@ def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
 def _summary(watch: "Watch", fault: str | None, warnings: list[str]) -> dict[str, Any]:
     found = watch.monitor
     return {
-        "alarm": found.alarm,
-        "alarm_at": found.alarm_at,
-        "n": found.n,
-        "mean": found.mean,
-        "recent_mean": found.recent_mean,
-        "epsilon": found.epsilon,
-        "alpha": found.alpha,
-        "evidence": found.evidence,
+        **{name: getattr(found, name) for name in ("alarm", "alarm_at", "n", "mean")},
+        **{name: getattr(found, name) for name in ("recent_mean", "epsilon", "alpha", "evidence")},
         "evidence_needed": 1.0 / found.alpha,
         "p_value": found.p_value,
-        "waiting": watch.order.waiting,
-        "given_up": watch.order.given_up,
-        "too_late": watch.order.too_late,
+        **{name: getattr(watch.order, name) for name in ("waiting", "given_up", "too_late")},
         "unreadable": watch.unreadable,
         "odd": watch.odd,
         "saving": None if watch.drift is None else watch.drift.saving,

@@ -22,9 +22,16 @@ __all__ = [
     "Risk",
     "Score",
     "Seed",
-    "control_of",
-    "path_of",
+    "optional",
+    "parse_control",
+    "parse_path",
 ]
+
+
+def optional(text: str, *names: str, default: str | bool = False) -> Any:
+    """Return an option with this help text; `default` describes its default, if shown at all."""
+    return typer.Option(*names, help=text, show_default=default)
+
 
 RecordFile = Annotated[
     Path,
@@ -34,18 +41,13 @@ RecordFile = Annotated[
     ),
 ]
 Risk = Annotated[str, typer.Option(help="gap (needs labels) or consistency.")]
-Loss = Annotated[
-    str | None, typer.Option(help="Loss, if the record has several.", show_default=False)
-]
-Score = Annotated[
-    str | None, typer.Option(help="Confidence score; top1 if available.", show_default=False)
-]
+Loss = Annotated[str | None, optional("Loss, if the record has several.")]
+Score = Annotated[str | None, optional("Confidence score; top1 if available.")]
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
 OrderSeed = Annotated[
-    int | None,
-    typer.Option("--seed", help="Fixes the order of samples.", show_default="the record's own"),
+    int | None, optional("Fixes the order of samples.", "--seed", default="the record's own")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AcceptEdited = Annotated[
@@ -54,30 +56,27 @@ AcceptEdited = Annotated[
 ]
 Average = Annotated[
     str | None,
-    typer.Option(
-        help="With groups, what has equal weight in the risk: group (the average over groups of"
-        " each group's average) or sample.",
-        show_default="group",
+    optional(
+        "With groups, what has equal weight in the risk: group (the average over groups of each"
+        " group's average) or sample.",
+        default="group",
     ),
 ]
 MaxGroupSize = Annotated[
     int | None,
-    typer.Option(
-        help="For --average sample: the largest possible group size, declared beforehand.",
-        show_default=False,
-    ),
+    optional("For --average sample: the largest possible group size, declared beforehand."),
 ]
 Path_ = Annotated[
     str | None,
-    typer.Option(
+    optional(
+        "Settings to choose from: logit, breakpoints, or thresholds such as 0.9,0.8,0.7.",
         "--path",
-        help="Settings to choose from: logit, breakpoints, or thresholds such as 0.9,0.8,0.7.",
-        show_default="logit",
+        default="logit",
     ),
 ]
 
 
-def path_of(text: str | None) -> str | list[float] | None:
+def parse_path(text: str | None) -> str | list[float] | None:
     """Parse --path."""
     if text is None or text in ("logit", "breakpoints"):
         return text
@@ -89,7 +88,7 @@ def path_of(text: str | None) -> str | list[float] | None:
         ) from None
 
 
-def control_of(text: str, bound: str) -> "Control":
+def parse_control(text: str, bound: str) -> "Control":
     """Parse a control: NAME, then any :OPTION=VALUE.
 
     `bound` applies if the control uses a bound and does not name one.

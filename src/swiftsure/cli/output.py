@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     from swiftsure.policy import Policy
 
 __all__ = [
+    "check_outputs",
     "is_terminal",
     "number",
+    "one_line",
     "print_drawn_seed",
     "print_json",
     "print_policy",
@@ -27,9 +31,32 @@ __all__ = [
 ]
 
 
+_stdout_is_taken = False
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Check that files can be written, before any work; "-" is standard output.
+
+    Messages go to standard error from now on if a file goes to standard output.
+    """
+    from swiftsure.files import writable
+
+    global _stdout_is_taken  # noqa: PLW0603 (a program has one standard output)
+    given = [writable(path) for path in paths if path is not None]
+    _stdout_is_taken = any(str(path) in ("-", "/dev/stdout", "/dev/fd/1") for path in given)
+
+
+def _console() -> Console:
+    return Console(stderr=_stdout_is_taken)
+
+
+def _print_line(text: str) -> None:
+    print(text, file=sys.stderr if _stdout_is_taken else None)
+
+
 def is_terminal() -> bool:
-    """Whether standard output is a terminal."""
-    return Console().is_terminal
+    """Whether messages go to a terminal."""
+    return _console().is_terminal
 
 
 def print_text(text: str, style: str = "") -> None:
@@ -59,21 +86,21 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
 
 
 def _print(text: Text) -> None:
-    console = Console()
+    console = _console()
     if console.is_terminal:
         console.print(text)
     else:
-        print(text.plain)  # noqa: T201 (no wrapping in a pipe)
+        _print_line(text.plain)  # no wrapping in a pipe
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 ) -> None:
     """Print a table with `left` left-aligned columns; in a pipe, tab-separated lines."""
-    console = Console()
+    console = _console()
     if not console.is_terminal:
         for cells in [columns, *rows]:
-            print("\t".join(cells))  # noqa: T201
+            _print_line("\t".join(cells))
         return
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
@@ -99,9 +126,22 @@ def _headers(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
     ]
 
 
+def one_line(message: str) -> str:
+    r"""Return a message as one printable line, with at most 200 characters of anything it quotes.
+
+    Examples
+    --------
+    >>> one_line("no file 'a\x1b[31m'\n")
+    "no file 'a\\x1b[31m'"
+    """
+    line = " ".join(message.split())
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
+    return re.sub(r"'([^']{200})[^']+'", r"'\1…'", line)
+
+
 def print_json(value: Any) -> None:
     """Print JSON, with null for NaN and infinity."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))  # noqa: T201
+    _print_line(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
 def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> str:
@@ -109,8 +149,8 @@ def number(value: float | tuple[float | None, ...] | None, digits: int = 4) -> s
     if value is None:
         return "full model"
     if isinstance(value, tuple):
-        each = ("never" if level is None else number(level, digits) for level in value)
-        return "(" + ", ".join(each) + ")"
+        texts = ("never" if each is None else number(each, digits) for each in value)
+        return "(" + ", ".join(texts) + ")"
     return "–" if math.isnan(value) else f"{value:.{digits}g}"
 
 

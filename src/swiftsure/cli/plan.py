@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import (
+    check_outputs,
     number,
     print_drawn_seed,
     print_json,
@@ -20,37 +22,25 @@ __all__ = ["plan"]
 
 def plan(
     record: Annotated[
-        Path | None,
-        typer.Argument(help="A pilot record.", show_default=False),
+        Path | None, typer.Argument(help="A pilot record.", show_default=False)
     ] = None,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
     true_risk: Annotated[
-        float | None,
-        typer.Option(help="True risk of the setting you hope to certify.", show_default="0"),
+        float | None, optional("True risk of the setting you hope to certify.", default="0")
     ] = None,
-    loss_bound: Annotated[
-        float | None, typer.Option(help="Largest loss, B (2 for Brier).", show_default="1")
+    max_loss: Annotated[
+        float | None, optional("Largest loss, B (2 for Brier).", default="1")
     ] = None,
     disagreement: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan for gaps: how often the setting differs from the full model.",
-            show_default=False,
-        ),
+        float | None, optional("Plan for gaps: how often the setting differs from the full model.")
     ] = None,
     power: Annotated[float, typer.Option(help="Probability of certifying it.")] = 0.9,
     saving: Annotated[
-        float | None,
-        typer.Option(help="Share of the cost to save: find the lowest ε.", show_default=False),
+        float | None, optional("Share of the cost to save: find the lowest ε.")
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="Saving in % to reach, for the table.", show_default=False),
-    ] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="Which cost, if the record has several.", show_default=False)
-    ] = None,
+    target: Annotated[float | None, optional("Saving in % to reach, for the table.")] = None,
+    cost: Annotated[str | None, optional("Which cost, if the record has several.")] = None,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
     score: options.Score = None,
@@ -59,8 +49,7 @@ def plan(
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the budget's policy here.", show_default=False),
+        Path | None, optional("Write the budget's policy here.", "--output", "-o")
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -80,15 +69,15 @@ def plan(
             -o policy.json
     """
     given: dict[str, Any] = {"--saving": saving, "--output": output, "--target": target}
-    given |= {"--true-risk": true_risk, "--loss-bound": loss_bound}
+    given |= {"--true-risk": true_risk, "--max-loss": max_loss}
     given |= {"--disagreement": disagreement}
-    alone = ("--true-risk", "--loss-bound", "--disagreement")
+    alone = ("--true-risk", "--max-loss", "--disagreement")
     given |= {"--average": average, "--max-group-size": max_group_size}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if record is None:
         _refuse(given, ("--saving", "--output", "--target"), "needs a record")
         _refuse(given, ("--average", "--max-group-size"), "needs a record with groups")
-        bound_b = 1.0 if loss_bound is None else loss_bound
+        bound_b = 1.0 if max_loss is None else max_loss
         _plan_promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
     elif saving is None:
         _refuse(given, alone, "is for planning without a record")
@@ -112,7 +101,7 @@ def _plan_promise(
     epsilon: float,
     delta: float,
     risk: float,
-    loss_bound: float,
+    max_loss: float,
     disagreement: float | None,
     power: float,
     bound: str,
@@ -121,8 +110,8 @@ def _plan_promise(
     from swiftsure.losses import LossRange
     from swiftsure.planning import samples_needed
 
-    low = 0.0 if disagreement is None else -loss_bound
-    declared = LossRange(low, loss_bound, whole=loss_bound == 1.0)
+    low = 0.0 if disagreement is None else -max_loss
+    declared = LossRange(low, max_loss, whole=max_loss == 1.0)
     found = samples_needed(
         epsilon,
         delta,
@@ -139,9 +128,9 @@ def _plan_promise(
         f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} (δ = {delta:g}),"
         f" with at least {100 * power:g} % chance for a setting whose true risk is {risk:g}."
     )
-    assumed = f"0 or {loss_bound:g}"
+    assumed = f"0 or {max_loss:g}"
     if disagreement is not None:
-        assumed = f"{low:g}, 0 or {loss_bound:g}, not 0 for {disagreement:g} of the samples"
+        assumed = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
     print_text(
         f"Counted for losses of {assumed}, and the {found.bound} test; other losses may need more"
         " or fewer, which a pilot record shows."
@@ -211,6 +200,7 @@ def _plan_budget(
 ) -> None:
     import swiftsure as ss
 
+    check_outputs(output)
     loaded = ss.load_record(record)
     found = ss.planning.lowest_epsilon(loaded, saving=saving, delta=delta, seed=seed, **shared)
     if output is not None:

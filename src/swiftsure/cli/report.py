@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from swiftsure.cli import options
-from swiftsure.cli.output import print_json, print_policy, print_text
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import check_outputs, print_json, print_policy, print_text
 
 __all__ = ["report"]
 
@@ -19,14 +20,8 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here.")] = Path(
         "report.html"
     ),
-    cost: Annotated[str | None, typer.Option(help="Cost to show.", show_default=False)] = None,
-    path: Annotated[
-        str | None,
-        typer.Option(
-            help="The thresholds given to calibrate, if any.",
-            show_default=False,
-        ),
-    ] = None,
+    cost: Annotated[str | None, optional("Cost to show.")] = None,
+    path: Annotated[str | None, optional("The thresholds given to calibrate, if any.")] = None,
     accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:
@@ -42,13 +37,13 @@ def report(
         swiftsure report record.parquet deployed.json -o report.html
     """
     import swiftsure as ss
-    from swiftsure.files import writable, write_text
+    from swiftsure.files import write_text
     from swiftsure.report.findings import findings
     from swiftsure.report.page import rendered
 
-    writable(output)  # fail before any work
+    check_outputs(output)
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
-    found = findings(ss.load_record(record), loaded, options.path_of(path), cost)
+    found = findings(ss.load_record(record), loaded, options.parse_path(path), cost)
     write_text(output, rendered(found))
     if json:
         print_json(found.to_dict())

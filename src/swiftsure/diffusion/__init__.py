@@ -9,10 +9,10 @@ except ImportError:
 
 from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.guidance import Guided
-from swiftsure.diffusion.image_losses import ImageLoss, Mse, Ssim
+from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.results import Generated
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import DDIM, DDPM, Sampler, Schedule
 from swiftsure.diffusion.sweeping import pilot_thresholds, sweep
 from swiftsure.diffusion.training import DeeDiffLosses, deediff_losses
@@ -22,15 +22,13 @@ __all__ = [
     "DDPM",
     "DeeDiff",
     "DeeDiffLosses",
-    "ExitRule",
+    "DeeDiffRule",
     "Generated",
     "Guided",
-    "ImageLoss",
     "Lpips",
-    "Mse",
     "Sampler",
     "Schedule",
-    "Ssim",
+    "compare_images",
     "deediff_losses",
     "pilot_thresholds",
     "sweep",

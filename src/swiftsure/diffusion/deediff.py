@@ -20,12 +20,12 @@ from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps, Sampled
 from swiftsure.diffusion.inputs import class_labels, resolve_sampler, sample_numbers
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.results import Generated, joined
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
-from swiftsure.diffusion.steps import StepCosts, denoise, estimated, looked
+from swiftsure.diffusion.steps import StepCosts, denoise, exit_confidence, exit_output
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
-from swiftsure.systems import check_dtype, resolve_rule, threshold_levels
+from swiftsure.systems import check_dtype, threshold_levels
 from swiftsure.torch.capture import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
@@ -52,7 +52,7 @@ class DeeDiff:
         `confidence_at(exit_index, state)` and `estimate(exit_index, state, rows=None)`, noise is
         estimated only for the images that exit; otherwise `head` computes both at every exit.
         Without a policy it needs no early exits.
-    policy : Policy, ExitRule or float, optional
+    policy : Policy, DeeDiffRule or float, optional
         A policy made from a record of `sweep`; or a rule or a threshold, which promises nothing.
         None runs the full model at all steps.
     sampler : Sampler, optional
@@ -85,7 +85,7 @@ class DeeDiff:
     def __init__(
         self,
         model: StagedModel,
-        policy: Policy | ExitRule | float | None = None,
+        policy: Policy | DeeDiffRule | float | None = None,
         *,
         sampler: Sampler | None = None,
         dtype: str | None = None,
@@ -100,9 +100,9 @@ class DeeDiff:
             )
         self.model = model
         self.image_shape: tuple[int, int, int] = model.image_shape
-        self.rule = resolve_rule(policy, ExitRule)
+        self.rule = DeeDiffRule.of(policy)
         self.rule.check_exits(model.n_exits)
-        binding = ExitRule.bind(policy) if isinstance(policy, Policy) else None
+        binding = DeeDiffRule.bind(policy) if isinstance(policy, Policy) else None
         self.sampler = resolve_sampler({} if binding is None else binding.policy.settings, sampler)
         dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
         self.dtype = None if dtype == "float32" else dtype
@@ -176,7 +176,7 @@ class DeeDiff:
         given: Any = [self.rule.threshold] * len(numbers) if thresholds is None else thresholds
         if not hasattr(given, "__len__") or len(given) != len(numbers):
             raise ValueError(
-                f"`thresholds` must be one per image, {len(numbers)}, but got {given!r}."
+                f"`thresholds` must have one value per image, {len(numbers)}, but got {given!r}."
             )
         levels = threshold_levels("thresholds", list(given))
 
@@ -208,9 +208,9 @@ class DeeDiff:
                 state, early, last = self.model.begin(batch), [], self.model.n_exits - 1
                 for k in range(last):
                     state = self.model.advance(k, state)
-                    early.append(looked(self.model, k, state)[0])
+                    early.append(exit_confidence(self.model, k, state)[0])
                 seen.append(torch.stack(early, dim=1))
-                noise: Tensor = estimated(self.model, last, self.model.advance(last, state))
+                noise: Tensor = exit_output(self.model, last, self.model.advance(last, state))
                 return noise
 
             self._sample(numbers[rows], labelled, seed, answer)
@@ -237,12 +237,11 @@ class DeeDiff:
                 return sample_noise(seed, samples, self.sampler.times[k], self.image_shape)
 
             with torch.inference_mode():
-                images, exits, stayed, left = recorded(images, classes, asked, fresh, advance)
+                found = recorded(images, classes, asked, fresh, advance)
         else:
-            images, exits, stayed, left = self._sampled(
-                numbers, labels, asked, seed, looks, advance
-            )
-        _check_finite(images, left, numbers)
+            found = self._sampled(numbers, labels, asked, seed, looks, advance)
+        images, exits, max_skipped, min_taken = found
+        _check_finite(images, min_taken, numbers)
         taken, costs = exits.cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
@@ -252,8 +251,8 @@ class DeeDiff:
             flops=np.where(
                 reachable, costs.flops[taken].sum(axis=1), costs.full_flops * taken.shape[1]
             ),
-            stayed=np.where(reachable, stayed.cpu().numpy(), unseen),
-            left=np.where(reachable, left.cpu().numpy(), unseen),
+            max_skipped=np.where(reachable, max_skipped.cpu().numpy(), unseen),
+            min_taken=np.where(reachable, min_taken.cpu().numpy(), unseen),
             strict=self.rule.strict,
         )
 
@@ -267,18 +266,19 @@ class DeeDiff:
         advance: Callable[[], None],
     ) -> Sampled:
         exits: list[Tensor] = []
-        stayed, left = torch.full_like(levels, -torch.inf), torch.full_like(levels, torch.inf)
+        max_skipped = torch.full_like(levels, -torch.inf)
+        min_taken = torch.full_like(levels, torch.inf)
 
         def answer(batch: Batch) -> Tensor:
             found = denoise(self.model, batch, levels, self.rule, looks)
             exits.append(found.exits)
-            torch.maximum(stayed, found.stayed, out=stayed)
-            torch.minimum(left, found.left, out=left)
+            torch.maximum(max_skipped, found.max_skipped, out=max_skipped)
+            torch.minimum(min_taken, found.min_taken, out=min_taken)
             advance()
             return found.noise
 
         images = self._sample(numbers, labels, seed, answer)
-        return Sampled(images, torch.stack(exits, dim=1), stayed, left)
+        return Sampled(images, torch.stack(exits, dim=1), max_skipped, min_taken)
 
     def _recorded(self, n: int, looks: bool) -> RecordedSampler:
         """Return the sampler captured for n images; captures it on first use."""
@@ -338,12 +338,12 @@ class DeeDiff:
         return model_device(self.model) or torch.device("cpu")
 
 
-def _check_finite(images: Tensor, left: Tensor, numbers: NDArray[np.int64]) -> None:
+def _check_finite(images: Tensor, min_taken: Tensor, numbers: NDArray[np.int64]) -> None:
     """Raise if an image is not finite, or exited at a confidence that is NaN."""
-    broken = images.isfinite().flatten(1).all(dim=1).logical_not() | left.isnan()
+    broken = images.isfinite().flatten(1).all(dim=1).logical_not() | min_taken.isnan()
     if broken.any():
         row = int(broken.nonzero()[0, 0])
-        what = "confidence" if left[row].isnan() and images[row].isfinite().all() else "image"
+        what = "confidence" if min_taken[row].isnan() and images[row].isfinite().all() else "image"
         raise ValueError(
             f"The {what} of sample {numbers[row]} is not finite: look for NaN in the network's"
             " weights, or run it in a wider dtype."

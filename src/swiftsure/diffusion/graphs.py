@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
-from swiftsure.diffusion.steps import Denoised, estimated, looked
+from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
 from swiftsure.torch.rows import Marks, mark
 from swiftsure.torch.staged import StagedModel
@@ -33,7 +33,7 @@ class RecordedSteps:
         It must not draw random numbers or synchronise with the device.
     batch : tensors
         Any (images, times) or (images, times, labels) of the right batch size.
-    rule : ExitRule
+    rule : DeeDiffRule
     looks : bool
         Whether any threshold can be reached; if not, no early head runs.
     dtype : str, optional
@@ -45,7 +45,7 @@ class RecordedSteps:
         self,
         model: StagedModel,
         batch: Batch,
-        rule: ExitRule,
+        rule: DeeDiffRule,
         looks: bool,
         dtype: str | None,
         budget: CaptureBudget | None = None,
@@ -89,7 +89,9 @@ class RecordedSteps:
         self.run()
         found = self.found
         return found._replace(
-            exits=found.exits.clone(), stayed=found.stayed.clone(), left=found.left.clone()
+            exits=found.exits.clone(),
+            max_skipped=found.max_skipped.clone(),
+            min_taken=found.min_taken.clone(),
         )
 
     def run(self) -> None:
@@ -117,10 +119,10 @@ class RecordedSteps:
         """Run the stages from `first` to `until`; stage 0 begins a step."""
         if first == 0:
             self._active.fill_(True)
-            _, exits, stayed, left = self.found
+            _, exits, max_skipped, min_taken = self.found
             exits.fill_(self._last)
-            stayed.fill_(-torch.inf)
-            left.fill_(torch.inf)
+            max_skipped.fill_(-torch.inf)
+            min_taken.fill_(torch.inf)
             state = self._model.begin(self.batch)
         else:
             state = self._states[first - 1]
@@ -132,21 +134,21 @@ class RecordedSteps:
 
     def _look(self, k: int, first: int) -> None:
         """Run the stages up to exit k, and let the confident images exit."""
-        scores, output = looked(self._model, k, self._advance(first, k))
+        scores, output = exit_confidence(self._model, k, self._advance(first, k))
         leaving = self._leaving[k]
-        _, exits, stayed, left = self.found
-        marks = Marks(self._active, leaving, exits, stayed, left, self._counts[k : k + 1])
+        _, exits, max_skipped, min_taken = self.found
+        marks = Marks(self._active, leaving, exits, max_skipped, min_taken, self._counts[k : k + 1])
         mark(scores, self.levels, self._rule.strict, k, marks)
         self._n_active[k : k + 1].copy_(self._counts[k : k + 1], non_blocking=True)
         if output is not None:
             self._write_noise(leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._write_noise(self._leaving[k], estimated(self._model, k, self._states[k]))
+        self._write_noise(self._leaving[k], exit_output(self._model, k, self._states[k]))
 
     def _finish(self, first: int) -> None:
         state = self._advance(first, self._last)
-        self._write_noise(self._active, estimated(self._model, self._last, state))
+        self._write_noise(self._active, exit_output(self._model, self._last, state))
 
     def _write_noise(self, whose: Tensor, output: Tensor) -> None:
         noise = self.found.noise
@@ -158,8 +160,8 @@ class Sampled(NamedTuple):
 
     images: Tensor
     exits: Tensor
-    stayed: Tensor
-    left: Tensor
+    max_skipped: Tensor
+    min_taken: Tensor
 
 
 class RecordedSampler:
@@ -177,7 +179,10 @@ class RecordedSampler:
         self._steps, self._sampler, self._times = steps, sampler, times
         n, images = len(steps.levels), steps.batch[0]
         self._exits = torch.zeros(len(times), n, dtype=torch.long, device=images.device)
-        self._stayed, self._left = torch.zeros_like(steps.levels), torch.zeros_like(steps.levels)
+        self._max_skipped, self._min_taken = (
+            torch.zeros_like(steps.levels),
+            torch.zeros_like(steps.levels),
+        )
         self._fresh = torch.zeros_like(images)
         recorder = Recorder(images.device, None, steps.recorder.budget)
         self._updates = [recorder.record(partial(self._update, k), 1) for k in range(len(times))]
@@ -196,22 +201,22 @@ class RecordedSampler:
         for held, part in zip(steps.batch, new, strict=True):
             held.copy_(part)
         steps.levels.copy_(levels)
-        self._stayed.fill_(-torch.inf)
-        self._left.fill_(torch.inf)
+        self._max_skipped.fill_(-torch.inf)
+        self._min_taken.fill_(torch.inf)
         for k, update in enumerate(self._updates):
             if self._sampler.draws(k):
                 self._fresh.copy_(fresh(k))
             steps.run()
             update.replay()
             advance()
-        found = (steps.batch[0], self._exits.T, self._stayed, self._left)
+        found = (steps.batch[0], self._exits.T, self._max_skipped, self._min_taken)
         return Sampled(*(each.clone() for each in found))
 
     def _update(self, k: int) -> None:
         images, found = self._steps.batch[0], self._steps.found
         self._exits[k].copy_(found.exits)
-        torch.maximum(self._stayed, found.stayed, out=self._stayed)
-        torch.minimum(self._left, found.left, out=self._left)
+        torch.maximum(self._max_skipped, found.max_skipped, out=self._max_skipped)
+        torch.minimum(self._min_taken, found.min_taken, out=self._min_taken)
         fresh = self._fresh if self._sampler.draws(k) else None
         images.copy_(self._sampler.step(k, images, found.noise, fresh))
         if k + 1 < len(self._times):

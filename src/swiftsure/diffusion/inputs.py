@@ -19,7 +19,9 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
         return np.arange(checks.count("samples", int(samples)))
     numbers = checks.numbers("samples", samples)
     if numbers.ndim != 1 or numbers.size == 0 or numbers.dtype.kind not in "iu":
-        raise ValueError("`samples` must be how many, or a list of whole numbers, not empty.")
+        raise ValueError(
+            "`samples` must be a number of samples, or a list of sample numbers that is not empty."
+        )
     if numbers.min() < 0:
         raise ValueError(f"`samples` must be at least 0, but got {numbers.min()}.")
     return numbers.astype(np.int64)
@@ -28,7 +30,7 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
 def resolve_sampler(settings: Mapping[str, Any], sampler: Sampler | None) -> Sampler:
     """Return the sampler of a policy's settings; raise if another one is given."""
     if not isinstance(sampler, Sampler | None):
-        raise TypeError(f"`sampler` must be one, such as DDIM(50) or DDPM(), but got {sampler!r}.")
+        raise TypeError(f"`sampler` must be a Sampler, such as DDIM(50), but got {sampler!r}.")
     if "sampler" not in settings:
         return DDIM() if sampler is None else sampler
     if sampler is None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from swiftsure import checks
-from swiftsure.diffusion.image_losses import ImageLoss
+from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.files import npz
+from swiftsure.losses import LPIPS, Loss, TensorFunctions
 from swiftsure.torch.models.published import plain_state_dict
 
 __all__ = ["Lpips"]
@@ -54,7 +55,7 @@ LAYERS = (
 Weights = Mapping[str, Tensor]
 
 
-class Lpips(ImageLoss):
+class Lpips(Loss):
     """LPIPS as a loss in [0, 1]: the published distance, clipped at 1.
 
     Distances above 1 are possible but rare; a policy's promise is about the clipped distance.
@@ -75,30 +76,20 @@ class Lpips(ImageLoss):
         If a tensor is missing or has the wrong shape; the error names it.
     """
 
-    name = "lpips"
-
     def __init__(self, weights: Mapping[str, Any], side: int | None = None) -> None:
-        super().__init__()
-        self.side = None if side is None else checks.count("side", side, MIN_SIDE)
-        if side is not None:
-            self.name = f"lpips_{side}"
-        found = plain_state_dict(weights)
-        for k, layer in enumerate(LAYERS):
-            kernel = _find_tensor(found, _kernel_names(k, layer), layer.shape)
-            bias = _find_tensor(
-                found,
-                [
-                    each.replace("weight", "bias").replace("kernel", "bias")
-                    for each in _kernel_names(k, layer)
-                ],
-                layer.shape[:1],
-            )
-            linear = _find_tensor(found, _linear_names(k), (1, layer.shape[0], 1, 1))
-            self.register_buffer(f"kernel{k}", kernel)
-            self.register_buffer(f"bias{k}", bias)
-            self.register_buffer(f"linear{k}", linear)
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1))
-        self.register_buffer("deviation", torch.tensor(DEVIATION).view(1, 3, 1, 1))
+        network = LpipsNetwork(weights, side)
+        super().__init__(
+            LPIPS.name if side is None else f"{LPIPS.name}_{side}",
+            LPIPS.range,
+            LPIPS.of,
+            tensors=TensorFunctions(network, lambda outputs: network(outputs, outputs[-1])),
+        )
+
+    def __call__(
+        self, images: Tensor, others: Tensor, image_range: tuple[float, float] = (-1, 1)
+    ) -> Tensor:
+        """Return the loss of each pair of images, (n,); see `compare_images`."""
+        return compare_images(self, images, others, image_range)
 
     @classmethod
     def load(cls, *files: str | os.PathLike[str], side: int | None = None) -> Self:
@@ -131,6 +122,35 @@ class Lpips(ImageLoss):
         if linear and not alexnet:
             weights |= _installed("torchvision.models", "alexnet", weights="DEFAULT")
         return cls(weights, side)
+
+
+class LpipsNetwork(nn.Module):
+    """The network of LPIPS; parameters as in `Lpips`."""
+
+    def __init__(self, weights: Mapping[str, Any], side: int | None) -> None:
+        super().__init__()
+        self.side = None if side is None else checks.count("side", side, MIN_SIDE)
+        found = plain_state_dict(weights)
+        for k, layer in enumerate(LAYERS):
+            kernel = _find_tensor(found, _kernel_names(k, layer), layer.shape)
+            bias = _find_tensor(
+                found,
+                [
+                    each.replace("weight", "bias").replace("kernel", "bias")
+                    for each in _kernel_names(k, layer)
+                ],
+                layer.shape[:1],
+            )
+            linear = _find_tensor(found, _linear_names(k), (1, layer.shape[0], 1, 1))
+            self.register_buffer(f"kernel{k}", kernel)
+            self.register_buffer(f"bias{k}", bias)
+            self.register_buffer(f"linear{k}", linear)
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(DEVIATION).view(1, 3, 1, 1))
+
+    def forward(self, outputs: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Return the distance of images in [0, 1] to those in `labels`, (n, len(outputs))."""
+        return torch.stack([self.distance(images, labels) for images in outputs], dim=1)
 
     def distance(self, images: Tensor, others: Tensor) -> Tensor:
         """Return the distance of each pair of images in [0, 1]."""

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from swiftsure.systems import threshold_levels
+from swiftsure.systems import same_exits, threshold_levels
 
 __all__ = ["Generated", "joined"]
 
@@ -26,8 +26,8 @@ class Generated:
         Mean number of blocks per step.
     flops : (n,)
         Of the whole generation.
-    stayed, left : (n,)
-        Largest confidence at which the image did not exit, and smallest at which it did: every
+    max_skipped, min_taken : (n,)
+        Largest confidence at an exit that was not taken, and smallest at one that was: every
         threshold between them gives the same image. NaN if no confidences were computed.
     """
 
@@ -35,18 +35,15 @@ class Generated:
     exits: NDArray[np.int64]
     layers: NDArray[np.float64]
     flops: NDArray[np.float64]
-    stayed: NDArray[np.float32]
-    left: NDArray[np.float32]
+    max_skipped: NDArray[np.float32]
+    min_taken: NDArray[np.float32]
     strict: bool = False
 
     def same_at(self, thresholds: ArrayLike) -> NDArray[np.bool_]:
         """Return a mask of the thresholds, (K,), that give each image unchanged, (n, K)."""
-        levels = threshold_levels("thresholds", thresholds)[None]
-        stayed, left = self.stayed[:, None], self.left[:, None]
-        # Comparisons with NaN are false: without confidences nothing is known.
-        if self.strict:
-            return (levels >= stayed) & (levels < left)
-        return (levels > stayed) & (levels <= left)
+        levels = threshold_levels("thresholds", thresholds)
+        skipped, taken = self.max_skipped[:, None], self.min_taken[:, None]
+        return same_exits(levels, skipped, taken, strict=self.strict)
 
     def pixels(self) -> NDArray[np.uint8]:
         """Return the images as bytes, (n, height, width, channels)."""
@@ -58,7 +55,7 @@ def joined(parts: list[Generated]) -> Generated:
     """Concatenate the results of all batches."""
     if len(parts) == 1:
         return parts[0]
-    arrays = ("exits", "layers", "flops", "stayed", "left")
+    arrays = ("exits", "layers", "flops", "max_skipped", "min_taken")
     return Generated(
         images=torch.cat([part.images for part in parts]),
         strict=parts[0].strict,

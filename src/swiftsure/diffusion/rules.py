@@ -1,16 +1,15 @@
-"""The exit rule for diffusion."""
+"""The exit rule of DeeDiff."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from swiftsure.policy import Policy
-from swiftsure.systems import ThresholdRule
+from swiftsure.systems import PolicyBinding, ThresholdRule
 
-__all__ = ["ExitRule"]
+__all__ = ["DeeDiffRule"]
 
 
 @dataclass(frozen=True)
-class ExitRule(ThresholdRule):
+class DeeDiffRule(ThresholdRule):
     """A step stops at the first exit whose confidence reaches the threshold.
 
     Parameters
@@ -24,17 +23,14 @@ class ExitRule(ThresholdRule):
         at the first exit exits at the second.)
     """
 
-    system: ClassVar[str] = "early-exit diffusion"
+    system: ClassVar[str] = "deediff"
     record_from: ClassVar[str] = "swiftsure.diffusion.sweep"
     score: ClassVar[str] = "model"
     """The network's own confidence, 1 minus its mean uncertainty."""
 
     @classmethod
-    def from_policy(cls, policy: Policy) -> Self:
-        """Return a policy's rule; raise if the policy is for text generation."""
-        binding = cls.bind(policy)
-        if "generation" in policy.settings:
-            raise binding.refusal()
-        rule = super().from_policy(policy)
+    def from_policy(cls, binding: PolicyBinding) -> Self:
+        """Return the rule of a policy; raise if its score is not the network's own."""
+        rule = super().from_policy(binding)
         binding.check_score(cls.score)
         return rule

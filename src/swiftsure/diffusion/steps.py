@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.torch.costs import exit_flops
 from swiftsure.torch.scoring import MODEL_SCORE, confidence
 from swiftsure.torch.staged import Scored, StagedModel, plain_output
 
-__all__ = ["Denoised", "StepCosts", "denoise", "estimated", "looked"]
+__all__ = ["Denoised", "StepCosts", "denoise", "exit_confidence", "exit_output"]
 
 
 class Denoised(NamedTuple):
@@ -31,20 +31,20 @@ class Denoised(NamedTuple):
     noise : (n, channels, height, width)
     exits : (n,)
         0-based.
-    stayed : (n,)
+    max_skipped : (n,)
         Largest confidence at the exits that were evaluated but not taken; -inf if there were none.
-    left : (n,)
+    min_taken : (n,)
         The confidence at the exit taken; inf at the last exit, which needs none.
     """
 
     noise: Tensor
     exits: Tensor
-    stayed: Tensor
-    left: Tensor
+    max_skipped: Tensor
+    min_taken: Tensor
 
 
 def denoise(
-    model: StagedModel, batch: tuple[Tensor, ...], levels: Tensor, rule: ExitRule, looks: bool
+    model: StagedModel, batch: tuple[Tensor, ...], levels: Tensor, rule: DeeDiffRule, looks: bool
 ) -> Denoised:
     """Run the network on a batch, dropping images from it as they exit.
 
@@ -65,13 +65,13 @@ def denoise(
         torch.full((n,), -torch.inf, device=device),
         torch.full((n,), torch.inf, device=device),
     )
-    here, passed = torch.arange(n, device=device), found.stayed.clone()
+    here, passed = torch.arange(n, device=device), found.max_skipped.clone()
     state = model.begin(batch)
     for k in range(last):
         state = model.advance(k, state)
         if not looks or k < rule.min_exit:
             continue
-        scores, output = looked(model, k, state)
+        scores, output = exit_confidence(model, k, state)
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
         staying = scores <= levels if rule.strict else scores < levels
         # The only synchronisation per exit: later shapes depend on how many images exit.
@@ -80,25 +80,25 @@ def denoise(
             order = staying.logical_not().byte().argsort(stable=True)  # staying images first
             stay, gone = order[:n_stay], order[n_stay:]
             out = here[gone]
-            noise = output[gone] if output is not None else estimated(model, k, state, gone)
+            noise = output[gone] if output is not None else exit_output(model, k, state, gone)
             found.noise[out] = noise.to(images.dtype)
             found.exits[out] = k
-            found.stayed[out] = passed[gone]
-            found.left[out] = scores[gone]
+            found.max_skipped[out] = passed[gone]
+            found.min_taken[out] = scores[gone]
             if n_stay == 0:
                 return found
             here, levels, passed, scores = (each[stay] for each in (here, levels, passed, scores))
             state = model.select(state, stay)
         passed = torch.maximum(passed, scores)
-    noise = estimated(model, last, model.advance(last, state)).to(images.dtype)
-    found.stayed[here] = passed
+    noise = exit_output(model, last, model.advance(last, state)).to(images.dtype)
+    found.max_skipped[here] = passed
     if len(here) == n:
         return found._replace(noise=noise)
     found.noise[here] = noise
     return found
 
 
-def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any]:
+def exit_confidence(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any]:
     """Return an exit's confidence, (n,), and its output if that was computed too, else None."""
     if hasattr(model, "confidence_at"):
         alone = Scored(None, model.confidence_at(exit_index, state))
@@ -107,7 +107,7 @@ def looked(model: StagedModel, exit_index: int, state: Any) -> tuple[Tensor, Any
     return confidence(MODEL_SCORE, output), plain_output(output)
 
 
-def estimated(model: StagedModel, exit_index: int, state: Any, rows: Tensor | None = None) -> Any:
+def exit_output(model: StagedModel, exit_index: int, state: Any, rows: Tensor | None = None) -> Any:
     """Return an exit's output, for all rows or some."""
     if hasattr(model, "confidence_at"):
         return model.estimate(exit_index, state, rows)  # type: ignore[attr-defined]
@@ -137,7 +137,11 @@ class StepCosts(NamedTuple):
         """Count the costs on a batch of at least one image."""
         stages, looks, answers = (
             exit_flops(_WithHead(model, head), batch)
-            for head in (lambda *_: None, partial(looked, model), partial(estimated, model))
+            for head in (
+                lambda *_: None,
+                partial(exit_confidence, model),
+                partial(exit_output, model),
+            )
         )
         looks, answers = (np.diff(each - stages, prepend=0.0) for each in (looks, answers))
         exits = np.arange(model.n_exits)

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from swiftsure import checks
 from swiftsure.diffusion.deediff import DeeDiff
-from swiftsure.diffusion.image_losses import ImageLoss, image_loss
+from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
-from swiftsure.diffusion.rules import ExitRule
+from swiftsure.diffusion.lpips import Lpips
+from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.exits import exit_indices
+from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
@@ -33,7 +35,7 @@ def sweep(
     n: int,
     *,
     thresholds: Sequence[float | None] | ArrayLike,
-    losses: Sequence[str | ImageLoss] = ("lpips",),
+    losses: Sequence[str | Loss] = ("lpips",),
     sampler: Sampler | None = None,
     labels: ArrayLike | None = None,
     seed: int = 0,
@@ -57,7 +59,7 @@ def sweep(
     thresholds : (K,)
         Safest first; the full model is added in front if it is missing. Choose them in advance or
         from other samples: see `pilot_thresholds`.
-    losses : names among "lpips", "ssim" and "mse", or `ImageLoss` objects
+    losses : names among "lpips", "ssim" and "mse", or `Loss` objects with `tensors`
         For LPIPS with weights from a file: `Lpips.load(file)`.
     sampler, dtype
         As in `DeeDiff`; the policy will require the same.
@@ -66,7 +68,7 @@ def sweep(
     seed, first : int
         The images are the samples of this seed numbered from `first`.
     strict, min_exit
-        As in `ExitRule`.
+        As in `DeeDiffRule`.
     shards : folder, optional
         Where to write the record in pieces of `shard_size` images, and to resume from.
     progress : bool, optional
@@ -95,10 +97,12 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    fast = DeeDiff(
-        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
-    )
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     return _DiffusionSweep(
+        system=fast.rule.system,
+        fingerprint=fast.fingerprint,
+        settings=fast.settings,
         fast=fast,
         grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
         losses=_image_losses(losses),
@@ -138,16 +142,15 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    fast = DeeDiff(
-        model, ExitRule(None, strict=strict, min_exit=min_exit), sampler=sampler, dtype=dtype
-    )
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
     candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]
-    leave = partial(exit_indices, table, strict=strict, min_exit=min_exit)
+    exits_at = partial(exit_indices, table, strict=strict, min_exit=min_exit)
     means = [
         (fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean())
-        for taken in map(leave, candidates)
+        for taken in map(exits_at, candidates)
     ]
     layers, flops = np.asarray(means).T
     # The full model evaluates no exits, so a threshold that rarely exits is slower than it.
@@ -159,24 +162,20 @@ def pilot_thresholds(
     return [None, *candidates[chosen].tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _DiffusionSweep(Sweep):
     """Sweep over images; every image of a batch has its own threshold."""
 
     fast: DeeDiff
-    grid: NDArray[np.float32]
-    losses: list[ImageLoss]
+    losses: list[Loss]
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     seed: int
-    batch_size: int = 64
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies this sweep; its shards must agree on it."""
+        """Return what else a resumed sweep must have in common."""
         return {
-            "model": self.fast.fingerprint,
-            "settings": self.fast.settings,
-            "losses": {loss.name: fingerprint(loss) for loss in self.losses},
+            "losses": {loss.name: _weights(loss) for loss in self.losses},
             "seed": self.seed,
             "first": int(self.numbers[0]),
             "n": len(self.numbers),
@@ -209,26 +208,32 @@ class _DiffusionSweep(Sweep):
 
     def _losses(self, images: Tensor, others: Tensor) -> dict[str, Array]:
         return {
-            loss.name: loss.to(images.device)(images, others).double().cpu().numpy()
+            loss.name: compare_images(loss, images, others).double().cpu().numpy()
             for loss in self.losses
         }
 
-    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of some images."""
-        return ThresholdRecord(
-            self.grid.astype(np.float64),
-            inconsistencies={loss.name: tables.pop(loss.name) for loss in self.losses},
-            costs=tables,
-            inconsistency_ranges={loss.name: loss.range for loss in self.losses},
-            ids=self.numbers[inputs],
-            fingerprint=self.fast.fingerprint,
-            settings=self.fast.settings,
-        )
+    def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of some images' record."""
+        return {
+            "inconsistencies": {loss.name: tables.pop(loss.name) for loss in self.losses},
+            "costs": tables,
+            "inconsistency_ranges": {loss.name: loss.range for loss in self.losses},
+            "ids": self.numbers[inputs],
+        }
 
 
-def _image_losses(losses: Sequence[str | ImageLoss]) -> list[ImageLoss]:
-    found = [image_loss(loss) for loss in losses]
+def _image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
+    chosen = [LOSSES.choose(loss, "losses") for loss in losses]
+    found = [Lpips.load() if loss is LPIPS else loss for loss in chosen]
     names = [loss.name for loss in found]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"`losses` must be at least one, each once, but got {names}.")
+        raise ValueError(
+            f"`losses` must name at least one loss, and each only once, but got {names}."
+        )
     return found
+
+
+def _weights(loss: Loss) -> str | None:
+    """Return the fingerprint of a loss's network; None if it has none."""
+    function = loss.function("tensors.against_labels")
+    return fingerprint(function) if isinstance(function, nn.Module) else None

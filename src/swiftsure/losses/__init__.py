@@ -1,12 +1,13 @@
 """Losses, one file per family; each declares its range and whether it is 0/1.
 
-To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`.
+To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`. Where one
+function can serve arrays and tensors, it does; the core never imports PyTorch.
 """
 
-from swiftsure.losses.base import LOSSES, Loss, LossRange, resolve_loss
+from swiftsure.losses.base import LOSSES, Loss, LossRange, TensorFunctions
 from swiftsure.losses.classification import BRIER, ZERO_ONE
 from swiftsure.losses.image import LPIPS, MSE, SSIM
-from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, VOID
+from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, PIXEL_LOSSES, VOID
 from swiftsure.losses.text import BLEU, ROUGE_L, TOKEN_F1
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "MISCOVERAGE",
     "MSE",
     "PIXEL_BRIER",
+    "PIXEL_LOSSES",
     "ROUGE_L",
     "SSIM",
     "TOKEN_F1",
@@ -25,5 +27,5 @@ __all__ = [
     "ZERO_ONE",
     "Loss",
     "LossRange",
-    "resolve_loss",
+    "TensorFunctions",
 ]

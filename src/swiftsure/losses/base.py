@@ -1,19 +1,18 @@
-"""The classes `Loss` and `LossRange`, and the registry of losses."""
+"""The classes `Loss`, `TensorFunctions` and `LossRange`, and the registry of losses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from pkgutil import resolve_name
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
 from swiftsure.registry import Registry
 
-__all__ = ["LOSSES", "Loss", "LossRange", "resolve_loss"]
+__all__ = ["LOSSES", "Loss", "LossRange", "TensorFunctions"]
 
 Array = NDArray[Any]
-AnyLoss = TypeVar("AnyLoss")
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,33 @@ class LossRange:
         return LossRange(max(0.0, self.low), self.high, self.whole)
 
 
+class TensorFunctions(NamedTuple):
+    """How a loss is computed on tensors; its functions get a list with the output of every exit.
+
+    Attributes
+    ----------
+    against_labels : callable
+        (outputs, labels) -> (n, n_exits). Missing labels are negative, and their rows are ignored.
+        If it is an `nn.Module`, such as a network that compares images, its weights identify the
+        shards of a sweep.
+    against_last : callable
+        outputs -> (n, n_exits), 0 in the last column.
+    check_labels : callable
+        (outputs, labels); raises if labels are invalid. It is called before they are moved to the
+        device, where a check would wait for the network.
+    """
+
+    against_labels: Callable[[list[Any], Any], Any] | None = None
+    against_last: Callable[[list[Any]], Any] | None = None
+    check_labels: Callable[[list[Any], Any], None] | None = None
+
+
 @dataclass(frozen=True)
 class Loss:
     """A named loss: its range, its input, and the functions that compute it.
+
+    Only the functions that are used need to be set: records of arrays and sweeps over texts call
+    `against_labels` and `against_last`; `collect`, audits and sweeps over images call `tensors`.
 
     Parameters
     ----------
@@ -96,30 +119,68 @@ class Loss:
     of : {"prediction", "distribution"}
         What it is computed from. A prediction loss is the same for equal predictions, so its gap is
         0 without a label if an exit agrees with the full model.
-    against_labels : callable
+    against_labels : callable, optional
         (probabilities (n, n_exits, n_classes), labels (n,)) -> losses (n, n_exits).
-    against_last : callable
+    against_last : callable, optional
         probabilities (n, n_exits, n_classes) -> inconsistencies (n, n_exits) with the last exit.
+    tensors : TensorFunctions or str, optional
+        The same on tensors; a string "module:attribute" is imported when it is needed.
 
     Notes
     -----
     Segmentation has a distribution and a label at every pixel: probabilities are then of shape
-    (n, n_exits, height, width, n_classes) and labels (n, height, width).
+    (n, n_exits, height, width, n_classes) and labels (n, height, width). Texts, (n, n_exits), and
+    images, (n, n_exits, channels, height, width), take the place of probabilities where these are
+    compared; a pair of them is one exit and its label.
     """
 
     name: str
     range: LossRange
     of: Literal["prediction", "distribution"]
-    against_labels: Callable[[Array, Array], Array]
-    against_last: Callable[[Array], Array]
+    against_labels: Callable[[Array, Any], Array] | None = None
+    against_last: Callable[[Array], Array] | None = None
+    tensors: TensorFunctions | str | None = None
+
+    def gap_needs_no_label(self) -> bool:
+        """Return whether labels may be missing, because equal predictions have equal losses.
+
+        Raises
+        ------
+        ValueError
+            If the loss is not registered: a record knows its losses by name only.
+        """
+        if self.of == "prediction" and LOSSES.get(self.name) is not self:
+            raise ValueError(
+                f"`losses`: labels are missing, which {self.name!r} allows only once it is known by"
+                " name: pass it to swiftsure.losses.LOSSES.register first."
+            )
+        return self.of == "prediction"
+
+    def on_tensors(self) -> TensorFunctions:
+        """Return the functions on tensors, importing them if they are given by name."""
+        found: TensorFunctions | None
+        found = resolve_name(self.tensors) if isinstance(self.tensors, str) else self.tensors
+        return found or TensorFunctions()
+
+    def function(self, *fields: str) -> Callable[..., Any]:
+        """Return the first of some functions that is set, such as "tensors.against_last".
+
+        Raises
+        ------
+        ValueError
+            If none is set; the error names the fields.
+        """
+        for field in fields:
+            holder, _, name = field.rpartition(".")
+            found = getattr(self.on_tensors() if holder else self, name)
+            if found is not None:
+                function: Callable[..., Any] = found
+                return function
+        raise ValueError(
+            f"`loss` {self.name!r} cannot be computed here: set the field"
+            f" {' or '.join(f'`{field}`' for field in fields)} of its Loss."
+        )
 
 
 LOSSES: Registry[Loss] = Registry("loss")
 """Losses by name; `LOSSES.register(loss)` adds one."""
-
-
-def resolve_loss(loss: str | AnyLoss, registry: Mapping[str, AnyLoss]) -> AnyLoss:
-    """Return a loss, looked up in a registry if it is given by name."""
-    if isinstance(loss, type(next(iter(registry.values())))):
-        return loss
-    return registry[checks.choice("losses", str(loss), registry)]

@@ -3,10 +3,10 @@
 Predictions are images, (n, n_settings, channels, height, width), with the full model's last; labels
 are images of the same size, one per sample. Images are uint8, or floats in [0, 1].
 
-LPIPS runs a network, so only its name and range are here: `swiftsure.diffusion` computes it, and
-the other two on tensors.
+LPIPS runs a network, so only its name and range are here: `swiftsure.diffusion.Lpips` computes it.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,54 +20,50 @@ __all__ = ["LPIPS", "MSE", "SSIM", "mse", "ssim"]
 
 Array = NDArray[Any]
 
-WINDOW = 11
-"""Side of SSIM's window, a Gaussian with standard deviation `DEVIATION` (Wang et al., 2004)."""
-DEVIATION = 1.5
+_BELL = [math.exp(-(place**2) / (2 * 1.5**2)) for place in range(-5, 6)]
+WINDOW = [height / sum(_BELL) for height in _BELL]
+"""SSIM's window along one axis, a Gaussian with standard deviation 1.5 (Wang et al., 2004)."""
 STABILISERS = (0.01**2, 0.03**2)
 
 
-def mse(images: Array, others: Array) -> Array:
-    """Return the mean squared difference of each pair of images in [0, 1].
+def mse(images: Any, others: Any) -> Any:
+    """Return the mean squared difference of each pair of images in [0, 1], arrays or tensors.
 
     Examples
     --------
     >>> mse(np.zeros((1, 3, 2, 2)), np.full((1, 3, 2, 2), 0.5))
     array([0.25])
     """
-    loss: Array = np.square(images - others).mean(axis=(-3, -2, -1))
-    return loss
+    return ((images - others) ** 2).mean((-3, -2, -1))
 
 
-def ssim(images: Array, others: Array) -> Array:
-    """Return (1 - SSIM) / 2 of each pair of images in [0, 1].
+def ssim(images: Any, others: Any) -> Any:
+    """Return (1 - SSIM) / 2 of each pair of images in [0, 1], arrays or tensors.
 
     SSIM (Wang et al., 2004) is in [-1, 1] and is 1 for equal images, so the loss is in [0, 1]. It
-    is the mean over channels and over all positions where the window fits.
+    is the mean over channels and over all positions where the window fits. Give float64:
+    variances are small differences of large numbers.
     """
-    from scipy import ndimage
-
     height, width = images.shape[-2:]
-    if min(height, width) < WINDOW:
+    if min(height, width) < len(WINDOW):
         raise ValueError(
-            f"`images` must be at least {WINDOW} pixels wide and high for SSIM, but got"
+            f"`images` must be at least {len(WINDOW)} pixels wide and high for SSIM, but got"
             f" {height} x {width}."
         )
-
-    def blurred(values: Array) -> Array:
-        deviations = (0.0,) * (values.ndim - 2) + (DEVIATION, DEVIATION)
-        edge = WINDOW // 2
-        radius = (0,) * (values.ndim - 2) + (edge, edge)
-        smooth: Array = ndimage.gaussian_filter(values, deviations, radius=radius)
-        return smooth[..., edge:-edge, edge:-edge]
-
-    a, b = blurred(images), blurred(others)
+    a, b = _blurred(images), _blurred(others)
     luminance, contrast = STABILISERS
-    variances = blurred(images**2) - a**2 + blurred(others**2) - b**2
-    covariance = blurred(images * others) - a * b
+    variances = _blurred(images**2) - a**2 + _blurred(others**2) - b**2
+    covariance = _blurred(images * others) - a * b
     alike = (2 * a * b + luminance) * (2 * covariance + contrast)
     similarity = alike / ((a**2 + b**2 + luminance) * (variances + contrast))
-    loss: Array = (1 - similarity.mean(axis=(-3, -2, -1))) / 2
-    return np.clip(loss, 0.0, 1.0)  # rounding
+    return ((1 - similarity.mean((-3, -2, -1))) / 2).clip(0.0, 1.0)  # rounding
+
+
+def _blurred(images: Any) -> Any:
+    """Return the window's mean at every position where it fits."""
+    height, width = (side - len(WINDOW) + 1 for side in images.shape[-2:])
+    across = sum(w * images[..., k : k + width] for k, w in enumerate(WINDOW))
+    return sum(w * across[..., k : k + height, :] for k, w in enumerate(WINDOW))
 
 
 def _images(name: str, given: Any, ndim: int) -> Array:
@@ -93,22 +89,18 @@ def _loss(name: str, distance: Callable[[Array, Array], Array]) -> Loss:
                 f" {checks.shape_text((made.shape[0], *made.shape[2:]))}, but got"
                 f" {checks.shape_text(true.shape)}."
             )
-        return distance(made, np.broadcast_to(true[:, None], made.shape))
+        return distance(made, true[:, None])
 
     def against_last(predictions: Array) -> Array:
         made = _images("predictions", predictions, 5)
-        return distance(made, np.broadcast_to(made[:, -1:], made.shape))
+        return distance(made, made[:, -1:])
 
-    return LOSSES.register(Loss(name, LossRange(0, 1), "prediction", against_labels, against_last))
-
-
-def _needs_a_network(images: Array, others: Array) -> Array:  # noqa: ARG001 (as all distances)
-    raise ValueError(
-        "Loss 'lpips' runs a network: record it with swiftsure.diffusion.sweep, or compute it with"
-        " swiftsure.diffusion.Lpips."
+    tensors = f"swiftsure.torch.losses:{name.upper()}"
+    return LOSSES.register(
+        Loss(name, LossRange(0, 1), "prediction", against_labels, against_last, tensors)
     )
 
 
 MSE = _loss("mse", mse)
 SSIM = _loss("ssim", ssim)
-LPIPS = _loss("lpips", _needs_a_network)
+LPIPS = LOSSES.register(Loss("lpips", LossRange(0, 1), "prediction"))

@@ -3,7 +3,8 @@
 All three average over the pixels of an image, and risks average over images: pixels of one image
 depend on each other, so a sample is an image, however many pixels it has.
 
-Against labels, void pixels (`VOID`, and negative numbers) are ignored in both label and prediction.
+Probabilities are (n, n_exits, height, width, n_classes) and labels (n, height, width). Against
+labels, void pixels (`VOID`, and negative numbers) are ignored in both label and prediction.
 Against the last exit, all pixels count, because that comparison is also made without labels.
 
 The paper (section 5.2) describes these losses in words only, and its code differs: it divides the
@@ -11,6 +12,7 @@ sum of IoUs by the number of all classes, so that classes absent from an image c
 it gives void pixels labels drawn from the last exit.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,16 @@ from numpy.typing import NDArray
 
 from swiftsure import checks
 from swiftsure.losses.base import LOSSES, Loss, LossRange
+from swiftsure.losses.classification import brier, brier_inconsistency
 
 __all__ = [
     "MIOU",
     "MISCOVERAGE",
     "PIXEL_BRIER",
+    "PIXEL_LOSSES",
     "VOID",
     "miou",
-    "miou_inconsistency",
     "miscoverage",
-    "miscoverage_inconsistency",
     "pixel_brier",
     "pixel_brier_inconsistency",
 ]
@@ -38,63 +40,34 @@ VOID = 255
 """Label of pixels without a class, as in published data sets; negative labels are void too."""
 
 
-def miou(probabilities: Array, labels: Array) -> Array:
+def miou(confusions: Any) -> Any:
     """Return 1 minus the mean IoU over the classes in the label or prediction of an image.
 
-    Parameters
-    ----------
-    probabilities : (n, n_exits, height, width, n_classes)
-    labels : (n, height, width)
-        Class numbers, or void.
-
-    Returns
-    -------
-    losses : (n, n_exits), in [0, 1]
-
-    Raises
-    ------
-    ValueError
-        If a label is not a class, or an image has no labelled pixel and so no loss.
+    The confusion matrices, in pixels, are on the last two axes of an array or tensor.
     """
-    return _miou(_confusions(probabilities, _truth(probabilities, labels)))
+    both = confusions.diagonal(0, -2, -1)
+    either = confusions.sum(-1) + confusions.sum(-2) - both
+    return 1.0 - (both / either.clip(1)).sum(-1) / (either > 0).sum(-1)
 
 
-def miou_inconsistency(probabilities: Array) -> Array:
-    """Return 1 minus the mean IoU of an exit's prediction with the last exit's, over all pixels."""
-    return _miou(_confusions(probabilities, _last(probabilities)))
-
-
-def miscoverage(probabilities: Array, labels: Array) -> Array:
-    """Return the share of labelled pixels whose most probable class is wrong, in [0, 1]."""
-    return _miscoverage(_confusions(probabilities, _truth(probabilities, labels)))
-
-
-def miscoverage_inconsistency(probabilities: Array) -> Array:
-    """Return the share of all pixels whose prediction is not the last exit's."""
-    return _miscoverage(_confusions(probabilities, _last(probabilities)))
+def miscoverage(confusions: Any) -> Any:
+    """Return the share of pixels whose most probable class is wrong, in [0, 1]."""
+    return 1.0 - confusions.diagonal(0, -2, -1).sum(-1) / confusions.sum((-2, -1))
 
 
 def pixel_brier(probabilities: Array, labels: Array) -> Array:
     """Return the mean Brier loss (Eq. 7 of the paper) over the labelled pixels, in [0, 2]."""
     truth = _truth(probabilities, labels)
-    of_label = np.take_along_axis(
-        probabilities, np.maximum(truth, 0)[:, None, ..., None], axis=-1
-    ).squeeze(-1)
-    losses = np.square(probabilities).sum(axis=-1) - 2.0 * of_label + 1.0
+    losses: Array = brier(probabilities, np.maximum(truth, 0))
     labelled = np.broadcast_to(truth[:, None] >= 0, losses.shape)
     mean: Array = losses.mean(axis=(-2, -1), where=labelled)
     return mean
 
 
 def pixel_brier_inconsistency(probabilities: Array) -> Array:
-    """Return the mean over pixels of the squared distance to the last exit's distribution.
-
-    It is in [0, 2]. As for classifiers, it is the exact mean of the difference of the Brier losses,
-    over labels drawn from the last exit.
-    """
+    """Return the mean over pixels of the squared distance to the last exit's distribution."""
     _of_images(probabilities)
-    distances = np.square(probabilities - probabilities[:, -1:]).sum(axis=-1)
-    mean: Array = distances.mean(axis=(-2, -1))
+    mean: Array = brier_inconsistency(probabilities).mean(axis=(-2, -1))
     return mean
 
 
@@ -153,44 +126,30 @@ def _confusion(found: Array, true: Array, n_classes: int) -> Array:
     return np.bincount(pairs, minlength=n_classes**2).reshape(n_classes, n_classes)
 
 
-def _miou(confusions: Array) -> Array:
-    both = np.diagonal(confusions, axis1=-2, axis2=-1)
-    either = confusions.sum(axis=-1) + confusions.sum(axis=-2) - both
-    shares = both / np.maximum(either, 1)
-    loss: Array = 1.0 - shares.sum(axis=-1) / (either > 0).sum(axis=-1)
-    return loss
-
-
-def _miscoverage(confusions: Array) -> Array:
-    right = np.trace(confusions, axis1=-2, axis2=-1)
-    loss: Array = 1.0 - right / confusions.sum(axis=(-2, -1))
-    return loss
-
-
-MIOU = LOSSES.register(
-    Loss(
-        "miou",
-        LossRange(0, 1),
-        of="prediction",
-        against_labels=miou,
-        against_last=miou_inconsistency,
+def _of_confusions(name: str, measure: Callable[[Array], Array]) -> Loss:
+    return LOSSES.register(
+        Loss(
+            name,
+            LossRange(0, 1),
+            "prediction",
+            lambda p, labels: measure(_confusions(p, _truth(p, labels))),
+            lambda p: measure(_confusions(p, _last(p))),
+            tensors=f"swiftsure.torch.segmentation:{name.upper()}",
+        )
     )
-)
-MISCOVERAGE = LOSSES.register(
-    Loss(
-        "miscoverage",
-        LossRange(0, 1),
-        of="prediction",
-        against_labels=miscoverage,
-        against_last=miscoverage_inconsistency,
-    )
-)
+
+
+MIOU = _of_confusions("miou", miou)
+MISCOVERAGE = _of_confusions("miscoverage", miscoverage)
 PIXEL_BRIER = LOSSES.register(
     Loss(
         "pixel_brier",
         LossRange(0, 2),
-        of="distribution",
-        against_labels=pixel_brier,
-        against_last=pixel_brier_inconsistency,
+        "distribution",
+        pixel_brier,
+        pixel_brier_inconsistency,
+        tensors="swiftsure.torch.segmentation:PIXEL_BRIER",
     )
 )
+PIXEL_LOSSES = (MIOU, MISCOVERAGE, PIXEL_BRIER)
+"""Losses that `swiftsure.torch.segmentation` computes together, in one pass over the pixels."""

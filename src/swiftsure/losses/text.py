@@ -78,27 +78,6 @@ def _package(module: str, loss: str, name: str) -> Any:
         raise ImportError(f"Loss {loss!r} needs {name}: pip install 'swiftsure[text]'.") from None
 
 
-def _against_labels(score: Score) -> Callable[[Array, Any], Array]:
-    def losses(predictions: Array, labels: Any) -> Array:
-        texts = _texts(predictions)
-        references = [_references(each) for each in labels]
-        if len(references) != len(texts):
-            raise ValueError(
-                f"`labels` must be one a sample, {len(texts)}, but got {len(references)}."
-            )
-        return _table(score, texts, references)
-
-    return losses
-
-
-def _against_last(score: Score) -> Callable[[Array], Array]:
-    def inconsistencies(predictions: Array) -> Array:
-        texts = _texts(predictions)
-        return _table(score, texts, [[row[-1]] for row in texts])
-
-    return inconsistencies
-
-
 def _table(score: Score, texts: list[list[str]], references: list[list[str]]) -> Array:
     """Return 1 minus the score of every text; equal texts of one sample are scored once."""
     rows = []
@@ -129,15 +108,20 @@ def _references(given: str | Iterable[str]) -> list[str]:
 
 
 def _text_loss(name: str, score: Score) -> Loss:
-    return LOSSES.register(
-        Loss(
-            name,
-            LossRange(0, 1),
-            of="prediction",
-            against_labels=_against_labels(score),
-            against_last=_against_last(score),
-        )
-    )
+    def against_labels(predictions: Array, labels: Any) -> Array:
+        texts = _texts(predictions)
+        references = [_references(each) for each in labels]
+        if len(references) != len(texts):
+            raise ValueError(
+                f"`labels` must be one a sample, {len(texts)}, but got {len(references)}."
+            )
+        return _table(score, texts, references)
+
+    def against_last(predictions: Array) -> Array:
+        texts = _texts(predictions)
+        return _table(score, texts, [[row[-1]] for row in texts])
+
+    return LOSSES.register(Loss(name, LossRange(0, 1), "prediction", against_labels, against_last))
 
 
 ROUGE_L = _text_loss("rouge_l", rouge_l)

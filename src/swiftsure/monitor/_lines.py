@@ -1,6 +1,7 @@
 """Parsing of JSON lines, including lines that a killed writer cut short."""
 
 import json
+import re
 from typing import Any
 
 __all__ = ["KEYS", "parse_json", "parse_request"]
@@ -8,11 +9,10 @@ __all__ = ["KEYS", "parse_json", "parse_request"]
 KEYS = {"loss", "id", "exit", "cost", "confidence"}
 
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
-LITERAL_ENDS = [word[k:] for word in LITERALS for k in range(1, len(word))]
-ENDS = ["", '"', '":0', ":0", "0", '"":0', *LITERAL_ENDS]
-"""Endings that may complete a truncated key or value before its object is closed."""
-STRING_ENDS = ["", '"', '0"', '00"', '000"', '0000"']
-"""Endings that may complete a string truncated inside an escape."""
+LITERAL_STARTS = {word[:k] for word in LITERALS for k in range(1, len(word))}
+NUMBER_START = re.compile(r"(?<![\w.+-])(-?(?:0|[1-9]\d*)(?:\.\d+(?=[eE]))?)(?:\.|[eE][+-]?)$")
+"""A number that ends before its fraction or exponent does; group 1 is what JSON accepts of it."""
+ESCAPE_START = re.compile(r"u[0-9a-fA-F]{0,4}")
 
 
 def parse_json(line: bytes) -> Any:
@@ -42,7 +42,7 @@ def parse_request(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         if _is_cut(line):
             return None
-        raise _useless("is no JSON, nor the beginning of an object that was cut short") from None
+        raise _useless("is neither JSON nor a truncated JSON object") from None
     if isinstance(content, int | float) and not isinstance(content, bool):
         return {"loss": content}
     if not isinstance(content, dict):
@@ -57,38 +57,26 @@ def _useless(why: str) -> ValueError:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Return whether a line is the beginning of a JSON object."""
+    """Return whether a line is the beginning of a JSON object, judging by the parser's error."""
     text = line.decode(errors="replace").rstrip("\r")
     if not text.lstrip().startswith("{"):
         return False
-    brackets, in_string = _left_open(text)
-    if not brackets:
-        return False
-    closing = "".join(reversed(brackets))
-    first = STRING_ENDS if in_string else [""]
-    return any(_is_json(text + start + end + closing) for start in first for end in ENDS)
-
-
-def _left_open(text: str) -> tuple[list[str], bool]:
-    """Return the closing brackets that a text lacks, and whether it ends inside a string."""
-    brackets: list[str] = []
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            in_string = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-        elif character == '"':
-            in_string = True
-        elif character in "{[":
-            brackets.append("}" if character == "{" else "]")
-        elif character in "}]" and (not brackets or brackets.pop() != character):
-            return [], False
-    return brackets, in_string
-
-
-def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :]
+        if error.msg == "Extra data":
+            return False
+        if error.msg.startswith("Expecting value"):
+            return rest.strip() == "" or rest in LITERAL_STARTS
+        if error.msg.startswith("Invalid \\uXXXX escape"):
+            return ESCAPE_START.fullmatch(rest) is not None
+        number = NUMBER_START.search(text)
+        return (
+            error.msg.startswith("Unterminated string")
+            or rest.strip() == ""
+            or (number is not None and number.end(1) == error.pos)
+        )
+    except RecursionError:
+        pass
+    return False

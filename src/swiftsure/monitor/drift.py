@@ -51,7 +51,7 @@ class _Recent:
         return RecentState(n=self.n, means=tuple(self.means))
 
     def restore(self, state: "RecentState") -> None:
-        if len(state.means) == len(self.means):  # otherwise it is of another policy: start anew
+        if len(state.means) == len(self.means):  # otherwise it belongs to another policy
             self.n, self.means = state.n, list(state.means)
 
 

@@ -1,7 +1,9 @@
 """RequestOrder: feeds late losses to a monitor in the order of the requests."""
 
 from collections import OrderedDict
-from typing import Self
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 from pydantic import Field, model_validator
 
@@ -10,6 +12,8 @@ from swiftsure.monitor.risk import Monitor
 from swiftsure.monitor.state import Section
 
 __all__ = ["OrderState", "RequestOrder"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 MISSING = ("lowest", "skip")
 
@@ -53,6 +57,17 @@ class OrderState(Section):
                 " the guarantee"
             )
         return self
+
+
+def _locked(method: Method) -> Method:
+    """Run a method while holding the monitor's lock, so that threads may share an order."""
+
+    @wraps(method)
+    def run(order: "RequestOrder", *arguments: Any, **options: Any) -> Any:
+        with order.monitor.lock:
+            return method(order, *arguments, **options)
+
+    return cast("Method", run)
 
 
 class RequestOrder:
@@ -122,6 +137,7 @@ class RequestOrder:
         """Whether any request was seen."""
         return self._last is not None
 
+    @_locked
     def expect(self, request: int) -> None:
         """Announce a request whose loss will come later.
 
@@ -133,6 +149,7 @@ class RequestOrder:
         self._enqueue(_number(request), None)
         self._release()
 
+    @_locked
     def arrive(self, request: int, loss: float) -> bool:
         """Add the loss of a waiting or new request; return whether there is an alarm.
 
@@ -164,6 +181,7 @@ class RequestOrder:
         """Return whether the loss of a request is still to come."""
         return self._line.get(request, 0.0) is None
 
+    @_locked
     def give_up(self, request: int) -> None:
         """Stop waiting for the loss of a request; nothing changes if it was given up already.
 
@@ -233,6 +251,7 @@ class RequestOrder:
             " entry, which would be left out anyway."
         )
 
+    @_locked
     def state(self) -> OrderState:
         """Return the state, without the monitor's."""
         return OrderState(
@@ -245,6 +264,7 @@ class RequestOrder:
             given_up_requests=tuple(self._given_up),
         )
 
+    @_locked
     def restore(self, state: OrderState) -> None:
         """Restore a state.
 
@@ -265,7 +285,7 @@ class RequestOrder:
         if wanted != kept:
             raise ValueError(
                 f"`{name}` must be {kept!r}, as in the state, but got {wanted!r}: a rule that"
-                " changes on the way may depend on what was seen. Start anew with another file."
+                " changes halfway may depend on the losses seen so far. Use another file."
             )
 
 

@@ -2,7 +2,8 @@
 
 import math
 import os
-from typing import Annotated
+import threading
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +15,7 @@ from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
 from swiftsure.monitor.state import Section, read_state, write_state
 from swiftsure.policy import Policy, Promise, percent
+from swiftsure.risks import RISKS
 
 __all__ = ["Monitor", "MonitorState"]
 
@@ -67,7 +69,8 @@ class Monitor:
     `RequestOrder`, and choose audits at random. Where rows come in groups (frames of one video),
     fold one mean loss per group.
 
-    An alarm stays. A new monitor has a new α.
+    An alarm stays. A new monitor has a new α. Several threads may share a monitor; losses then
+    count in the order in which they are folded, which must not depend on them.
 
     Examples
     --------
@@ -102,6 +105,8 @@ class Monitor:
         self._goal = 1.0 / self.alpha
         self._stakes = _evidence.stakes(self.epsilon, low)
         self._state = _evidence.new_state()
+        self._saved: str | None = None  # checksum of the state file that this monitor continues
+        self.lock = threading.RLock()
 
     @classmethod
     def from_policy(
@@ -144,8 +149,9 @@ class Monitor:
             If the loss is NaN or outside its range: both void the guarantee. Nothing is folded.
         """
         value = self.accepted(loss)
-        _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
-        return self.alarm
+        with self.lock:
+            _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
+            return self.alarm
 
     def update_many(self, losses: ArrayLike) -> bool:
         """Fold losses, (n,), in order; none of them if one is invalid.
@@ -160,13 +166,9 @@ class Monitor:
         if values.size:
             checks.finite("losses", values)
             values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
-            _evidence.fold(
-                self._state,
-                self._stakes,
-                self.epsilon,
-                self._goal,
-                np.ascontiguousarray(values),
-            )
+            values = np.ascontiguousarray(values)
+            with self.lock:
+                _evidence.fold(self._state, self._stakes, self.epsilon, self._goal, values)
         return self.alarm
 
     def accepted(self, loss: float) -> float:
@@ -218,18 +220,20 @@ class Monitor:
 
     def state(self) -> MonitorState:
         """Return the state, from which `from_state` restores the monitor exactly."""
+        with self.lock:
+            held = self._state.copy()
         return MonitorState(
             epsilon=self.epsilon,
             alpha=self.alpha,
             loss_range=(self._low, self._high),
             risk=self.risk,
             loss=self.loss,
-            n=self.n,
-            total=float(self._state[_evidence.TOTAL]),
-            recent=float(self._state[_evidence.RECENT]),
-            peak=float(self._state[_evidence.PEAK]),
-            alarm_at=self.alarm_at,
-            wealth=tuple(self._state[_evidence.WEALTH :].tolist()),
+            n=int(held[_evidence.N]),
+            total=float(held[_evidence.TOTAL]),
+            recent=float(held[_evidence.RECENT]),
+            peak=float(held[_evidence.PEAK]),
+            alarm_at=int(held[_evidence.ALARM_AT]) or None,
+            wealth=tuple(held[_evidence.WEALTH :].tolist()),
         )
 
     @classmethod
@@ -249,8 +253,16 @@ class Monitor:
         return monitor
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a JSON file, atomically."""
-        write_state(path, {"monitor": self.state()})
+        """Write the state to a JSON file, atomically.
+
+        Raises
+        ------
+        ValueError
+            If the file holds a state that this monitor does not continue, since an alarm in it
+            would be lost: load that one, or choose another file.
+        """
+        with self.lock:
+            self._saved = write_state(path, {"monitor": self.state()}, self._saved)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Monitor":
@@ -261,7 +273,14 @@ class Monitor:
         ValueError
             If the file is not a monitor's state, is damaged, or comes from a newer version.
         """
-        return cls.from_state(read_state(path, {"monitor": MonitorState})["monitor"])
+        sections, checksum = read_state(path, {"monitor": MonitorState})
+        monitor = cls.from_state(sections["monitor"])
+        monitor._saved = checksum
+        return monitor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle by state: a lock cannot be."""
+        return Monitor.from_state, (self.state(),)
 
     @property
     def promise(self) -> str:
@@ -276,8 +295,8 @@ class Monitor:
         """The risk being monitored, in words."""
         if self.risk is None or self.loss is None:
             return "the risk"
-        kind = "gap to" if self.risk.endswith("gap") else "inconsistency with"
-        return f"the {self.loss} {kind} the full model"
+        phrase = RISKS[self.risk].phrase if self.risk in RISKS else self.risk
+        return f"the {self.loss} {phrase}"
 
     def __repr__(self) -> str:
         return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"
@@ -294,7 +313,7 @@ class Monitor:
         """Return the status in one sentence."""
         if self.n == 0:
             return "No alarm: no loss was seen yet."
-        means = f"mean loss {self.recent_mean:.4g} of late, {self.mean:.4g} of all {self.n:,}"
+        means = f"mean loss {self.recent_mean:.4g} recently, {self.mean:.4g} over all {self.n:,}"
         if self.alarm_at is not None:
             return (
                 f"Alarm at loss {self.alarm_at:,}: {self.subject} exceeds {self.epsilon:g}"

@@ -1,6 +1,5 @@
 """State files: JSON with a checksum, written atomically and validated when read."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,11 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import write_text
+from swiftsure.files import NotJSONError, json_checksum, locked, read_json, writable, write_text
 
 __all__ = ["Section", "read_state", "write_state"]
 
 FORMAT = "swiftsure-monitor"
+DAMAGED = (
+    "is a damaged monitor state and was left as it is (restore a copy, or start again with"
+    " another file and a new α)"
+)
 VERSION = 1
 """Version of the state file; newer versions are refused."""
 
@@ -24,30 +27,70 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def write_state(path: str | os.PathLike[str], sections: Mapping[str, Section | None]) -> None:
-    """Write sections to a file, atomically; numbers keep full precision."""
+def write_state(
+    path: str | os.PathLike[str], sections: Mapping[str, Section | None], known: str | None = None
+) -> str:
+    """Write sections to a file, atomically, and return its checksum.
+
+    Parameters
+    ----------
+    path : path
+    sections : mapping
+        Numbers keep full precision.
+    known : str, optional
+        The checksum of the state that this one continues; None for a new one.
+
+    Raises
+    ------
+    ValueError
+        If the file holds a state that this one does not continue: it would lose what another
+        writer folded, perhaps an alarm.
+    """
     content: dict[str, Any] = {
         name: section.model_dump(mode="json")
         for name, section in sections.items()
         if section is not None
     }
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
-    write_text(path, json.dumps({**head, **content}, indent=2) + "\n")
+    checksum = json_checksum(content)
+    head = {"format": FORMAT, "version": VERSION, "checksum": checksum}
+    target = writable(path)
+    with locked(target.with_name(f".{target.name}.lock"), wait=10.0):
+        if target.exists():
+            _refuse_other_state(target, known)
+        write_text(target, json.dumps({**head, **content}, indent=2) + "\n")
+    return checksum
 
 
-def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]]) -> dict[str, Any]:
-    """Return the sections of these kinds that a file has; the first kind is required.
+def _refuse_other_state(path: Path, known: str | None) -> None:
+    """Refuse to replace a state that is not the known one."""
+    content = _content(path)
+    if known is not None and content.get("checksum") == known:
+        return
+    monitor = content.get("monitor")
+    alarm = isinstance(monitor, dict) and monitor.get("alarm_at") is not None
+    raise ValueError(
+        f"{path} was written by another monitor{', which raised an alarm' if alarm else ''}; it was"
+        " left as it is. Load it and go on from there, or choose another file, which starts with a"
+        " new α."
+    )
 
-    The file is never changed, even if it is damaged.
+
+def read_state(
+    path: str | os.PathLike[str], kinds: Mapping[str, type[Section]]
+) -> tuple[dict[str, Any], str]:
+    """Return the sections of these kinds that a file has, and its checksum.
+
+    The first kind is required. The file is never changed, even if it is damaged.
     """
     content = _content(path)
-    if content.pop("checksum", None) != _checksum(content):
+    checksum = content.pop("checksum", None)
+    if checksum != json_checksum(content):
         raise _damaged(path, "its checksum does not match its numbers")
     required = next(iter(kinds))
     if required not in content:
         raise _damaged(path, f"it has no part {required!r}")
     try:
-        return {
+        sections = {
             name: kind.model_validate_json(json.dumps(content[name]))
             for name, kind in kinds.items()
             if name in content
@@ -57,36 +100,21 @@ def read_state(path: str | os.PathLike[str], kinds: Mapping[str, type[Section]])
         where = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
         raise _damaged(path, f"{where}: {what}" if where else what) from None
+    return sections, str(checksum)
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a state file after checking its format and version."""
-    if not Path(path).is_file():
-        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
-        content = json.loads(Path(path).read_bytes())
-    except ValueError as error:
-        raise _damaged(path, f"it is no JSON ({error})") from None
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is JSON, but not the state of a Swiftsure monitor.")
+        content = read_json(path, "the state of a Swiftsure monitor", FORMAT, VERSION)
+    except NotJSONError as error:
+        raise _damaged(path, f"it is not JSON ({error.why})") from None
+    del content["format"]
     version = content.pop("version", None)
-    if isinstance(version, int) and version > VERSION:
-        raise ValueError(
-            f"{path} was written by a newer Swiftsure (state version {version}; this one reads up"
-            f" to {VERSION}): upgrade swiftsure to read it."
-        )
     if version != VERSION:
         raise _damaged(path, f"its version is {version!r}")
     return content
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
-    return ValueError(
-        f"{path} is a damaged monitor state: {why}. It was left as it is; restore a copy, or start"
-        " anew with another file, which starts with a new α."
-    )
+    return ValueError(f"{path} {DAMAGED}: {why}.")

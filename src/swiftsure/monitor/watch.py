@@ -56,6 +56,10 @@ class Watch:
         How many of them were cut short, and skipped.
     odd : int
         How many had an exit, a cost or a confidence that the warnings cannot use.
+    in_file : bool
+        Whether a file is read, whose position can be resumed, unlike that of a pipe.
+    saved : str or None
+        Checksum of the state file that this watch continues.
 
     Examples
     --------
@@ -82,9 +86,10 @@ class Watch:
         self._rest = b""  # an incomplete last line
         self._edges = Edges()  # of the bytes read
         self._inode: int | None = None
-        self._in_file = False  # a position in a file can be resumed, one in a pipe cannot
+        self.in_file = False
         self._place_before = START  # the last position in a file, from a saved state
         self._drift_before: DriftState | None = None  # saved again if this run has no policy
+        self.saved: str | None = None
 
     @property
     def mostly_unreadable(self) -> bool:
@@ -203,7 +208,7 @@ class Watch:
                 f" {place.offset:,}, but its lines are the same. If it is a new one, read it from"
                 " its start (--from-start); if it is a copy, read what follows that byte so."
             )
-        self._in_file, self._rest, self._inode = True, b"", inode_of(file)
+        self.in_file, self._rest, self._inode = True, b"", inode_of(file)
         self._edges = Edges.of(file, place.offset)
         self.lines, self.offset = place.lines, place.offset
 
@@ -221,12 +226,12 @@ class Watch:
                 f"{name} is the file that was read before, up to byte {place.offset:,}: leave out"
                 " --from-start to go on there, as its lines must not be folded twice."
             )
-        self._in_file, self._rest, self._edges = False, b"", Edges()
+        self.in_file, self._rest, self._edges = False, b"", Edges()
         self.lines, self.offset, self._place_before = 0, 0, START
 
     def _place(self) -> StreamState:
         """Return the position to resume at; reading a pipe in between does not change it."""
-        if not self._in_file:
+        if not self.in_file:
             return self._place_before
         return self._edges.at(self.lines, self.offset, self._inode)
 
@@ -235,16 +240,35 @@ class Watch:
         return self._place().model_copy(update=counts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a JSON file, atomically; a killed run resumes from it."""
-        write_state(
-            path,
-            {
+        """Write the state to a JSON file, atomically; a killed run resumes from it.
+
+        Raises
+        ------
+        ValueError
+            If the file holds a state that this one does not continue; see `Monitor.save`.
+        """
+        with self.monitor.lock:
+            sections: dict[str, Section | None] = {
                 "monitor": self.monitor.state(),
                 "order": self.order.state(),
                 "drift": self._drift_before if self.drift is None else self.drift.state(),
                 "stream": self._stream(),
-            },
-        )
+            }
+        self.saved = write_state(path, sections, self.saved)
+
+    def replay(self, data: bytes) -> None:
+        """Process what a killed run had read from a pipe but not saved.
+
+        The rest of an incomplete last line died with that run, so it is counted as unreadable.
+        """
+        self.feed(data)
+        if self._rest.strip():
+            self.feed(b"\n")
+
+    @property
+    def rest(self) -> bytes:
+        """The incomplete last line, which the state does not hold."""
+        return self._rest
 
     @classmethod
     def load(
@@ -267,7 +291,7 @@ class Watch:
         ValueError
             If the state was saved with another patience, or another rule for missing losses.
         """
-        found = read_state(path, KINDS)
+        found, checksum = read_state(path, KINDS)
         order = found.get("order")
         if order is not None and order.missing is not None:
             patience = order.patience if patience is None else patience
@@ -276,6 +300,7 @@ class Watch:
         watch = cls(
             monitor, drift, patience=patience, missing="lowest" if missing is None else missing
         )
+        watch.saved = checksum
         if order is not None:
             watch.order.restore(order)
         watch._drift_before = found.get("drift")

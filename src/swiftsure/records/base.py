@@ -100,9 +100,12 @@ class Record:
         whole: Self = replace(first, **changed)
         return whole
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a Parquet file, atomically."""
-        record_files.save(self, path)
+    def save(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
+        """Write the record to a Parquet file with checksums, whole or not at all.
+
+        With `durable`, wait until it is on the disk, so that it survives a power failure.
+        """
+        record_files.save(self, path, durable=durable)
 
     def _repr_html_(self) -> str:
         record: Any = self

@@ -214,15 +214,15 @@ def label_array(labels: ArrayLike, n: int, n_classes: int) -> Array:
     array = checks.numbers("labels", labels)
     if array.shape != (n,):
         raise ValueError(
-            f"`labels` must have shape ({n},), one a sample of `logits`, (n, n_exits, n_classes),"
-            f" but got {checks.shape_text(array.shape)}."
+            f"`labels` must have shape ({n},), one per sample of `logits`, but got"
+            f" {checks.shape_text(array.shape)}."
         )
     array = np.where(np.isnan(array), -1.0, array) if array.dtype.kind == "f" else array
     if (array != np.rint(array)).any():
         raise ValueError("`labels` must be whole numbers.")
     if array.max() >= n_classes:
         raise ValueError(
-            f"`labels` must be 0 to {n_classes - 1}, for there are {n_classes} classes, but got"
+            f"`labels` must be 0 to {n_classes - 1}, because there are {n_classes} classes, but got"
             f" {array.max():g}."
         )
     numbers: Array = np.where(array < 0, np.int64(-1), array).astype(np.int64)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, LossRange
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -168,7 +168,7 @@ class ExitRecord(Record):
         labels: ArrayLike | None = None,
         score: str | Iterable[str] = "top1",
         *,
-        losses: str | Iterable[str] = ("zero_one", "brier"),
+        losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         label: Literal["expected", "sample", "argmax"] = "expected",
         temperatures: ArrayLike = 1.0,
         costs: Mapping[str, ArrayLike] | None = None,
@@ -189,7 +189,7 @@ class ExitRecord(Record):
         score : str or several
             Names among `swiftsure.scores.SCORES`.
         losses : str or several
-            Names among `swiftsure.losses.LOSSES`.
+            Names among `swiftsure.losses.LOSSES`, or `Loss` objects.
         label : {"expected", "sample", "argmax"}
             Consistency of distributions against the last exit's q: in closed form ‖p − q‖² (the
             mean over labels drawn from q), with one label drawn from q for each sample (the paper),
@@ -208,13 +208,7 @@ class ExitRecord(Record):
         0.0
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
-        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
-        return cls(
-            **fields,
-            costs={name: np.asarray(values) for name, values in given.items()},
-            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
-            groups=None if groups is None else np.asarray(groups),
-        )
+        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
 
     @classmethod
     def from_probabilities(
@@ -224,7 +218,7 @@ class ExitRecord(Record):
         classes: Sequence[Any] | None = None,
         *,
         score: str | Iterable[str] = "top1",
-        losses: str | Iterable[str] = ("zero_one", "brier"),
+        losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
         groups: ArrayLike | None = None,
@@ -250,13 +244,7 @@ class ExitRecord(Record):
         array([[1., 1.]])
         """
         fields = reduced_probabilities(probabilities, labels, score, losses, classes)
-        given = record_checks.mapping_of_arrays("costs", {} if costs is None else costs)
-        return cls(
-            **fields,
-            costs={name: np.asarray(values) for name, values in given.items()},
-            ids=None if ids is None else np.asarray(ids),  # type: ignore[arg-type]
-            groups=None if groups is None else np.asarray(groups),
-        )
+        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
@@ -278,7 +266,6 @@ class ExitRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
-        zero_bounded: bool = False,
         missing: Literal["raise", "worst"] = "raise",
         strict: bool = False,
         min_exit: int = 0,
@@ -289,14 +276,13 @@ class ExitRecord(Record):
 
         Parameters
         ----------
-        risk : {"gap", "consistency"}
-            Against labels (Eq. 6), or against the last exit (Eq. 8).
+        risk : {"gap", "consistency", "zero-bounded gap", "zero-bounded consistency"}
+            Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
+            loss as 0 if the exit does better than the last one (Eq. 16).
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
             Settings from safest to fastest; by default a fixed grid, even in the logit.
-        zero_bounded : bool
-            Count a loss as 0 if the exit does better than the last one (Eq. 16).
         missing : {"raise", "worst"}
             What to do if a label is missing and matters: refuse, or assume the worst loss. The
             latter is valid if whether a sample's label is missing depends on that sample alone.
@@ -313,12 +299,9 @@ class ExitRecord(Record):
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
         checks.choice("missing", missing, ["raise", "worst"])
-        values, declared = RISKS[risk].of_record(self, loss, full=-1)
+        values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
-        rule: dict[str, Any] = {
-            "strict": strict,
-            "min_exit": checks.count("min_exit", min_exit, 0),
-        }
+        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         conditions: tuple[str, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
@@ -347,8 +330,6 @@ class ExitRecord(Record):
             conditions=conditions,
             full_costs=self.full_costs,
         )
-        if zero_bounded:
-            curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
 
     def needs_label(
@@ -385,10 +366,7 @@ class ExitRecord(Record):
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
-        rule: dict[str, Any] = {
-            "strict": strict,
-            "min_exit": checks.count("min_exit", min_exit, 0),
-        }
+        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         differs = self.inconsistencies[loss] != 0
         matters = self._where_any_setting(self.confidences[score], differs, route, rule)
         chosen: Array = self.ids[missing & matters]
@@ -420,9 +398,10 @@ class ExitRecord(Record):
 
         An npz may hold `logits` (and `labels`) instead of a record's arrays.
         """
-        raw = record_files.logits(path)
-        if raw is not None:
-            return cls.from_logits(
-                **raw, score=scores or "top1", losses=losses or ("zero_one", "brier")
-            )
-        return cls(**record_files.load(path, "exits", {"confidences": scores, "losses": losses}))
+        with record_files.reading(path):
+            raw = record_files.logits(path)
+            if raw is not None:
+                kept = losses or ("zero_one", "brier")
+                return cls.from_logits(**raw, score=scores or "top1", losses=kept)
+            only = {"confidences": scores, "losses": losses}
+            return cls(**record_files.load(path, "exits", only))

@@ -1,24 +1,27 @@
 """Record files: Parquet with one row per sample; plain npz can be read too."""
 
 import difflib
+import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure import checks
-from swiftsure.files import atomic_write, npz
+from swiftsure.files import atomic_write, max_unpacked, npz, shortened
 from swiftsure.losses import LossRange
 from swiftsure.sample_order import SampleOrder
 
-__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "save"]
+__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "reading", "save"]
 
 VERSION = 1
 """Version of the file layout; newer versions are refused."""
@@ -26,14 +29,16 @@ VERSION = 1
 OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
 """Suffixes of other formats, refused for a Parquet file."""
 
-KEY = b"swiftsure"
+KEY, CHECKSUM = b"swiftsure", b"swiftsure-checksum"
+"""Keys of the file's metadata: the header as JSON, and its checksum."""
+
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
 """Attributes of a record that map names to tables, and the prefixes of their columns."""
 
 Array = NDArray[Any]
 
 
-def save(record: Any, path: str | os.PathLike[str]) -> None:
+def save(record: Any, path: str | os.PathLike[str], *, durable: bool = True) -> None:
     """Write a record: one column per table, and the rest in the file's metadata."""
     suffix = Path(path).suffix.lower()
     if suffix in OTHERS:
@@ -52,7 +57,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
             shared_costs[name] = values.tolist()
         else:
             columns[f"cost/{name}"] = _lists(values)
-    header = {
+    header: dict[str, Any] = {
         "kind": "thresholds" if hasattr(record, "thresholds") else "exits",
         "version": VERSION,
         "costs": shared_costs,
@@ -60,6 +65,7 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
         "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
         "fingerprint": record.fingerprint,
         "order": {"seed": record.order.seed, "drawn": record.order.drawn},
+        "columns": {name: _digest(_values(column)) for name, column in columns.items()},
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
@@ -67,14 +73,16 @@ def save(record: Any, path: str | os.PathLike[str]) -> None:
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
-    table = pa.table(columns).replace_schema_metadata({KEY: json.dumps(header)})
-    with atomic_write(path) as temporary:
+    text = json.dumps(header).encode()
+    table = pa.table(columns).replace_schema_metadata({KEY: text, CHECKSUM: _sha256(text)})
+    with atomic_write(path, durable=durable) as temporary:
         pq.write_table(
             table,
             temporary,
             compression="zstd",
             use_dictionary=False,
             write_statistics=False,
+            write_page_checksum=True,
         )
 
 
@@ -83,12 +91,23 @@ def kind(path: str | os.PathLike[str]) -> str:
     if _is_npz(path):
         with npz(path) as arrays:
             return "thresholds" if "thresholds" in arrays else "exits"
-    return str(_header(path)["kind"])
+    return _header(path).kind
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in every error about its content."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from None
 
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
     """Return whether a file holds the seed of the sample order; otherwise loading draws one."""
-    return not _is_npz(path) and "order" in _header(path)
+    return not _is_npz(path)
 
 
 def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -110,9 +129,7 @@ def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def load(
-    path: str | os.PathLike[str],
-    expected: str,
-    only: Mapping[str, Iterable[str] | None],
+    path: str | os.PathLike[str], expected: str, only: Mapping[str, Iterable[str] | None]
 ) -> dict[str, Any]:
     """Return the arguments for a record's constructor; `only` names the tables to read."""
     found = kind(path)
@@ -130,7 +147,7 @@ def _load_parquet(
     path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]
 ) -> dict[str, Any]:
     header = _header(path)
-    present = pq.read_schema(path).names
+    present = list(header.columns)
     columns = [name for name in present if "/" not in name or name.startswith("cost/")]
     wanted: dict[str, list[str]] = {}
     for attribute, prefix in TABLES.items():
@@ -138,36 +155,47 @@ def _load_parquet(
         wanted[attribute] = _selection(attribute, names, only.get(attribute))
         columns += [f"{prefix}/{name}" for name in wanted[attribute]]
     _refuse_unknown(only.get("losses"), wanted, present)
-    try:
-        table = pq.read_table(path, columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read; it may be truncated ({error}).") from None
-
-    def values(column: str) -> Array:
-        return _matrix(table[column])
-
+    data = _columns(path, columns, header)
     arguments: dict[str, Any] = {
-        attribute: {name: values(f"{prefix}/{name}") for name in wanted[attribute]}
+        attribute: {name: data[f"{prefix}/{name}"] for name in wanted[attribute]}
         for attribute, prefix in TABLES.items()
     }
-    costs: dict[str, Any] = dict(header["costs"])
-    costs |= {c.removeprefix("cost/"): values(c) for c in columns if c.startswith("cost/")}
+    costs: dict[str, Any] = dict(header.costs)
+    costs |= {c.removeprefix("cost/"): data[c] for c in columns if c.startswith("cost/")}
     arguments |= {
         "costs": costs,
-        "ids": _vector(table["id"]),
-        "groups": _vector(table["group"]) if "group" in columns else None,
-        "fingerprint": header["fingerprint"],
-        "order": SampleOrder(**header["order"]) if "order" in header else None,
+        "ids": data["id"],
+        "groups": data.get("group"),
+        "fingerprint": header.fingerprint,
+        "order": SampleOrder(**header.order),
+        "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
+        "inconsistency_ranges": {
+            name: LossRange(*each) for name, each in header.inconsistency_ranges.items()
+        },
     }
-    for key in ("loss_ranges", "inconsistency_ranges"):
-        arguments[key] = {name: LossRange(*value) for name, value in header[key].items()}
-    if header["kind"] == "thresholds":
+    if header.kind == "thresholds":
         del arguments["confidences"]
-        arguments |= {key: header[key] for key in ("thresholds", "dial", "settings")}
+        own: tuple[str, ...] = ("thresholds", "dial", "settings")
     else:
-        arguments |= {key: header[key] for key in ("temperatures", "dtype")}
-        arguments["full_costs"] = header.get("full_costs", {})
-    return arguments
+        own = ("temperatures", "dtype", "full_costs")
+    return arguments | {name: getattr(header, name) for name in own}
+
+
+def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") -> dict[str, Array]:
+    """Return columns by name, after comparing each with its digest in the header."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            about = file.metadata
+            groups = range(about.num_row_groups)
+            max_unpacked(path, sum(about.row_group(each).total_byte_size for each in groups))
+            table = file.read(columns=names)
+        found = {name: _values(table[name]) for name in names}
+    except (pa.ArrowException, OSError, MemoryError, LookupError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or cut short ({shortened(error)}).") from None
+    for name, values in found.items():
+        if _digest(values) != header.columns[name]:
+            raise ValueError(f"{path} is damaged: its column {name!r} does not fit its checksum.")
+    return found
 
 
 def _load_npz(
@@ -187,7 +215,7 @@ def _load_npz(
                 arguments.setdefault("confidences", {})["top1"] = arrays[key]
             elif attribute in groups and name:
                 if name in _selection(attribute, [name], only.get(attribute), strict=False):
-                    value = arrays[key]
+                    value: Any = arrays[key]
                     value = tuple(value.tolist()) if attribute.endswith("_ranges") else value
                     arguments.setdefault(attribute, {})[name] = value
             else:
@@ -222,28 +250,61 @@ def _selection(
     return [name for name in only if name in names]
 
 
-def _header(path: str | os.PathLike[str]) -> dict[str, Any]:
+class _Header(BaseModel):
+    """What a record file says besides its columns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["exits", "thresholds"]
+    version: Literal[1]
+    costs: dict[str, list[float]]
+    loss_ranges: dict[str, tuple[float, float, bool]]
+    inconsistency_ranges: dict[str, tuple[float, float, bool]]
+    fingerprint: str | None
+    order: dict[str, Any]
+    columns: dict[str, str]
+    """A digest of each column's values."""
+    temperatures: tuple[float, ...] | None = None
+    dtype: str | None = None
+    full_costs: dict[str, float] = Field(default_factory=dict)
+    thresholds: list[float | None] | None = None
+    dial: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+def _header(path: str | os.PathLike[str]) -> _Header:
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
         metadata = pq.read_schema(path).metadata or {}
-        header = json.loads(metadata[KEY])
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is not a readable Parquet file ({error}). A record is one that `record.save`"
-            " wrote, or an npz of plain arrays."
+            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
+            " `record.save` wrote, or an npz of plain arrays."
         ) from None
-    except (KeyError, ValueError):
+    text = metadata.get(KEY)
+    if text is None:
         raise ValueError(
             f"{path} is a Parquet file, but not a Swiftsure record: it was not written by"
             " `record.save`."
-        ) from None
-    if header["version"] > VERSION:
-        raise ValueError(
-            f"{path} was written by a newer Swiftsure (record version {header['version']}; this"
-            f" one reads up to {VERSION}): upgrade swiftsure to read it."
         )
-    return dict(header)
+    try:
+        version = json.loads(text).get("version")
+    except (AttributeError, RecursionError, ValueError):
+        raise ValueError(f"{path} is damaged: its header is not valid JSON.") from None
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{path} was written by a newer Swiftsure (record version {version}; this one reads up"
+            f" to {VERSION}): upgrade swiftsure to read it."
+        )
+    if metadata.get(CHECKSUM) != _sha256(text):
+        raise ValueError(f"{path} is damaged: its header does not fit its checksum.")
+    try:
+        return _Header.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path} is not a valid record: {where}: {first['msg']}.") from None
 
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:
@@ -256,16 +317,25 @@ def _lists(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def _matrix(column: pa.ChunkedArray) -> Array:
-    combined = column.combine_chunks()
-    width = combined.type.list_size
-    flat: Array = combined.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(-1, width)
-
-
-def _vector(column: pa.ChunkedArray) -> Array:
-    values: Array = column.to_numpy()
+def _values(column: pa.Array | pa.ChunkedArray) -> Array:
+    """Return a column as an array; a column of lists as a matrix."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_fixed_size_list(whole.type):
+        flat: Array = whole.flatten().to_numpy(zero_copy_only=False)
+        return flat.reshape(-1, whole.type.list_size)
+    values: Array = whole.to_numpy(zero_copy_only=False)
     return values.astype(str) if values.dtype == object else values
+
+
+def _digest(values: Array) -> str:
+    """Return a hash of an array's values, type and shape."""
+    found = hashlib.blake2b(f"{values.dtype.str}{values.shape}".encode(), digest_size=16)
+    found.update(np.ascontiguousarray(values).view(np.uint8).data if values.size else b"")
+    return found.hexdigest()
+
+
+def _sha256(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
 
 
 def _range_json(value: LossRange) -> list[float | bool]:

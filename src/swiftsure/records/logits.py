@@ -24,7 +24,7 @@ def reduced_logits(
     logits: ArrayLike,
     labels: ArrayLike | None,
     score: str | Iterable[str],
-    losses: str | Iterable[str],
+    losses: str | Loss | Iterable[str | Loss],
     label: str,
     temperatures: ArrayLike,
     seed: int,
@@ -42,8 +42,8 @@ def reduced_logits(
     first = values[:CHUNK]
     if (first >= 0).all() and np.allclose(first.sum(axis=2, dtype=np.float64), 1, atol=1e-3):
         warnings.warn(
-            "`logits` look like probabilities, of which another softmax makes too little"
-            " confidence: use `from_probabilities`.",
+            "`logits` look like probabilities; another softmax would make them less confident: use"
+            " `from_probabilities`.",
             stacklevel=3,
         )
     return _reduced(
@@ -61,7 +61,7 @@ def reduced_probabilities(
     given: ArrayLike,
     labels: ArrayLike | None,
     score: str | Iterable[str],
-    losses: str | Iterable[str],
+    losses: str | Loss | Iterable[str | Loss],
     classes: Sequence[Any] | None,
 ) -> dict[str, Any]:
     """Return the fields of an `ExitRecord` computed from probabilities."""
@@ -105,9 +105,9 @@ def _score_names(score: str | Iterable[str]) -> list[str]:
     return [score] if isinstance(score, str) else list(score)
 
 
-def _chosen_losses(losses: str | Iterable[str]) -> list[Loss]:
-    names = [losses] if isinstance(losses, str) else list(losses)
-    return [LOSSES[checks.choice("losses", name, LOSSES)] for name in names]
+def _chosen_losses(losses: str | Loss | Iterable[str | Loss]) -> list[Loss]:
+    given = [losses] if isinstance(losses, str | Loss) else list(losses)
+    return [LOSSES.choose(loss, "losses") for loss in given]
 
 
 def _class_numbers(labels: ArrayLike, classes: Sequence[Any], n_classes: int) -> Array:
@@ -139,18 +139,17 @@ def _reduced(
     for start in range(0, n, CHUNK):
         p = probabilities_of(slice(start, start + CHUNK))
         for name in score_names:
-            measure = SCORES[checks.choice("score", name, SCORES)]
-            parts.setdefault(f"score/{name}", []).append(measure(p[:, :-1]))
+            parts.setdefault(f"score/{name}", []).append(SCORES.choose(name)(p[:, :-1]))
         for loss in chosen:
             parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
             if targets is not None:
                 part = targets[start : start + CHUNK]
-                against = loss.against_labels(p, np.maximum(part, 0))
+                against = loss.function("against_labels")(p, np.maximum(part, 0))
                 against = np.where(part[:, None] < 0, np.nan, against)
                 parts.setdefault(f"loss/{loss.name}", []).append(against)
     joined = {key: np.concatenate(blocks) for key, blocks in parts.items()}
     if targets is not None and (targets < 0).any():  # only prediction losses allow missing labels
-        chosen_losses = [loss for loss in chosen if loss.of == "prediction"]
+        chosen_losses = [loss for loss in chosen if loss.gap_needs_no_label()]
     else:
         chosen_losses = chosen if targets is not None else []
     drawn = label != "expected"
@@ -158,8 +157,10 @@ def _reduced(
         "confidences": {name: joined[f"score/{name}"] for name in score_names},
         "losses": {loss.name: joined[f"loss/{loss.name}"] for loss in chosen_losses},
         "inconsistencies": {loss.name: joined[f"soft/{loss.name}"] for loss in chosen},
+        "loss_ranges": {loss.name: loss.range for loss in chosen_losses},
         "inconsistency_ranges": {
-            loss.name: loss.range.gap() for loss in chosen if drawn and loss.of == "distribution"
+            loss.name: loss.range.gap() if drawn and loss.of == "distribution" else loss.range
+            for loss in chosen
         },
     }
 
@@ -167,13 +168,14 @@ def _reduced(
 def _against_last(loss: Loss, p: Array, label: str, rng: np.random.Generator) -> Array:
     """Return inconsistencies with the last exit; `label` is that of `ExitRecord.from_logits`."""
     if loss.of == "prediction" or label == "expected":
-        return loss.against_last(p)
+        soft: Array = loss.function("against_last")(p)
+        return soft
     last = p[:, -1]
     if label == "argmax":
         chosen = last.argmax(axis=-1)
     else:
         cumulative = last.cumsum(axis=-1)
         chosen = (rng.random((len(last), 1)) * cumulative[:, -1:] > cumulative).sum(axis=-1)
-    losses = loss.against_labels(p, chosen)
+    losses = loss.function("against_labels")(p, chosen)
     difference: Array = losses - losses[:, -1:]
     return difference

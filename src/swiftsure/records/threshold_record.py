@@ -124,7 +124,6 @@ class ThresholdRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
-        zero_bounded: bool = False,
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
@@ -140,7 +139,7 @@ class ThresholdRecord(Record):
                 " out, or record other thresholds."
             )
         loss = chosen_loss(self, risk, loss)
-        values, declared = RISKS[risk].of_record(self, loss, full=0)
+        values, declared = RISKS[risk].relative_losses(self, loss, full=0)
         curve = RiskCurve.from_losses(
             self.thresholds,
             values,
@@ -151,8 +150,6 @@ class ThresholdRecord(Record):
             loss=loss,
             order=self.order,
         )
-        if zero_bounded:
-            curve = curve.zero_bounded()
         return curve.averaged(self.groups, average, max_group_size)
 
     @classmethod
@@ -160,4 +157,5 @@ class ThresholdRecord(Record):
         cls, path: str | os.PathLike[str], *, losses: Iterable[str] | None = None
     ) -> "ThresholdRecord":
         """Read a record from Parquet or npz, with all losses or only those named."""
-        return cls(**record_files.load(path, "thresholds", {"losses": losses}))
+        with record_files.reading(path):
+            return cls(**record_files.load(path, "thresholds", {"losses": losses}))

@@ -3,9 +3,4 @@
 from swiftsure.report.figures import policy_figure, save_figure, study_figure
 from swiftsure.report.page import policy_page
 
-__all__ = [
-    "policy_figure",
-    "policy_page",
-    "save_figure",
-    "study_figure",
-]
+__all__ = ["policy_figure", "policy_page", "save_figure", "study_figure"]

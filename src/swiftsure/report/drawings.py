@@ -3,19 +3,11 @@
 from dataclasses import replace
 
 from swiftsure.policy import average_words, percent
-from swiftsure.report.charts import (
-    Chart,
-    Mark,
-    bar_chart,
-    chart,
-    line,
-    log_ticks,
-    with_named_lines,
-)
+from swiftsure.report.charts import Chart, Mark, bar_chart, chart, line, log_ticks, with_named_lines
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
-from swiftsure.report.levels import Setting
 from swiftsure.report.quality import ExitLoss, Reliability
+from swiftsure.report.sensitivity import Setting
 
 __all__ = [
     "exit_loss_chart",
@@ -42,7 +34,7 @@ def risk_chart(found: Findings, promise: int) -> Chart:
     how = average_words(certificate.unit, certificate.average)
     axes = chart(
         f"risk-{promise}",
-        f"{kept.loss} {kept.risk}",
+        kept.name,
         f"Risk of the calibration samples{f' ({how})' if how else ''} along the thresholds, from"
         f" safe to fast, and the level ε = {kept.epsilon:g}.",
         x=(found.shown[0], found.shown[-1]),
@@ -145,14 +137,14 @@ def movement_charts(found: Findings) -> list[Chart]:
     if found.cost is None:
         return []
     cost, charts = found.cost, []
-    for k, (kept, levels) in enumerate(
-        zip(found.policy.certificate.promises, found.levels or (), strict=False)
+    for k, (kept, choices) in enumerate(
+        zip(found.policy.certificate.promises, found.by_epsilon or (), strict=False)
     ):
-        saved = [found.settings[index].saved[cost] for index in levels.settings]
+        saved = [found.settings[index].saved[cost] for index in choices.settings]
         several = len(found.risks) > 1
-        moved = f"ε of the {kept.loss} {kept.risk} alone" if several else "level ε"
+        moved = f"ε of the {kept.name} alone" if several else "level ε"
         charts.append(
-            _movement(f"by-epsilon-{k}", cost, moved, "ε", levels.epsilons, saved, levels.own)
+            _movement(f"by-epsilon-{k}", cost, moved, "ε", choices.epsilons, saved, choices.own)
         )
     if found.by_delta is not None:
         deltas = found.by_delta.deltas
@@ -199,14 +191,14 @@ def _movement(
 def _threshold_ticks(found: Findings) -> list[tuple[float, str]]:
     last = len(found.shown) - 1
     where = sorted({round(k * last / (X_TICKS - 1)) for k in range(X_TICKS)})
-    return [(found.shown[k], _tick_text(found, k)) for k in where]
-
-
-def _tick_text(found: Findings, k: int) -> str:
-    threshold = found.thresholds[k]
-    if isinstance(threshold, tuple):  # too long for a tick: the number of the setting
-        return f"no. {found.shown[k]}"
-    return "never" if threshold is None else threshold_text(threshold)
+    texts = []
+    for k in where:
+        threshold = found.thresholds[k]
+        if isinstance(threshold, tuple):  # too long for a tick: the number of the setting
+            texts.append(f"no. {found.shown[k]}")
+        else:
+            texts.append("never" if threshold is None else threshold_text(threshold))
+    return [(found.shown[k], text) for k, text in zip(where, texts, strict=True)]
 
 
 def _setting_marks(found: Findings, axes: Chart) -> tuple[Mark, ...]:

@@ -15,6 +15,7 @@ from swiftsure.curves import RiskCurve
 from swiftsure.evaluation import Study
 from swiftsure.files import atomic_write
 from swiftsure.policy import Policy, average_words, percent
+from swiftsure.risks import risk_noun
 
 __all__ = [
     "COLORS",
@@ -71,7 +72,7 @@ def study_figure(
     for column, (title, study) in enumerate(named.items()):
         above, below = axes[:2, column]
         rates = {label: 1 / seconds for label, seconds in study.seconds.items()}
-        for color, label in zip(_colors(), study.labels, strict=False):
+        for color, label in zip(COLORS * 4, study.labels, strict=False):
             legend = study.legend(label)
             style = "-" if legend == label else (0, (5, 1.5))
             drawn = (study.test_risk, study.mean_cost, rates)
@@ -159,7 +160,9 @@ def policy_figure(
     above.set_ylim(
         min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
     )
-    above.set_ylabel(f"{curve.loss_name} {curve.risk_name}" + (f"\n{how}" if how else ""))
+    above.set_ylabel(
+        f"{curve.loss_name} {risk_noun(curve.risk_name)}" + (f"\n{how}" if how else "")
+    )
     cost = cost or next(iter(curve.costs), None)
     if cost is not None:
         mean_cost = curve.mean_cost(cost)
@@ -204,7 +207,7 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
     for study in several:
         title = f"n = {study.n_calibration:,}"
         if title in named:
-            title = f"{study.loss} {study.risk}, {title}"
+            title = f"{study.loss} {risk_noun(study.risk)}, {title}"
         while title in named:
             title += " "
         named[title] = study
@@ -216,10 +219,6 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _colors() -> tuple[str, ...]:
-    return COLORS * 4
 
 
 def _band(axis: Axes, x: Any, runs: Any, color: str, label: str, style: Any) -> None:

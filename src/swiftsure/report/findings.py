@@ -3,14 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swiftsure.control import setting
 from swiftsure.paths import PathLike
 from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.report import levels as moving
-from swiftsure.report.evidence import evidence_of
-from swiftsure.report.levels import ByDelta, BySize, Levels, RiskAlong, Setting
+from swiftsure.report import sensitivity
 from swiftsure.report.quality import ExitLoss, Reliability, exit_losses, reliability
+from swiftsure.report.recalibration import recalibrate
+from swiftsure.report.sensitivity import ByDelta, ByEpsilon, BySize, RiskAlong, Setting
 
 __all__ = ["Findings", "findings"]
 
@@ -34,7 +33,7 @@ class Findings:
         The main cost; None if the record has none.
     risks : tuple of RiskAlong
         One per promise.
-    levels : tuple of Levels or None
+    by_epsilon : tuple of ByEpsilon or None
         One per promise; None if a compute budget chose the setting.
     settings : dict
         Every setting that some level, δ or size chooses.
@@ -47,11 +46,11 @@ class Findings:
     policy: Policy
     chosen: int
     shown: tuple[int, ...]
-    thresholds: tuple[moving.Threshold, ...]
+    thresholds: tuple[sensitivity.Threshold, ...]
     saved: dict[str, tuple[float, ...]]
     cost: str | None
     risks: tuple[RiskAlong, ...]
-    levels: tuple[Levels, ...] | None
+    by_epsilon: tuple[ByEpsilon, ...] | None
     settings: dict[int, Setting]
     by_delta: ByDelta | None
     by_size: BySize | None
@@ -65,12 +64,8 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, ready for JSON."""
-        numbers = asdict(self)
-        return {
-            "sentence": str(self.policy),
-            **numbers,
-            "policy": self.policy.model_dump(mode="json"),
-        }
+        policy = self.policy.model_dump(mode="json")
+        return {"sentence": str(self.policy), **asdict(self), "policy": policy}
 
 
 def findings(
@@ -80,30 +75,30 @@ def findings(
     cost: str | None = None,
 ) -> Findings:
     """Compute the numbers of a report; see `policy_page` for the arguments."""
-    evidence = evidence_of(record, policy, path)
-    saved = moving.savings(evidence)
-    name = moving.main_cost(saved, cost)
+    calibration = recalibrate(record, policy, path)
+    saved = sensitivity.savings(calibration)
+    name = sensitivity.main_cost(saved, cost)
     main = None if name is None else saved[name]
-    shown = moving.shown_settings(evidence, main)
-    promises = range(len(evidence.curves))
-    levels = by_delta = by_size = None
+    shown = sensitivity.shown_settings(calibration, main)
+    promises = range(len(calibration.curves))
+    by_epsilon = by_delta = by_size = None
     if not policy.certificate.by_budget:
-        levels = tuple(moving.levels(evidence, k) for k in promises)
-        by_delta = moving.by_delta(evidence)
-        by_size = moving.by_size(evidence, main)
-    reached = {0, evidence.index}
-    for moved in (*(levels or ()), by_delta, by_size):
+        by_epsilon = tuple(sensitivity.by_epsilon(calibration, k) for k in promises)
+        by_delta = sensitivity.by_delta(calibration)
+        by_size = sensitivity.by_size(calibration, main)
+    reached = {0, calibration.index}
+    for moved in (*(by_epsilon or ()), by_delta, by_size):
         reached |= set(moved.settings if moved is not None else ())
     return Findings(
         policy=policy,
-        chosen=evidence.index,
+        chosen=calibration.index,
         shown=tuple(shown.tolist()),
-        thresholds=tuple(setting(evidence.curves[0], int(k)) for k in shown),
+        thresholds=tuple(calibration.curves[0].threshold_at(int(k)) for k in shown),
         saved={each: tuple(share[shown].tolist()) for each, share in saved.items()},
         cost=name,
-        risks=tuple(moving.risk_along(evidence, k, shown) for k in promises),
-        levels=levels,
-        settings={k: moving.setting_at(evidence, saved, k) for k in sorted(reached)},
+        risks=tuple(sensitivity.risk_along(calibration, k, shown) for k in promises),
+        by_epsilon=by_epsilon,
+        settings={k: sensitivity.setting_at(calibration, saved, k) for k in sorted(reached)},
         by_delta=by_delta,
         by_size=by_size,
         exit_losses=exit_losses(record) if isinstance(record, ExitRecord) else None,

@@ -12,9 +12,10 @@ import swiftsure
 from swiftsure.paths import PathLike
 from swiftsure.policy import Policy, average_words, percent, sentence_parts
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.report import drawings, words
+from swiftsure.report import drawings, sentences
 from swiftsure.report.charts import Chart
 from swiftsure.report.findings import Findings, findings
+from swiftsure.report.sensitivity import ByEpsilon
 
 __all__ = ["policy_page", "rendered"]
 
@@ -80,8 +81,8 @@ def rendered(found: Findings) -> str:
         version=swiftsure.__version__,
         charts=_charts(found),
         what_if=_what_if(found),
-        level_rows=_level_rows(found),
-        words=words,
+        epsilon_rows=_epsilon_rows(found),
+        sentences=sentences,
         percent=percent,
         cost_words=drawings.cost_words,
         average_words=average_words(
@@ -135,7 +136,7 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
 
     The setting that several promises allow together is the safest of theirs: the smallest index.
     """
-    if found.levels is None:
+    if found.by_epsilon is None:
         return None
     risks = [drawings.risk_chart(found, k) for k in range(len(found.risks))]
     first, last = found.shown[0], found.shown[-1]
@@ -146,13 +147,13 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
                 "epsilons": [f"{value:.6g}" for value in each.epsilons],
                 "settings": list(each.settings),
                 "own": each.own,
-                "heights": [_height(axes, value) for value in each.epsilons],
+                "heights": [axes.y(e) if axes.y.holds(e) else None for e in each.epsilons],
             }
-            for each, axes in zip(found.levels, risks, strict=True)
+            for each, axes in zip(found.by_epsilon, risks, strict=True)
         ],
         "settings": {
             str(k): {
-                "threshold": words.threshold_words(each.threshold),
+                "threshold": sentences.threshold_words(each.threshold),
                 "risks": [f"{risk:.4g}" for risk in each.risks],
                 "saved": [_with_no_break_spaces(percent(share)) for share in each.saved.values()],
                 "shares": [_with_no_break_spaces(percent(share)) for share in each.shares or ()],
@@ -164,25 +165,16 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
     }
 
 
-def _height(axes: Chart, epsilon: float) -> float | None:
-    return axes.y(epsilon) if axes.y.holds(epsilon) else None
-
-
 def _widths(axes: Chart, shares: tuple[float, ...]) -> list[float]:
     return [round(share * (axes.x.stop - axes.x.start), 1) for share in shares]
 
 
-def _level_rows(found: Findings) -> list[list[tuple[float, bool, Any]]]:
+def _epsilon_rows(found: Findings) -> list[list[tuple[float, bool, Any]]]:
     """Return rows (level, whether it is the policy's own, setting) for each promise."""
-    tables = []
-    for levels in found.levels or ():
-        step = -(-len(levels.epsilons) // TABLE_ROWS)
-        # Start from the policy's own level, so that it is included.
-        picked = range(levels.own % step, len(levels.epsilons), step)
-        tables.append(
-            [
-                (levels.epsilons[k], k == levels.own, found.settings[levels.settings[k]])
-                for k in picked
-            ]
-        )
-    return tables
+
+    def rows(each: ByEpsilon) -> list[tuple[float, bool, Any]]:
+        step = -(-len(each.epsilons) // TABLE_ROWS)
+        picked = range(each.own % step, len(each.epsilons), step)  # includes the policy's own
+        return [(each.epsilons[k], k == each.own, found.settings[each.settings[k]]) for k in picked]
+
+    return [rows(each) for each in found.by_epsilon or ()]

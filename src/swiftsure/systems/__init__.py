@@ -2,13 +2,13 @@
 
 | module | what it holds |
 |---|---|
-| `binding` | refuses a policy that was made for another model or other settings |
-| `rules` | turns a policy, a rule or a bare threshold into the system's exit rule |
+| `binding` | refuses a policy that was made for another system, model or other settings |
+| `rules` | turns a policy, a rule or a bare threshold into the system's rule |
 | `sweep` | the loop from a system and inputs to a `ThresholdRecord` |
 """
 
 from swiftsure.systems.binding import PolicyBinding, check_dtype, check_same
-from swiftsure.systems.rules import Rule, ThresholdRule, resolve_rule, threshold_levels
+from swiftsure.systems.rules import Rule, ThresholdRule, same_exits, threshold_levels
 from swiftsure.systems.sweep import RunBatch, Runs, Sweep, sweep_grid
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "ThresholdRule",
     "check_dtype",
     "check_same",
-    "resolve_rule",
+    "same_exits",
     "sweep_grid",
     "threshold_levels",
 ]

@@ -6,7 +6,10 @@ from typing import Any
 from swiftsure import checks
 from swiftsure.policy import Policy
 
-__all__ = ["DTYPES", "PolicyBinding", "check_dtype", "check_same"]
+__all__ = ["DTYPES", "SYSTEM", "PolicyBinding", "check_dtype", "check_same"]
+
+SYSTEM = "system"
+"""The setting of a record and its policies that names the system they are for."""
 
 DTYPES = ("bfloat16", "float16", "float32")
 """Inference dtypes by name."""
@@ -21,7 +24,7 @@ class PolicyBinding:
     ----------
     policy : Policy
     system : str
-        What the policy must be for, in words: "early-exit generation".
+        The system that is about to run, as in `Sweep.system`: "calm".
     record_from : str
         The function whose records such policies are made from.
 
@@ -30,13 +33,17 @@ class PolicyBinding:
     score, n_exits
         What the policy was made for; None where it does not say.
 
+    Raises
+    ------
+    ValueError
+        If the policy was made for another system.
+
     Examples
     --------
     >>> import swiftsure as ss
     >>> record = ss.ThresholdRecord([None, 0.5], inconsistencies={"mse": [[0.0, 0.0]] * 60})
     >>> policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.1)
-    >>> binding = PolicyBinding(policy, "early-exit diffusion", "swiftsure.diffusion.sweep")
-    >>> binding.dial("threshold")
+    >>> PolicyBinding(policy, "deediff", "swiftsure.diffusion.sweep").dial("threshold")
     0.5
     """
 
@@ -53,11 +60,16 @@ class PolicyBinding:
         self.score: str | None = policy.score or policy.settings.get("score")
         self.n_exits: int | None = policy.n_exits or policy.settings.get("n_exits")
         self._dtype: str | None = policy.dtype or policy.settings.get("dtype")
+        if policy.settings.get(SYSTEM, system) != system:
+            raise self.refusal()
 
     def refusal(self) -> ValueError:
         """Return the error to raise for a policy of another kind of system."""
+        other = self.policy.settings.get(SYSTEM, self.system)
+        but = "" if other == self.system else f" but for {other}"
         return ValueError(
-            f"`policy` was not made for {self.system}: make its record with {self.record_from}."
+            f"`policy` was not made for {self.system}{but}: make its record with"
+            f" {self.record_from}."
         )
 
     def dial(self, name: str) -> float | None:

@@ -1,7 +1,8 @@
-"""Exit rules of systems, made from a policy, a rule or a bare threshold."""
+"""Rules of systems: what a policy, a rule or a bare threshold makes the system do."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,39 +12,44 @@ from swiftsure.exits import threshold_array
 from swiftsure.policy import Policy
 from swiftsure.systems.binding import PolicyBinding
 
-__all__ = ["Rule", "ThresholdRule", "resolve_rule", "threshold_levels"]
+__all__ = ["Rule", "ThresholdRule", "same_exits", "threshold_levels"]
 
 
-class Rule(Protocol):
-    """The exit rule of a system, with a dial that a controller can set."""
+class Rule(ABC):
+    """What a system does at each setting of its dial."""
+
+    system: ClassVar[str]
+    """Name of the system; it refuses policies of others."""
+    record_from: ClassVar[str]
+    """Name of the function that makes its records."""
+
+    @classmethod
+    def of(cls, given: "Policy | Self | float | None") -> Self:
+        """Return the rule of a policy or a bare threshold; a rule is returned unchanged."""
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, Policy):
+            return cls.from_policy(cls.bind(given))
+        return cls.from_threshold(given)  # type: ignore[arg-type]
 
     @classmethod
     def bind(cls, policy: Policy) -> PolicyBinding:
-        """Return the binding of a policy for this kind of system."""
+        """Return the binding of a policy; raises if it was made for another system."""
+        return PolicyBinding(policy, cls.system, cls.record_from)
 
     @classmethod
-    def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy; raises if it is for another kind of system."""
+    @abstractmethod
+    def from_policy(cls, binding: PolicyBinding) -> Self:
+        """Return the rule of a policy, given its binding."""
 
     @classmethod
+    @abstractmethod
     def from_threshold(cls, threshold: float | None) -> Self:
         """Return the default rule at a threshold; None for the full model."""
 
 
-SomeRule = TypeVar("SomeRule", bound=Rule)
-
-
-def resolve_rule(given: Policy | SomeRule | float | None, kind: type[SomeRule]) -> SomeRule:
-    """Return the rule of a policy or a bare threshold; a rule is returned unchanged."""
-    if isinstance(given, kind):
-        return given
-    if isinstance(given, Policy):
-        return kind.from_policy(given)
-    return kind.from_threshold(given)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True)
-class ThresholdRule:
+class ThresholdRule(Rule):
     """Exit at the first exit whose confidence reaches the threshold.
 
     Parameters
@@ -55,11 +61,6 @@ class ThresholdRule:
     min_exit : int
         Exits before this one are never taken.
     """
-
-    system: ClassVar[str]
-    """What is run, in words for error messages."""
-    record_from: ClassVar[str]
-    """Name of the function that makes its records."""
 
     threshold: float | None = None
     score: ClassVar[str]  # rules with several scores make it a field, second in position
@@ -84,7 +85,7 @@ class ThresholdRule:
             )
 
     def settings(self, n_exits: int) -> dict[str, Any]:
-        """Return everything but the threshold, as a record and its policies keep it."""
+        """Return everything but the threshold, as stored in a record and its policies."""
         found: dict[str, Any] = {"score": self.score, "n_exits": n_exits}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -93,16 +94,13 @@ class ThresholdRule:
         return found
 
     @classmethod
-    def bind(cls, policy: Policy) -> PolicyBinding:
-        """Return the binding of a policy for this kind of system."""
-        return PolicyBinding(policy, cls.system, cls.record_from)
-
-    @classmethod
-    def from_policy(cls, policy: Policy) -> Self:
-        """Return the rule of a policy; raises if it is for another kind of system."""
+    def from_policy(cls, binding: PolicyBinding) -> Self:
+        """Return the rule of a policy, given its binding."""
         own = {each.name for each in fields(cls)} - {"threshold"}
-        settings = {name: value for name, value in policy.settings.items() if name in own}
-        return cls(cls.bind(policy).dial("threshold"), **settings)
+        stored = binding.policy.settings.items()
+        return cls(
+            binding.dial("threshold"), **{name: value for name, value in stored if name in own}
+        )
 
     @classmethod
     def from_threshold(cls, threshold: float | None) -> Self:
@@ -119,3 +117,31 @@ def threshold_levels(name: str, thresholds: Any) -> NDArray[np.float32]:
             f"`{name}` must be at most 1, or None for never, but got {float(above.max()):g}."
         )
     return levels
+
+
+def same_exits(
+    levels: NDArray[np.float32],
+    skipped: NDArray[np.float32],
+    taken: NDArray[np.float32],
+    *,
+    strict: bool,
+) -> NDArray[np.bool_]:
+    """Return the thresholds at which a run would take the same exits.
+
+    Parameters
+    ----------
+    levels
+        Thresholds.
+    skipped, taken
+        Largest confidence at an exit that was not taken, and smallest at one that was. NaN, where
+        no confidences are known, is never the same.
+
+    Examples
+    --------
+    >>> levels = np.asarray([0.9, 0.6, 0.3], np.float32)
+    >>> same_exits(levels, np.float32(0.4), np.float32(0.8), strict=False)
+    array([False,  True, False])
+    """
+    if strict:
+        return (levels >= skipped) & (levels < taken)
+    return (levels > skipped) & (levels <= taken)

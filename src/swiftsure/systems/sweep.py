@@ -8,6 +8,7 @@ subclass of `Sweep` with three methods.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from swiftsure import checks
 from swiftsure.progress import steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
+from swiftsure.systems.binding import SYSTEM
 
 __all__ = ["RunBatch", "Runs", "Sweep", "sweep_grid"]
 
@@ -31,7 +33,8 @@ class Runs(NamedTuple):
     values : mapping of (m,)
         One value per input under each name: answers, losses, costs.
     same : (m, K)
-        The settings of the grid at which each run would have been the same.
+        True for the settings of the grid at which the run would have had the same values, so that
+        it need not be repeated there. False is always safe; the setting that ran counts as True.
     """
 
     values: Mapping[str, Array]
@@ -42,20 +45,33 @@ RunBatch = Callable[[NDArray[np.int64], NDArray[np.int64]], Runs]
 """Maps input numbers, (m,), and the grid column to run each at, (m,), to their runs."""
 
 
+@dataclass(kw_only=True)
 class Sweep(ABC):
     """A sweep of one system over one grid of settings.
 
-    Attributes
+    Parameters
     ----------
+    system : str
+        Name of the system. The record and its policies keep it, and other systems refuse them.
     grid : (K,)
         Settings, safest first; column 0 is the full model.
+    dial : str
+        What the settings are called in a policy.
+    fingerprint : str, optional
+        Of the model; policies of the record run with no other.
+    settings : mapping
+        Everything else that policies of the record are bound to.
     batch_size : int
         How many inputs run at once. Column 0 runs before the others, never in a batch with them.
     chunk_size : int, optional
         How many inputs are prepared at once; all of a shard by default.
     """
 
+    system: str
     grid: Array
+    dial: str = "threshold"
+    fingerprint: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 1
     chunk_size: int | None = None
 
@@ -64,12 +80,15 @@ class Sweep(ABC):
         """Return the function that runs some of these inputs, numbered from 0."""
 
     @abstractmethod
-    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of these inputs from the values of their runs, (m, K) each."""
+    def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of these inputs' `ThresholdRecord`: losses, costs, ids and so on.
+
+        `tables` holds the values of their runs, (m, K) each.
+        """
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what all shards of this sweep have in common, including a hash of the data."""
+        """Return what else a resumed sweep must have in common: losses, a hash of the inputs."""
 
     def order(self, inputs: slice) -> NDArray[np.int64]:
         """Return the order in which inputs, numbered from 0, are batched."""
@@ -94,17 +113,28 @@ class Sweep(ABC):
             Show a progress bar; by default if standard error is a terminal.
         """
         size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
+        settings = {SYSTEM: self.system, **self.settings}
         thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
-        identity = self.identity() | {"thresholds": thresholds, "shard_size": size}
-        kept = Shards(shards, ThresholdRecord, identity)
-        with steps("sweeping", n * n_settings, progress) as advance:
+        own = {"model": self.fingerprint, "settings": settings, "thresholds": thresholds}
+        identity = own | self.identity() | {"shard_size": size}
+        with (
+            Shards(shards, ThresholdRecord, identity) as kept,
+            steps("sweeping", n * n_settings, progress) as advance,
+        ):
             for number, inputs in enumerate(_slices(slice(0, n), size)):
-                if number == len(kept.records):
-                    kept.append(self.record(inputs, self._tables(inputs, advance)))
-                else:
-                    for _ in range(kept.records[number].n * n_settings):
+                if number in kept.records:
+                    for _ in range(kept[number].n * n_settings):
                         advance()
-        return ThresholdRecord.concatenate(kept.records)
+                    continue
+                record = ThresholdRecord(
+                    thresholds,  # type: ignore[arg-type]
+                    **self.columns(inputs, self._tables(inputs, advance)),
+                    fingerprint=self.fingerprint,
+                    dial=self.dial,
+                    settings=settings,
+                )
+                kept.put(number, record)
+        return ThresholdRecord.concatenate(kept.all)
 
     def _tables(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
         size = self.chunk_size or inputs.stop - inputs.start

@@ -17,12 +17,12 @@ from swiftsure.text.bild.sweep import sweep_pair
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, EarlyExits, calm_fingerprint, early_exits
 from swiftsure.text.calm.results import CalmOutput, Depths
-from swiftsure.text.calm.rules import Decay, ExitRule
+from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import FAMILIES, Family, register_family
+from swiftsure.text.families import FAMILIES, Family
 
 __all__ = [
     "FAMILIES",
@@ -32,12 +32,12 @@ __all__ = [
     "Call",
     "CalmModel",
     "CalmOutput",
+    "CalmRule",
     "Decay",
     "Depths",
     "DraftRule",
     "EarlyExits",
     "ExitHeads",
-    "ExitRule",
     "Family",
     "MetaClassifier",
     "Rollback",
@@ -49,7 +49,6 @@ __all__ = [
     "fit_exit_heads",
     "iwslt",
     "pair_fingerprint",
-    "register_family",
     "self_draft",
     "squad",
     "sweep",

@@ -62,7 +62,7 @@ def cnn_dailymail(
     if source.is_dir():
         stories = sorted(source.glob("*.story"))
         if not stories:
-            raise ValueError(f"`path`: {source} holds no .story files.")
+            raise ValueError(f"`path`: {source} has no .story files.")
         rows: Iterator[dict[str, str]] = map(_story, stories)
     elif source.suffix == ".story":
         rows = iter([_story(source)])
@@ -109,10 +109,8 @@ def squad(path: str | os.PathLike[str]) -> Iterator[TextSample]:
 
 
 def _question(question: dict[str, Any], context: str, group: str) -> TextSample:
-    said = [answer["text"] for answer in question.get("answers", [])]
-    if question.get("is_impossible"):
-        said = []
-    references = tuple(dict.fromkeys(said)) or ("",)
+    answers = [] if question.get("is_impossible") else question.get("answers", [])
+    references = tuple(dict.fromkeys(answer["text"] for answer in answers)) or ("",)
     text = f"question: {question['question'].strip()} context: {context.strip()}"
     return TextSample(str(question["id"]), text, references, group)
 
@@ -196,13 +194,13 @@ def iwslt(
     references=('It rains.',), group='1')
     """
     paths = _existing(source), _existing(target)
-    said, expected = (list(_sentences(path)) for path in paths)
-    if len(said) != len(expected):
+    sentences, translations = (list(_sentences(path)) for path in paths)
+    if len(sentences) != len(translations):
         raise ValueError(
-            f"`source` and `target` must hold the same sentences, but {paths[0]} has {len(said)}"
-            f" and {paths[1]} has {len(expected)}."
+            f"`source` and `target` must hold the same sentences, but {paths[0]} has"
+            f" {len(sentences)} and {paths[1]} has {len(translations)}."
         )
-    for (name, group, text), (other, _, translation) in zip(said, expected, strict=True):
+    for (name, group, text), (other, _, translation) in zip(sentences, translations, strict=True):
         if name != other:
             raise ValueError(
                 f"`source` and `target` must hold the same sentences, but {paths[0]} has {name}"
@@ -212,20 +210,8 @@ def iwslt(
             yield TextSample(name, prefix + text, (translation,), group)
 
 
-_TAG = re.compile(r"<(/?)(\w+)(.*?)>")
-_TALK_TAGS = frozenset(
-    [
-        "doc",
-        "url",
-        "keywords",
-        "speaker",
-        "talkid",
-        "title",
-        "description",
-        "reviewer",
-        "translator",
-        "transcript",
-    ]
+_TALK_TAG = re.compile(
+    r"</?(doc|url|keywords|speaker|talkid|title|description|reviewer|translator|transcript)\b.*?>"
 )
 """Tags that start the lines of a training file that are not sentences."""
 
@@ -256,9 +242,9 @@ def _tagged_sentences(lines: list[str]) -> Iterator[tuple[str, str, str]]:
     """Read a training set: each talk's description in tags, then its sentences."""
     talk, place = "", 0
     for line in lines:
-        tag = _TAG.match(line.strip())
-        if tag is None or tag[2] not in _TALK_TAGS:
+        tag = _TALK_TAG.match(line.strip())
+        if tag is None:
             place += 1
             yield f"{talk}-{place}", talk, _one_line(line)
-        elif tag[2] == "talkid":
+        elif tag[1] == "talkid":
             talk, place = _one_line(re.sub(r"<[^>]*>", "", line)), 0

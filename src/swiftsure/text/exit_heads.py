@@ -6,7 +6,7 @@ training loop, and costs a fraction of a block.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +53,8 @@ class ExitHeads(nn.Module):
 
     def forward(self, exit_index: int, states: Tensor) -> Tensor:
         """Return the predicted states after the last block, from those after `exit_index`."""
-        guessed: Tensor = self.maps[str(exit_index)](scaled(states))
-        return guessed
+        predicted: Tensor = self.maps[str(exit_index)](scaled(states))
+        return predicted
 
     @property
     def flops(self) -> int:
@@ -71,7 +71,7 @@ class ExitHeads(nn.Module):
         weights, trained_on = load_weights(path)
         exits = [int(name.split(".")[0]) for name in weights if name.endswith(".weight")]
         if not exits:
-            raise ValueError(f"{path} holds no exit heads.")
+            raise ValueError(f"{path} has no exit heads.")
         first = weights[f"{exits[0]}.weight"]
         heads = cls(first.shape[1], exits, trained_on=trained_on)
         heads.maps.load_state_dict(weights)
@@ -127,55 +127,30 @@ def solve_exit_heads(
     ridge : float
         Penalty on large weights, as a share of the states' mean square.
     """
+    if not ridge >= 0:
+        raise ValueError(f"`ridge` must be at least 0, but got {ridge}.")
     chosen = tuple(exits)
-    sums = _Sums(chosen)
+    # Sums over all tokens, in float64, of products of the states with each other and the goal.
+    squares: dict[int, Any] = dict.fromkeys(chosen, 0.0)
+    products: dict[int, Any] = dict.fromkeys(chosen, 0.0)
+    n = width = 0
     for states in answers:
-        sums.add(states)
-    heads = ExitHeads(sums.width, chosen, trained_on=trained_on)
-    with torch.no_grad():
-        for k, (weight, bias) in zip(chosen, sums.solved(ridge), strict=True):
-            found: Any = heads.maps[str(k)]
-            found.weight.copy_(weight)
-            found.bias.copy_(bias)
-    return heads.eval()
-
-
-class _Sums:
-    """Sums of products of states over all tokens, in float64, for least squares."""
-
-    def __init__(self, exits: Sequence[int]) -> None:
-        self.exits = exits
-        self.squares: list[Tensor] = []
-        self.products: list[Tensor] = []
-        self.n = 0
-
-    @property
-    def width(self) -> int:
-        if not self.n:
-            raise ValueError("`texts` must not be empty.")
-        return int(self.products[0].shape[1])
-
-    def add(self, states: Sequence[Tensor]) -> None:
         goal = scaled(states[-1]).double()
-        self.n += len(goal)
-        for place, k in enumerate(self.exits):
+        n, width = n + len(goal), goal.shape[1]
+        for k in chosen:
             if k >= len(states) - 1:
                 raise ValueError(
                     f"`exits` must come before the last of {len(states)} blocks, but got {k}."
                 )
             given = nn.functional.pad(scaled(states[k]).double(), (0, 1), value=1.0)
-            if len(self.squares) <= place:
-                self.squares.append(given.new_zeros(given.shape[1], given.shape[1]))
-                self.products.append(given.new_zeros(given.shape[1], goal.shape[1]))
-            self.squares[place] += given.T @ given
-            self.products[place] += given.T @ goal
-
-    def solved(self, ridge: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield weight and bias of each exit."""
-        if not ridge >= 0:
-            raise ValueError(f"`ridge` must be at least 0, but got {ridge}.")
-        for squares, products in zip(self.squares, self.products, strict=True):
-            penalty = torch.full_like(squares[0], ridge * self.n)
-            penalty[-1] = 0.0  # not on the bias
-            found = torch.linalg.solve(squares + torch.diag(penalty), products)
-            yield found[:-1].T.float(), found[-1].float()
+            squares[k] += given.T @ given
+            products[k] += given.T @ goal
+    if n == 0:
+        raise ValueError("`texts` must not be empty.")
+    heads = ExitHeads(width, chosen, trained_on=trained_on)
+    for k in chosen:
+        penalty = torch.full_like(squares[k][0], ridge * n)
+        penalty[-1] = 0.0  # not on the bias
+        solved = torch.linalg.solve(squares[k] + torch.diag(penalty), products[k])
+        heads.maps[str(k)].load_state_dict({"weight": solved[:-1].T, "bias": solved[-1]})
+    return heads.eval()

@@ -1,6 +1,6 @@
 """Model families: where a Hugging Face model has its decoder blocks, norm, head, keys and values.
 
-To add one, write a `Family` and pass it to `register_family`.
+To add one, write a `Family` and pass it to `FAMILIES.register` with its model types.
 """
 
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swiftsure.registry import Registry
 from swiftsure.text.exit_heads import ExitHeads
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "Llama",
     "family_of",
     "matrix_flops",
-    "register_family",
 ]
 
 Rotary = tuple[Tensor, Tensor]
@@ -32,31 +32,33 @@ class Family(ABC):
     ----------
     model : PreTrainedModel
         With its language-model head.
+
+    Attributes
+    ----------
+    stack : nn.Module
+        The decoder: from embeddings to the last block's normed hidden states.
+    blocks : nn.ModuleList
+        The decoder's blocks, in order.
+    norm : nn.Module
+        The norm between the last block and the head.
     """
 
-    model_types: tuple[str, ...]
-    """`config.model_type` of the models in this family."""
     first_token_may_exit: bool
     """Whether the first token comes from a single position rather than a whole prompt."""
+    parts: tuple[str, str, str]
+    """Names of `stack`, `blocks` and `norm` among the model's submodules."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.stack: nn.Module
+        self.blocks: nn.ModuleList
+        self.norm: nn.Module
+        self.stack, self.blocks, self.norm = map(model.get_submodule, self.parts)
         self.exit_heads: ExitHeads | None = None
 
-    @property
     @abstractmethod
-    def stack(self) -> nn.Module:
-        """The decoder: from embeddings to the last block's normed hidden states."""
-
-    @property
-    @abstractmethod
-    def blocks(self) -> nn.ModuleList:
-        """The decoder's blocks, in order."""
-
-    @property
-    @abstractmethod
-    def norm(self) -> nn.Module:
-        """The norm between the last block and the head."""
+    def projections(self, block: Any) -> tuple[nn.Linear, nn.Linear]:
+        """Return the linear layers of a block's self-attention keys and values."""
 
     @abstractmethod
     def project(self, block: nn.Module, states: Tensor, rotary: Rotary | None) -> Rotary:
@@ -73,17 +75,17 @@ class Family(ABC):
         keys, values : (n, heads, positions, head width)
         """
 
-    @abstractmethod
-    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
+    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Return the output of a skipped block: the states unchanged, in the block's format."""
+        return states
 
-    @abstractmethod
     def kept_flops(self, block: nn.Module) -> int:
         """Return the FLOPs of one token's keys and values, which a skipped block still computes."""
+        return 2 * sum(layer.weight.numel() for layer in self.projections(block))
 
-    @abstractmethod
     def block_flops(self, block: nn.Module) -> int:
         """Return the FLOPs of one token in a block, without attention over earlier positions."""
+        return matrix_flops(block)
 
     @property
     def head(self) -> nn.Linear:
@@ -124,26 +126,8 @@ class Family(ABC):
 class T5(Family):
     """T5, T5 v1.1, Flan-T5 and mT5."""
 
-    model_types = ("t5", "mt5")
     first_token_may_exit = True
-
-    @property
-    def stack(self) -> nn.Module:
-        """The decoder."""
-        decoder: nn.Module = self.model.decoder
-        return decoder
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The decoder's blocks."""
-        blocks: nn.ModuleList = self.model.decoder.block
-        return blocks
-
-    @property
-    def norm(self) -> nn.Module:
-        """The decoder's final norm."""
-        norm: nn.Module = self.model.decoder.final_layer_norm
-        return norm
+    parts = ("decoder", "decoder.block", "decoder.final_layer_norm")
 
     def head_input(self, states: Tensor) -> Tensor:
         """Return normed states, scaled where the head is tied to the embeddings."""
@@ -152,10 +136,15 @@ class T5(Family):
             normed = normed * (self.model.model_dim**-0.5)
         return normed
 
+    def projections(self, block: Any) -> tuple[nn.Linear, nn.Linear]:
+        """Return the layers of keys and values."""
+        attention = block.layer[0].SelfAttention
+        return attention.k, attention.v
+
     def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:  # noqa: ARG002
         """Return keys and values, which do not depend on positions in T5."""
         normed = block.layer[0].layer_norm(states)
-        return _heads_of(block.layer[0].SelfAttention, normed)
+        return _by_head(self.projections(block), self.model.config.d_kv, normed)
 
     def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
         """Return the states and the position biases, which later blocks share."""
@@ -166,16 +155,11 @@ class T5(Family):
         """Cache the keys and values of the encoder's states, as the block's first call would."""
         cache = arguments["past_key_values"]
         if not cache.is_updated.get(index):
-            keys, values = _heads_of(
-                block.layer[1].EncDecAttention, arguments["encoder_hidden_states"]
-            )
+            source = block.layer[1].EncDecAttention
+            states = arguments["encoder_hidden_states"]
+            keys, values = _by_head((source.k, source.v), self.model.config.d_kv, states)
             cache.cross_attention_cache.update(keys, values, index)
             cache.is_updated[index] = True
-
-    def kept_flops(self, block: Any) -> int:
-        """Return the FLOPs of keys and values."""
-        attention = block.layer[0].SelfAttention
-        return 2 * int(attention.k.weight.numel() + attention.v.weight.numel())
 
     def block_flops(self, block: Any) -> int:
         """Return the FLOPs of all matrices except the source's keys and values."""
@@ -186,26 +170,12 @@ class T5(Family):
 class Llama(Family):
     """Llama, SmolLM2 and others of model type "llama"."""
 
-    model_types = ("llama",)
     first_token_may_exit = False
+    parts = ("model", "model.layers", "model.norm")
 
-    @property
-    def stack(self) -> nn.Module:
-        """The model without its head."""
-        stack: nn.Module = self.model.model
-        return stack
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The decoder layers."""
-        layers: nn.ModuleList = self.model.model.layers
-        return layers
-
-    @property
-    def norm(self) -> nn.Module:
-        """The final norm."""
-        norm: nn.Module = self.model.model.norm
-        return norm
+    def projections(self, block: Any) -> tuple[nn.Linear, nn.Linear]:
+        """Return the layers of keys and values."""
+        return block.self_attn.k_proj, block.self_attn.v_proj
 
     def project(self, block: Any, states: Tensor, rotary: Rotary | None) -> Rotary:
         """Return keys, with rotary positions applied, and values."""
@@ -213,26 +183,10 @@ class Llama(Family):
 
         if rotary is None:
             raise ValueError("Keys of a Llama model need the positions' cosines and sines.")
-        attention = block.self_attn
         normed = block.input_layernorm(states)
-        shape = (*normed.shape[:-1], -1, attention.head_dim)
-        keys = attention.k_proj(normed).view(shape).transpose(1, 2)
-        values = attention.v_proj(normed).view(shape).transpose(1, 2)
+        keys, values = _by_head(self.projections(block), block.self_attn.head_dim, normed)
         _, turned = apply_rotary_pos_emb(keys, keys, *rotary)
         return turned, values
-
-    def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
-        """Return the states."""
-        return states
-
-    def kept_flops(self, block: Any) -> int:
-        """Return the FLOPs of keys and values."""
-        attention = block.self_attn
-        return 2 * int(attention.k_proj.weight.numel() + attention.v_proj.weight.numel())
-
-    def block_flops(self, block: nn.Module) -> int:
-        """Return the FLOPs of all matrices."""
-        return matrix_flops(block)
 
     @property
     def context_length(self) -> int | None:
@@ -240,21 +194,11 @@ class Llama(Family):
         return int(self.model.config.max_position_embeddings)
 
 
-FAMILIES: dict[str, type[Family]] = {}
-"""Families by `config.model_type`."""
+FAMILIES: Registry[type[Family]] = Registry("family")
+"""Families by `config.model_type`; `FAMILIES.register(family, *model_types)` adds one."""
 
-
-def register_family(family: type[Family]) -> type[Family]:
-    """Register a family for its model types, and return it."""
-    for model_type in family.model_types:
-        if FAMILIES.get(model_type, family) is not family:
-            raise ValueError(f"`family`: model type {model_type!r} is taken.")
-        FAMILIES[model_type] = family
-    return family
-
-
-register_family(T5)
-register_family(Llama)
+FAMILIES.register(T5, "t5", "mt5")
+FAMILIES.register(Llama, "llama")
 
 
 def family_of(model: Any) -> Family:
@@ -272,8 +216,9 @@ def family_of(model: Any) -> Family:
         raise TypeError(f"`model` must be a Hugging Face model, but got {type(model).__name__}.")
     if model_type not in FAMILIES:
         raise ValueError(
-            f"`model` is of type {model_type!r}, but early exits know: {', '.join(FAMILIES)}. To"
-            " add it, write a swiftsure.text.Family and pass it to swiftsure.text.register_family."
+            f"`model` is of type {model_type!r}, but only these are known: {', '.join(FAMILIES)}."
+            " To add it, write a swiftsure.text.Family and pass it to"
+            " swiftsure.text.FAMILIES.register with this model type."
         )
     if not hasattr(model, "generate") or getattr(model, "lm_head", None) is None:
         raise TypeError(
@@ -283,11 +228,12 @@ def family_of(model: Any) -> Family:
     return FAMILIES[model_type](model)
 
 
-def _heads_of(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a T5 attention's keys and values for these states."""
-    shape = (*states.shape[:-1], -1, attention.key_value_proj_dim)
-    keys = attention.k(states).view(shape).transpose(1, 2)
-    values = attention.v(states).view(shape).transpose(1, 2)
+def _by_head(
+    layers: tuple[nn.Linear, nn.Linear], width: int, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values for these states, split into heads of a width."""
+    shape = (*states.shape[:-1], -1, width)
+    keys, values = (layer(states).view(shape).transpose(1, 2) for layer in layers)
     return keys, values
 
 

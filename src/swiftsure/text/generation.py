@@ -1,11 +1,29 @@
-"""Checks of `generate` options: which of them change answers, and whether they match a policy."""
+"""What both systems share of generation: options, sampling, and checks of token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swiftsure.systems import check_same
+import numpy as np
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-__all__ = ["check_options", "end_tokens"]
+from swiftsure.systems import check_same
+from swiftsure.text.families import Family
+
+__all__ = [
+    "check_length",
+    "check_options",
+    "check_sequence_ids",
+    "check_token_ids",
+    "end_tokens",
+    "token_random",
+    "warpers",
+]
 
 OUTPUT_OPTIONS = {
     "output_attentions",
@@ -52,3 +70,48 @@ def end_tokens(model: Any, given: int | Sequence[int] | str | None) -> frozenset
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def check_token_ids(input_ids: Tensor) -> None:
+    """Raise if token ids are not a batch of texts."""
+    if input_ids.ndim != 2 or input_ids.numel() == 0:
+        raise ValueError(
+            "`input_ids` must have shape (n, positions) and not be empty, but got"
+            f" {tuple(input_ids.shape)}: an empty text needs at least one token."
+        )
+
+
+def check_length(family: Family, prompt: int, new: int, name: str = "model") -> None:
+    """Raise if a prompt and its answer exceed the model's context."""
+    limit = family.context_length
+    if limit is not None and prompt + new > limit:
+        raise ValueError(
+            f"A prompt of {prompt} tokens and `max_new_tokens` of {new} are more than the {name}'s"
+            f" {limit} positions: shorten one of them."
+        )
+
+
+def check_sequence_ids(sequence_ids: Sequence[int] | None, n: int) -> Sequence[int]:
+    """Return one id per sequence, positions in the batch by default."""
+    ids = range(n) if sequence_ids is None else sequence_ids
+    if len(ids) != n:
+        raise ValueError(f"`sequence_ids` must have one id per sequence, {n}, but got {len(ids)}.")
+    return ids
+
+
+def token_random(seed: int, sequence: int, place: int) -> np.random.Generator:
+    """Return the random numbers of one token: they depend on nothing else, such as the batch."""
+    # Philox counts blocks in its first word; with the position in the last, streams never overlap.
+    return np.random.Generator(np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, place]))
+
+
+def warpers(temperature: float, top_k: int, top_p: float) -> LogitsProcessorList:
+    """Return the processors that turn logits into those of the sampling distribution."""
+    found = LogitsProcessorList()
+    if temperature != 1.0:
+        found.append(TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        found.append(TopKLogitsWarper(int(top_k)))
+    if top_p < 1.0:
+        found.append(TopPLogitsWarper(float(top_p)))
+    return found

@@ -65,19 +65,18 @@ def token_rows(
     """Return the token ids of each text; parameters and errors are those of `encode`."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"`texts` must hold texts, but got {text!r} at {place}.")
+            raise TypeError(f"`texts` must be strings, but number {place} is {text!r}.")
         if not text.strip():
-            raise ValueError(f"`texts` must not hold empty ones, but number {place} is.")
+            raise ValueError(f"`texts` must not be empty, but number {place} is.")
     if tokenizer.pad_token_id is None:
         raise ValueError(
-            "`tokenizer` must have a token to pad with; for models without one:"
+            "`tokenizer` must have a padding token; for models without one:"
             " tokenizer.pad_token = tokenizer.eos_token."
         )
-    if max_source_length is not None:
-        checks.count("max_source_length", max_source_length)
     cut: dict[str, Any] = {"truncation": False}
     if max_source_length is not None:
-        cut = {"truncation": True, "max_length": max_source_length}
+        length = checks.count("max_source_length", max_source_length)
+        cut = {"truncation": True, "max_length": length}
     rows: list[list[int]] = tokenizer(list(texts), verbose=False, **cut)["input_ids"]
     _refuse_long(rows, _limit(tokenizer, model))
     return rows
@@ -93,7 +92,7 @@ def _refuse_long(rows: list[list[int]], limit: int | None) -> None:
     for place, row in enumerate(rows):
         if not row:
             raise ValueError(
-                f"`texts` number {place} has no token: the tokenizer knows none of it."
+                f"`texts` number {place} has no tokens: the tokenizer drops all of its characters."
             )
         if limit is not None and len(row) > limit:
             raise ValueError(

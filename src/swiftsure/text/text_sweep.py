@@ -2,121 +2,108 @@
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from swiftsure.losses import Loss
-from swiftsure.records import ThresholdRecord
+from swiftsure.losses import LOSSES, Loss
 from swiftsure.records.checks import id_array
 from swiftsure.systems import Sweep
+from swiftsure.text.inputs import encode, token_rows
 
-__all__ = ["TextData", "TextSweep"]
+__all__ = ["TextSweep"]
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class TextData:
-    """The texts of a sweep with their references, ids and groups."""
-
-    texts: list[str]
-    references: list[Any] | None
-    ids: Array
-    groups: Array | None
-
-    @classmethod
-    def of(
-        cls,
-        texts: Sequence[str],
-        references: Sequence[Any] | None,
-        ids: ArrayLike | None,
-        groups: ArrayLike | None,
-    ) -> "TextData":
-        """Check that there is one reference, id and group per text, and return the data."""
-        n = len(texts)
-        if n == 0:
-            raise ValueError("`texts` must not be empty.")
-        names = np.arange(n) if ids is None else np.asarray(ids)
-        grouped = None if groups is None else np.asarray(groups)
-        expected = None if references is None else list(references)
-        for name, values in (("references", expected), ("ids", names), ("groups", grouped)):
-            if values is not None and len(values) != n:
-                raise ValueError(f"`{name}` must be one per text, {n}, but got {len(values)}.")
-        return cls(list(texts), expected, id_array(names, n), grouped)
-
-    def hash(self) -> str:
-        """Return a hash of all data, which binds shards to it."""
-        groups = [] if self.groups is None else [self.groups.tolist()]
-        content = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
-        return hashlib.sha256(content.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class TextSweep(Sweep):
     """A sweep over texts; subclasses implement `prepare`, which runs them.
 
-    Runs return "answers" (texts) and one value per cost.
+    Runs return "answers" (texts) and one value per cost. Parameters are those of
+    `swiftsure.text.sweep`, checked here.
+
+    Raises
+    ------
+    ValueError
+        If a text is empty or too long, or there is not one reference, id and group per text.
     """
 
-    data: TextData
+    model: Any
     tokenizer: Any
-    grid: Array
-    losses: list[Loss]
+    texts: Sequence[str]
+    references: Any
+    ids: Any
+    groups: Any
+    losses: Sequence[str | Loss]
     max_source_length: int | None
     generation: dict[str, Any]
     seed: int
-    fingerprint: str
 
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Settings that policies of this record are bound to, besides the model."""
-
-    @property
-    def dial(self) -> str:
-        """Name of the dial."""
-        return "threshold"
+    def __post_init__(self) -> None:
+        """Check the texts and what belongs to them."""
+        n = len(self.texts)
+        if n == 0:
+            raise ValueError("`texts` must not be empty.")
+        self.texts = list(self.texts)
+        self.references = None if self.references is None else list(self.references)
+        self.groups = None if self.groups is None else np.asarray(self.groups)
+        self.ids = np.arange(n) if self.ids is None else np.asarray(self.ids)
+        for name in ("references", "ids", "groups"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise ValueError(
+                    f"`{name}` must have one entry per text, {n}, but got {len(values)}."
+                )
+        self.ids = id_array(self.ids, n)
+        self._losses = [LOSSES.choose(loss, "losses") for loss in self.losses]
+        for loss in self._losses:  # refuse losses that cannot be computed here
+            loss.function("against_last", *["against_labels"] * (self.references is not None))
+        rows = token_rows(self.texts, self.tokenizer, self.model, self.max_source_length)
+        self._lengths = np.asarray([len(row) for row in rows])
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies this sweep; its shards must agree on it."""
+        """Return what else a resumed sweep must have in common."""
+        groups = [] if self.groups is None else [self.groups.tolist()]
+        data = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
         return {
-            "model": self.fingerprint,
-            "settings": self.settings,
-            "losses": [loss.name for loss in self.losses],
+            "losses": [loss.name for loss in self._losses],
             "max_source_length": self.max_source_length,
             "seed": self.seed,
-            "data": self.data.hash(),
+            "data": hashlib.sha256(data.encode()).hexdigest(),
         }
 
-    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of some texts."""
-        answers = tables.pop("answers")[:, ::-1]  # losses expect the full model last
-        soft = {loss.name: loss.against_last(answers)[:, ::-1] for loss in self.losses}
+    def order(self, inputs: slice) -> NDArray[np.int64]:
+        """Return the order of texts by length: answers to similarly long texts end together."""
+        return self._lengths[inputs].argsort(kind="stable")
+
+    def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of some texts' record."""
+        answers, ranges = tables.pop("answers"), {each.name: each.range for each in self._losses}
+        compared = np.concatenate([answers, answers[:, :1]], axis=1)  # the full model's, last
         hard: dict[str, Array] = {}
-        if self.data.references is not None:
-            expected: Any = self.data.references[inputs]
-            hard = {
-                loss.name: loss.against_labels(answers, expected)[:, ::-1] for loss in self.losses
-            }
-        ranges = {loss.name: loss.range for loss in self.losses}
-        return ThresholdRecord(
-            self.grid.astype(np.float64),
-            losses=hard,
-            inconsistencies=soft,
-            costs=tables,
-            loss_ranges=ranges if hard else {},
-            inconsistency_ranges=ranges,
-            ids=self.data.ids[inputs],
-            groups=None if self.data.groups is None else self.data.groups[inputs],
-            fingerprint=self.fingerprint,
-            dial=self.dial,
-            settings=self.settings,
-        )
+        soft: dict[str, Array] = {}
+        for loss in self._losses:
+            if loss.against_last is not None:
+                soft[loss.name] = loss.against_last(compared)[:, :-1]
+            if loss.against_labels is not None and self.references is not None:
+                hard[loss.name] = loss.against_labels(answers, self.references[inputs])
+        return {
+            "losses": hard,
+            "inconsistencies": soft,
+            "costs": tables,
+            "loss_ranges": ranges if hard else {},
+            "inconsistency_ranges": ranges,
+            "ids": self.ids[inputs],
+            "groups": None if self.groups is None else self.groups[inputs],
+        }
+
+    def encoded(self, inputs: slice) -> dict[str, Any]:
+        """Return token ids and mask of some texts."""
+        return encode(self.texts[inputs], self.tokenizer, self.model, self.max_source_length)
 
     def decoded(self, tokens: Any) -> Array:
         """Return sequences of tokens as an array of texts."""

@@ -17,7 +17,7 @@ from swiftsure.torch.measuring import Timings, measure
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
-from swiftsure.torch.stream import Stream
+from swiftsure.torch.stream import Stream, StreamError
 from swiftsure.torch.temperature import fit_temperatures
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Staged",
     "StagedModel",
     "Stream",
+    "StreamError",
     "Timings",
     "attach_heads",
     "check",

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, resolve_loss
+from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
 from swiftsure.monitor import Monitor, RequestOrder
 from swiftsure.policy import Policy
-from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
-from swiftsure.torch.results import ExitOutput, broken_rows, refuse_broken
+from swiftsure.torch.losses import label_losses
+from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
@@ -58,7 +58,7 @@ class Audit:
     failed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     def losses(
-        self, risk: str, loss: str | TensorLoss, labels: Tensor | None = None
+        self, risk: str, loss: str | Loss, labels: Tensor | None = None
     ) -> NDArray[np.float64]:
         """Return the losses to fold into a monitor, unweighted, (m,).
 
@@ -77,33 +77,28 @@ class Audit:
             NaN where a missing label matters: a 0-1 gap is 0 where both answers agree.
         """
         kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
-        named, both = resolve_loss(loss, TENSOR_LOSSES), [self.outputs, self.full_outputs]
+        named, both = LOSSES.choose(loss), [self.outputs, self.full_outputs]
         if kind == "consistency":
             return self._inconsistencies(named)
         if labels is None:
-            raise ValueError("`labels` must be given for a gap, which compares losses.")
+            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
         truth = torch.as_tensor(labels)
-        against = named.of_labels(both, truth)
-        if against is None:
-            raise ValueError(f"`loss` {named.name!r} does not compare with labels.")
+        against = label_losses(named, both, truth)
         gaps = _array(against[:, 0] - against[:, 1])
         if truth.ndim == 1 and not truth.is_floating_point():
             gaps[_array(truth < 0).astype(bool) & self._differ(named)] = np.nan
         return gaps if kind == "gap" else np.maximum(gaps, 0.0)
 
-    def _inconsistencies(self, loss: TensorLoss) -> NDArray[np.float64]:
+    def _inconsistencies(self, loss: Loss) -> NDArray[np.float64]:
         both = [self.outputs, self.full_outputs]
-        if loss.of_images:
+        if loss in PIXEL_LOSSES:
             found = image_losses(both, None, self.size, [loss.name])
             return _array(found[f"inconsistencies/{loss.name}"][:, 0])
-        if loss.against_last is None:
-            raise ValueError(f"`loss` {loss.name!r} does not compare with the last exit.")
-        return _array(loss.against_last(both)[:, 0])
+        return _array(loss.function("tensors.against_last")(both)[:, 0])
 
-    def _differ(self, loss: TensorLoss) -> NDArray[np.bool_]:
+    def _differ(self, loss: Loss) -> NDArray[np.bool_]:
         """Return where the two answers' losses may differ for some label."""
-        of_predictions = loss.name in LOSSES and LOSSES[loss.name].of == "prediction"
-        if not of_predictions or loss.against_last is None:
+        if loss.of != "prediction" or loss.on_tensors().against_last is None:
             return np.ones(len(self.ids), bool)
         differ: NDArray[np.bool_] = self.losses("consistency", loss) > 0
         return differ
@@ -303,8 +298,8 @@ class Auditor:
         if first:
             warnings.warn(
                 f"The audit of {len(chosen.ids)} requests failed ({type(error).__name__}: {error})."
-                " They were answered, but their losses are missing; `failed` of the Auditor counts"
-                " such requests, and this is said once.",
+                " They were answered, but their losses are missing. This warning appears once;"
+                " `failed` of the Auditor counts all such requests.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -345,10 +340,7 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     for k in range(last + 1):
         state = fast.stage(k, state)
     output = plain_output(fast.answer(last, state, len(early)))
-    broken = broken_rows(output)
-    if broken is not None and broken.any():
-        row = int(broken.nonzero()[0, 0])
-        refuse_broken(output, row, last, int(chosen.rows[early[row]]))
+    refuse_broken(output, None, last, chosen.rows[early])
     if len(early) == len(exits):
         return output
     return pytree.tree_map(
@@ -360,21 +352,21 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     )
 
 
-def _consistency_loss(monitor: Monitor) -> TensorLoss:
+def _consistency_loss(monitor: Monitor) -> Loss:
     if monitor.risk != "consistency" or monitor.loss is None:
         raise ValueError(
             "`monitor` must watch a consistency risk to be fed by audits, but it watches"
-            f" {monitor.risk or 'a risk without a name'}: gaps need labels, so fold"
-            " `out.audit.losses(...)` through a RequestOrder when these come."
+            f" {monitor.risk or 'an unnamed risk'}: gaps need labels, so fold"
+            " `out.audit.losses(...)` through a RequestOrder when the labels arrive."
         )
-    loss = resolve_loss(monitor.loss, TENSOR_LOSSES)
-    expected = LOSSES[loss.name].range if loss.name in LOSSES else loss.range
-    found = monitor.loss_range
-    if expected is not None and (found.low, found.high) != (expected.low, expected.high):
+    loss = LOSSES.choose(monitor.loss)
+    loss.function("tensors.against_last")
+    expected, found = loss.range, monitor.loss_range
+    if (found.low, found.high) != (expected.low, expected.high):
         raise ValueError(
             f"`monitor` must watch losses in [{expected.low:g}, {expected.high:g}], as audits"
-            f" compute {loss.name}, but its are in [{found.low:g}, {found.high:g}]: a record made"
-            " with label='sample' or 'argmax' promises another loss, which audits do not know."
+            f" compute {loss.name}, but its losses are in [{found.low:g}, {found.high:g}]: a record"
+            " made with label='sample' or 'argmax' promises a loss that audits do not compute."
             " Make the record with label='expected', or fold losses of your own."
         )
     return loss

@@ -1,5 +1,6 @@
 """`Batch`: inputs from a loader, with optional labels, ids and groups."""
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Batch", "moved"]
+__all__ = ["Batch", "DataHash", "moved"]
 
 
 class Batch(NamedTuple):
@@ -24,7 +25,8 @@ class Batch(NamedTuple):
         if isinstance(batch, dict):
             if "inputs" not in batch:
                 raise ValueError(
-                    f"A batch that is a dict must have `inputs`, but has: {', '.join(batch)}."
+                    "A batch that is a dict must have the key `inputs`, but has"
+                    f" {', '.join(map(str, batch)) or 'no keys'}."
                 )
             return cls(*(batch.get(name) for name in cls._fields))
         if isinstance(batch, tuple | list):
@@ -41,11 +43,41 @@ class Batch(NamedTuple):
         """Names of the parts that the batch has."""
         return [name for name, part in zip(self._fields, self, strict=True) if part is not None]
 
-    def after(self, first: int) -> "Batch":
-        """Return the batch without its first `first` samples."""
+    def rows(self, which: slice) -> "Batch":
+        """Return some of the samples."""
         kinds = (Tensor, np.ndarray)
-        inputs = pytree.tree_map_only(kinds, lambda leaf: leaf[first:], self.inputs)
-        return Batch(inputs, *(None if part is None else part[first:] for part in self[1:]))
+        inputs = pytree.tree_map_only(kinds, lambda leaf: leaf[which], self.inputs)
+        return Batch(inputs, *(None if part is None else part[which] for part in self[1:]))
+
+
+class DataHash:
+    """A running hash of each part of the batches; the same however the samples are batched."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, Any] = {}
+
+    def update(self, batch: Batch) -> None:
+        """Add the samples of a batch."""
+        for name in batch.names:
+            part = getattr(batch, name)
+            leaves = pytree.tree_leaves(part) if name == "inputs" else [part]
+            for number, leaf in enumerate(leaves):
+                key = name if len(leaves) == 1 else f"{name} ({number + 1})"
+                self._hashes.setdefault(key, hashlib.blake2b(digest_size=16)).update(_bytes(leaf))
+
+    def digests(self) -> dict[str, str]:
+        """Return the hash of every part so far."""
+        return {name: found.hexdigest() for name, found in self._hashes.items()}
+
+
+def _bytes(leaf: Any) -> bytes | memoryview:
+    """Return the values of one leaf as bytes."""
+    if isinstance(leaf, Tensor):
+        leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy()
+    values = np.asarray(leaf)
+    if values.dtype.kind in "OUS":
+        return "".join(f"{each!r}," for each in values.ravel().tolist()).encode()
+    return np.ascontiguousarray(values).data
 
 
 def moved(tree: Any, device: torch.device | None) -> Any:

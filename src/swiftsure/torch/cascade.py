@@ -34,7 +34,7 @@ class Cascade(Staged):
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
         if len(models) < 2:
-            raise ValueError(f"`models` must be two or more, but got {len(models)}.")
+            raise ValueError(f"`models` must be at least 2, but got {len(models)}.")
         self.models = nn.ModuleList(models)
         self.n_exits = len(models)
 

@@ -5,7 +5,9 @@ but not with classes or pixels. With a folder for shards, a killed run can be re
 """
 
 import os
+import time
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
@@ -16,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from swiftsure import checks
+from swiftsure.losses import Loss
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
-from swiftsure.torch.batches import Batch
-from swiftsure.torch.losses import TensorLoss
+from swiftsure.torch.batches import Batch, DataHash
 from swiftsure.torch.reducing import PendingBatch, Reducer
 from swiftsure.torch.staged import StagedModel, batch_size
 
@@ -30,17 +32,30 @@ Array = NDArray[Any]
 
 
 class InterruptedCollectionError(RuntimeError):
-    """Collection failed part-way; `record` holds the samples collected before that."""
+    """Collection failed part-way.
 
-    def __init__(self, message: str, record: ExitRecord) -> None:
+    Attributes
+    ----------
+    record : ExitRecord
+        The samples collected before that.
+    n_saved : int
+        How many of them are in shards on the disk.
+    """
+
+    def __init__(self, message: str, record: ExitRecord, n_saved: int = 0) -> None:
         super().__init__(message)
         self.record = record
+        self.n_saved = n_saved
+
+
+class OtherDataError(ValueError):
+    """The loader gives other samples than those that the shards were collected from."""
 
 
 def collect(
     model: StagedModel,
     loader: Iterable[Any],
-    losses: Sequence[str | TensorLoss] = ("zero_one", "brier"),
+    losses: Sequence[str | Loss] = ("zero_one", "brier"),
     scores: Sequence[str] = ("top1",),
     *,
     temperatures: Sequence[float] | None = None,
@@ -48,7 +63,9 @@ def collect(
     device: str | torch.device | None = None,
     seconds: bool = False,
     shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 10_000,
+    shard_size: int = 1_000,
+    shard_seconds: float = 60.0,
+    durable: bool = True,
     progress: bool | None = None,
 ) -> ExitRecord:
     """Return the record of a model's scores, losses and costs at every exit.
@@ -63,7 +80,7 @@ def collect(
         run, the order must be the same each time. Negative labels are missing. For segmentation,
         labels are (n, height, width), and void where negative or `swiftsure.losses.VOID`.
     losses, scores : names
-        Losses are names in `swiftsure.torch.losses.TENSOR_LOSSES` or `TensorLoss`es; scores are
+        Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
         names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
         "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional
@@ -75,7 +92,13 @@ def collect(
     seconds : bool
         Also measure the time to each exit, on the first batch.
     shards : folder, optional
-        Where to write the record in pieces as it grows, and to resume from.
+        Where to write the record in pieces as it grows, and to resume from. It is bound to the
+        data: on resuming, the loader must give the same samples in the same order.
+    shard_size, shard_seconds
+        A shard is written once it has so many samples, or so much time has passed.
+    durable : bool
+        Wait until each shard is on the disk; without it, a power failure may cost a few shards,
+        which are then collected again.
     progress : bool, optional
         Show a progress bar; by default if standard error is a terminal.
 
@@ -87,8 +110,8 @@ def collect(
     Raises
     ------
     ValueError
-        If the model is in training mode, an output is NaN (the error names the sample and exit),
-        outputs have the wrong shape, or the shards come from another model.
+        If the model is in training mode, an output is not valid (the error names sample and exit),
+        outputs have the wrong shape, or the shards come from another model or other data.
     InterruptedCollectionError
         If the loader or the model fails part-way; it holds what was collected.
 
@@ -99,28 +122,36 @@ def collect(
         so its risks, including consistency risks, are those of images with some label.
     """
     run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
-    collected = _Collection(run, shards, checks.count("shard_size", shard_size))
+    size = checks.count("shard_size", shard_size)
     total = _length(loader)
-    try:
-        with steps("collecting", total, progress) as advance:
-            for batch in _remaining_batches(loader, collected.done):
-                collected.begin(batch)
-                advance()
-            collected.finish()
-    except BaseException as error:
-        kept = collected.rescued()
-        if kept is None or not isinstance(error, Exception):
-            raise  # nothing to keep, or an interrupt (KeyboardInterrupt, SystemExit)
-        where = "" if shards is None else f" in {shards} and"
-        raise InterruptedCollectionError(
-            f"{type(error).__name__} after {collected.done:,} samples, which are kept{where} in"
-            f" this error's `record`: {error}",
-            kept,
-        ) from error
-    record = collected.record()
+    # Without a folder, one shard holds everything and the fingerprint is not needed yet.
+    identity = {} if shards is None else run.identity()
+    with Shards(shards, ExitRecord, identity, durable=durable) as kept:
+        collected = _Collection(run, kept, size, shard_seconds)
+        try:
+            with steps("collecting", total, progress) as advance:
+                for batch in collected.remaining(loader):
+                    if batch is not None:
+                        collected.begin(batch)
+                    advance()
+                collected.finish()
+            record = collected.record()
+        except OtherDataError:
+            raise
+        except BaseException as error:
+            rescued = collected.rescued()
+            if rescued is None or not isinstance(error, Exception):
+                raise  # nothing to keep, or an interrupt (KeyboardInterrupt, SystemExit)
+            on_disk = f" ({collected.n_saved:,} of them in {shards})" if shards is not None else ""
+            raise InterruptedCollectionError(
+                f"{type(error).__name__} after {rescued.n:,} samples, which are kept in this"
+                f" error's `record`{on_disk}: {error}",
+                rescued,
+                collected.n_saved,
+            ) from error
     if record is None:
         labelled = " with a labelled pixel" if collected.left_out else ""
-        raise ValueError(f"`loader` must give at least one sample{labelled}.")
+        raise ValueError(f"`loader` must give at least one sample{labelled}, but gave none.")
     if collected.left_out:
         warnings.warn(
             _left_out_message(collected.left_out, collected.done), UserWarning, stacklevel=2
@@ -131,23 +162,74 @@ def collect(
 class _Collection:
     """Rows collected so far: finished shards, and batches not written to a shard yet."""
 
-    def __init__(self, run: Reducer, folder: str | os.PathLike[str] | None, size: int) -> None:
+    def __init__(self, run: Reducer, shards: Shards[ExitRecord], size: int, seconds: float) -> None:
         self.run = run
-        # Without a folder, one shard holds everything and the fingerprint is not needed yet.
-        self.size = None if folder is None else size
-        self.shards = Shards(folder, ExitRecord, {} if folder is None else run.identity())
+        self.shards = shards
+        self.size = size
+        self.seconds = seconds
+        self.written_at = time.monotonic()
         self.pending: PendingBatch | None = None
         self.rows: list[dict[str, Array]] = []
-        # Ids by shard number: a resumed run skips them along with the shard. The manifest is
-        # written before its shard; entries whose shard is missing are dropped.
+        self.hash = DataHash()
+        self.digests: dict[str, Any] = {}  # of the samples whose rows are here
+        self._digests_pending: dict[str, Any] = {}  # and of those that are running
+        # What the manifest says of each shard. It is written before its shard, and a shard may
+        # have been lost: samples from the first missing shard on are collected again.
+        described = shards.notes.get("data", [])
+        n_whole = next(k for k in range(len(described) + 1) if k not in shards.records)
+        if shards.folder is not None:
+            shards.drop_from(n_whole)
+        self.data: list[dict[str, Any]] = described[:n_whole]
         self.left_out_of: dict[int, list[Any]] = {
             int(number): ids
-            for number, ids in self.shards.notes.get("left_out", {}).items()
-            if int(number) < len(self.shards.records)
+            for number, ids in shards.notes.get("left_out", {}).items()
+            if int(number) < n_whole
         }
-        for record in self.shards.records[:1]:
+        for record in shards.all[:1]:
             run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
-        self.done = sum(record.n for record in self.shards.records) + len(self.left_out)
+        self.done: int = self.data[-1]["n"] if self.data else 0
+
+    def remaining(self, loader: Iterable[Any]) -> Iterator[Batch | None]:
+        """Yield the batches that no shard holds, after comparing the others with their hashes.
+
+        None stands for a batch that shards hold whole.
+        """
+        known = deque(self.data)
+        position = 0
+        for given in loader:
+            batch = Batch.of(given)
+            n = batch_size(batch.inputs)
+            while known and n:
+                taken = min(n, known[0]["n"] - position)
+                self.hash.update(batch.rows(slice(taken)))
+                batch, n, position = batch.rows(slice(taken, None)), n - taken, position + taken
+                if position == known[0]["n"]:
+                    self._check_data(known.popleft())
+            yield batch if n else None
+        if known:
+            raise OtherDataError(
+                f"`loader` must give the samples of {self.shards.folder}, which holds {self.done:,}"
+                f" of them, but it gives only {position:,}: pass the same data, or choose another"
+                " folder."
+            )
+
+    def _check_data(self, described: dict[str, Any]) -> None:
+        """Raise if the samples so far are not those that a shard was made from."""
+        found = self.hash.digests()
+        other = [
+            name for name in described["hashes"] if found.get(name) != described["hashes"][name]
+        ]
+        if other:
+            raise OtherDataError(
+                f"`loader` must give the samples of {self.shards.folder} in the same order, but"
+                f" among the first {described['n']:,} the {' and '.join(other)} differ: pass the"
+                " same data (unshuffled, without random augmentation), or choose another folder."
+            )
+
+    @property
+    def n_saved(self) -> int:
+        """How many samples are in shards on the disk."""
+        return sum(self.shards[number].n for number in self.shards.saved)
 
     @property
     def left_out(self) -> list[Any]:
@@ -161,13 +243,17 @@ class _Collection:
             self.shards.note(batches=batch.names)
         elif batch.names != parts:
             raise ValueError(
-                f"All batches must hold the same parts, but one holds {', '.join(batch.names)}"
-                f" after {', '.join(parts)}."
+                f"All batches must have the same parts, {', '.join(parts)} as in the first, but got"
+                f" one with {', '.join(batch.names)}."
             )
+        digests = {}
+        if self.shards.folder is not None:  # before the batch runs: a model may overwrite it
+            self.hash.update(batch)
+            digests = self.hash.digests()
         running = 0 if self.pending is None else len(self.pending.ids)
         pending = self.run.begin(batch, self.done + running)
         self.finish()
-        self.pending = pending
+        self.pending, self._digests_pending = pending, digests
         if not pending.is_running:
             self.finish()
 
@@ -177,11 +263,13 @@ class _Collection:
             return
         pending, self.pending = self.pending, None
         rows = pending.rows()
+        self.digests = self._digests_pending
         self.rows.append(rows.arrays)
         if rows.left_out:
             self.left_out_of.setdefault(len(self.shards.records), []).extend(rows.left_out)
         self.done += len(rows.arrays["ids"]) + len(rows.left_out)
-        if self.size is not None and self._n_waiting >= self.size:
+        late = time.monotonic() - self.written_at >= self.seconds
+        if self.shards.folder is not None and (late or self._n_waiting >= self.size):
             self._write_shard()
 
     @property
@@ -194,20 +282,23 @@ class _Collection:
         joined = {key: np.concatenate([part[key] for part in self.rows]) for key in self.rows[0]}
         record = self.run.record(joined)
         self.rows = []
-        if len(self.shards.records) in self.left_out_of:
-            self.shards.note(left_out=self.left_out_of)
-        self.shards.append(record)
+        self.data.append({"n": self.done, "hashes": self.digests})
+        number = len(self.shards.records)
+        self.shards.put(number, record, data=self.data, left_out=self.left_out_of)
+        self.written_at = time.monotonic()
 
     def rescued(self) -> ExitRecord | None:
         """Return the record so far after an error, including the running batch if it finishes."""
         with suppress(Exception):  # the first error is the one to report
             self.finish()
+        with suppress(Exception):
+            self._write_shard()
         return self.record()
 
     def record(self) -> ExitRecord | None:
         """Return the record of everything collected, or None if there is nothing."""
         self._write_shard()
-        records = self.shards.records
+        records = self.shards.all
         if not records:
             return None
         # A shard with a missing label lacks the losses that need every label, so drop them.
@@ -222,18 +313,6 @@ def _with_losses(record: ExitRecord, names: set[str]) -> ExitRecord:
     return replace(record, losses=losses)
 
 
-def _remaining_batches(loader: Iterable[Any], done: int) -> Iterator[Batch]:
-    """Yield batches, skipping empty ones and the first `done` samples."""
-    for given in loader:
-        batch = Batch.of(given)
-        n = batch_size(batch.inputs)
-        if done >= n:
-            done -= n
-            continue
-        yield batch if not done else batch.after(done)
-        done = 0
-
-
 def _length(loader: Iterable[Any]) -> int | None:
     """Return the number of batches, or None if the loader does not know it."""
     try:
@@ -244,4 +323,4 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 def _left_out_message(ids: list[Any], n: int) -> str:
     shown = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
-    return f"{len(ids)} of {n:,} samples have no labelled pixel, and are left out: {shown}."
+    return f"{len(ids)} of {n:,} samples have no labelled pixel and were left out: {shown}."

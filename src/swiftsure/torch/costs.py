@@ -52,7 +52,7 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
 
 
 def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
-    """Return the seconds that a batch takes in each stage with its head, (n_exits,): best of many.
+    """Return the seconds that a batch takes in each stage with its head, (n_exits,).
 
     The minimum over `repeats` runs, after two for warm-up.
     """
@@ -85,7 +85,9 @@ def exit_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[n
 def _samples(batch: Any) -> int:
     n = batch_size(batch)
     if n == 0:
-        raise ValueError("`batch` must hold at least one sample: the cost of one is asked for.")
+        raise ValueError(
+            "`batch` must hold at least one sample to measure costs with, but is empty."
+        )
     return n
 
 

@@ -70,7 +70,7 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     2
     """
     if len(at) != len(heads):
-        raise ValueError(f"`heads` must be as many as cuts, {len(at)}, but got {len(heads)}.")
+        raise ValueError(f"`heads` must have one module per cut, {len(at)}, but got {len(heads)}.")
     if not at:
         raise ValueError("`at` must name at least one submodule.")
     names = dict(model.named_modules())
@@ -82,22 +82,24 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     cuts = [_find_node(nodes, name) for name in at]
     if any(position[a] >= position[b] for a, b in pairwise(cuts)):
         raise ValueError("`at` must name submodules in the order in which they run.")
-    bounds = [0, *(position[node] + 1 for node in cuts), len(nodes)]
+    ends = [0, *(position[node] + 1 for node in cuts), len(nodes)]
     shared = _shared_nodes(nodes)
     pieces, live = [], [node for node in nodes if node.op == "placeholder"]
-    for k in range(len(bounds) - 1):
+    for k, (start, end) in enumerate(pairwise(ends)):
         segment = [
             node
-            for node in nodes[bounds[k] : bounds[k + 1]]
+            for node in nodes[start:end]
             if node.op not in ("placeholder", "output") and node not in shared
         ]
         if k < len(cuts):
-            after = _live_after(nodes[: bounds[k + 1]], nodes[bounds[k + 1] :], shared)
+            after = _live_after(nodes[:end], nodes[end:], shared)
             results = [cuts[k], *after]
         else:
             output = nodes[-1].args[0]
             if not isinstance(output, fx.Node):
-                raise ValueError("`model` must return one tensor, or wrap it so that it does.")
+                raise ValueError(
+                    f"`model` must return one tensor, but returns {type(output).__name__}: wrap it."
+                )
             after, results = [], [output]
         pieces.append(_graph_module(model, segment, live, results))
         live = after
@@ -150,7 +152,7 @@ def _find_node(nodes: list[fx.Node], name: str) -> fx.Node:
     if len(found) != 1:
         times = "not run" if not found else f"run {len(found)} times"
         raise ValueError(
-            f"`at`: submodule {name!r} is {times} by the network; cut at one run once."
+            f"`at` must name submodules that run once, but {name!r} is {times} by the network."
         )
     return found[0]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset
 
 from swiftsure import checks
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImageFolder", "centred"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImageFolder", "centred", "normalised", "open_image"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -42,12 +43,12 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __init__(self, folder: str | Path, prepare: Callable[..., Tensor] | None = None) -> None:
         root = Path(folder)
         if not root.is_dir():
-            raise ValueError(f"`folder` must be a folder of classes, but {root} is none.")
+            raise ValueError(f"`folder` must be an existing folder, but {root} is not one.")
         self.classes = sorted(each.name for each in root.iterdir() if each.is_dir())
         if not self.classes:
             raise ValueError(
-                f"`folder` must hold one folder a class, but {root} has none; ImageNet's validation"
-                " images are published flat, and are sorted into folders by their ground truth."
+                f"`folder` must hold one folder per class, but {root} has none. ImageNet's"
+                " validation images are published without: sort them by their ground truth first."
             )
         self.prepare = prepare or centred
         self.files = [
@@ -57,7 +58,9 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             if file.suffix.lower() in SUFFIXES
         ]
         if not self.files:
-            raise ValueError(f"`folder` must hold images, but {root} has none in its folders.")
+            raise ValueError(
+                f"`folder` must hold images in the folders of its classes, but {root} has none."
+            )
 
     def __len__(self) -> int:
         return len(self.files)
@@ -65,11 +68,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image and its label."""
         file, label = self.files[index]
-        try:
-            with Image.open(file) as image:
-                return self.prepare(image.convert("RGB")), label
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{file} is no readable image ({error}).") from None
+        return self.prepare(open_image(file, file).convert("RGB")), label
 
 
 def centred(
@@ -100,6 +99,25 @@ def centred(
     high = shorter if height <= width else int(shorter * height / width)
     resized = image if scale == 1 else image.resize((wide, high), Image.Resampling.BILINEAR)
     left, top = round((wide - size) / 2), round((high - size) / 2)
-    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), np.float32) / 255
+    return normalised(resized.crop((left, top, left + size, top + size)), mean, std)
+
+
+def normalised(
+    image: Image.Image,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+) -> Tensor:
+    """Return an image as a normalised tensor (3, height, width)."""
+    pixels = np.asarray(image, np.float32) / 255
     normal = (pixels - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
+
+
+def open_image(source: Any, name: Path) -> Image.Image:
+    """Return the image in a file; `name` is its path, for the error."""
+    try:
+        with Image.open(source) as image:
+            image.load()
+            return image
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{name} is not a readable image ({error}).") from None

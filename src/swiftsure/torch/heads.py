@@ -76,10 +76,14 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise ValueError("`model` must give logits of shape (n, n_classes).")
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"`model` must return logits of shape (n, n_classes), but got {got}.")
     missing = [name for name in at if name not in features]
     if missing:
-        raise ValueError(f"`at`: {', '.join(missing)} is not run by the network.")
+        raise ValueError(
+            "`at` must name layers that the network runs, but it does not run"
+            f" {', '.join(missing)}."
+        )
     heads = [_head(name, features[name], logits.shape[1]) for name in at]
     return cut(model, at, [head.train(model.training) for head in heads])
 
@@ -88,8 +92,8 @@ def _head(name: str, features: Any, n_classes: int) -> PooledHead:
     """Return a head for a layer's output, with its device and dtype."""
     if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
         raise ValueError(
-            f"`at`: {name!r} gives {type(features).__name__}, but heads need one tensor of 2 to 4"
-            " axes."
+            f"`at` must name layers that return one tensor of 2 to 4 axes, but {name!r} returns"
+            f" {type(features).__name__}."
         )
     width = features.shape[1] if features.ndim == 4 else features.shape[-1]
     return PooledHead(width, n_classes).to(features.device, features.dtype)
@@ -133,8 +137,8 @@ def train_heads(
         raise ValueError(f"`distill` must be in [0, 1], but got {distill}.")
     if not isinstance(loader, Sized):
         raise TypeError(
-            f"`loader` must have a length and run once an epoch, but got {type(loader).__name__}:"
-            " pass a list or a DataLoader."
+            f"`loader` must have a length and be iterable once per epoch, but got"
+            f" {type(loader).__name__}: pass a list or a DataLoader."
         )
     length = len(loader)
     if length == 0:

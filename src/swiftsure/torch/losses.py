@@ -1,53 +1,63 @@
 """Losses on tensors, reduced on the device of the outputs so that logits never leave it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftsure.losses import LossRange
+from swiftsure.losses import Loss, TensorFunctions, classification, image
 from swiftsure.torch.staged import device_of
 
-__all__ = ["TENSOR_LOSSES", "TensorLoss", "class_numbers", "stacked_logits"]
+__all__ = [
+    "class_numbers",
+    "label_losses",
+    "of_classes",
+    "of_pairs",
+    "probabilities",
+    "stacked_logits",
+]
 
 
-@dataclass(frozen=True)
-class TensorLoss:
-    """A loss of exit outputs, computed on tensors.
+def label_losses(loss: Loss, outputs: list[Any], labels: Tensor) -> Tensor:
+    """Return the losses against labels on any device, (n, n_exits)."""
+    against_labels, check = loss.function("tensors.against_labels"), loss.on_tensors().check_labels
+    if check is not None:
+        check(outputs, labels)
+    losses: Tensor = against_labels(outputs, labels.to(device_of(outputs), non_blocking=True))
+    return losses
+
+
+def of_classes(
+    against_labels: Callable[[Tensor, Tensor], Tensor] | None,
+    against_last: Callable[[Tensor], Tensor] | None,
+    inputs: Callable[[list[Any]], Tensor] | None = None,
+) -> TensorFunctions:
+    """Return the tensor functions of a loss of classifiers.
 
     Parameters
     ----------
-    name : str
-        If it is in `swiftsure.losses.LOSSES`, the range is taken from there.
-    against_labels : callable
-        (outputs of all exits, labels) -> (n, n_exits); None if it cannot use labels.
-    against_last : callable
-        outputs of all exits -> (n, n_exits), 0 in the last column.
-    range : LossRange, optional
-        For a loss that is not in `LOSSES`.
-    of_images : bool
-        Whether it is a loss of `swiftsure.torch.segmentation`; those are computed together.
-    check_labels : callable, optional
-        (outputs of all exits, labels); raises if labels are invalid. It is called before they are
-        moved to the device, where a check would wait for the network.
+    against_labels, against_last : callable
+        As in `Loss`, but they get tensors: `inputs`, (n, n_exits, n_classes), and class numbers.
+    inputs : callable
+        `probabilities` by default, or `stacked_logits`.
     """
+    given = inputs or probabilities
+    return TensorFunctions(
+        against_labels
+        and (lambda outputs, labels: against_labels(given(outputs), labels.long().clamp(min=0))),
+        against_last and (lambda outputs: against_last(given(outputs))),
+        _check_classes,
+    )
 
-    name: str
-    against_labels: Callable[[list[Any], Tensor], Tensor] | None
-    against_last: Callable[[list[Any]], Tensor] | None
-    range: LossRange | None = None
-    of_images: bool = False
-    check_labels: Callable[[list[Any], Tensor], None] | None = None
 
-    def of_labels(self, outputs: list[Any], labels: Tensor) -> Tensor | None:
-        """Return the losses against labels on any device; None if it cannot use labels."""
-        if self.against_labels is None:
-            return None
-        if self.check_labels is not None:
-            self.check_labels(outputs, labels)
-        return self.against_labels(outputs, labels.to(device_of(outputs), non_blocking=True))
+def of_pairs(distance: Callable[[Tensor, Tensor], Tensor]) -> TensorFunctions:
+    """Return the tensor functions of a loss that compares pairs: (n, ...), (n, ...) -> (n,)."""
+
+    def against_labels(outputs: list[Tensor], labels: Tensor) -> Tensor:
+        return torch.stack([distance(output, labels) for output in outputs], dim=1)
+
+    return TensorFunctions(against_labels, lambda outputs: against_labels(outputs, outputs[-1]))
 
 
 def stacked_logits(outputs: list[Any]) -> Tensor:
@@ -59,10 +69,16 @@ def stacked_logits(outputs: list[Any]) -> Tensor:
     if isinstance(forms[0], str) or len(forms[0]) != 2 or len(set(forms)) > 1:
         raise ValueError(
             "Losses and temperatures of classifiers need outputs of shape (n, n_classes) at every"
-            f" exit, but got {', '.join(map(str, forms))}; maps of logits have the losses 'miou',"
-            " 'miscoverage' and 'pixel_brier'; for others pass a TensorLoss of your own."
+            f" exit, but got {', '.join(map(str, forms))}: use 'miou', 'miscoverage' and"
+            " 'pixel_brier' for logit maps, or a Loss of your own for other outputs."
         )
     return torch.stack(outputs, dim=1)
+
+
+def probabilities(outputs: list[Any]) -> Tensor:
+    """Return class probabilities of all exits, (n, n_exits, n_classes); float64 except on MPS."""
+    logits = stacked_logits(outputs)
+    return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64).softmax(dim=2)
 
 
 def class_numbers(labels: Tensor, n: int, n_classes: int) -> Tensor:
@@ -88,37 +104,9 @@ def _check_classes(outputs: list[Any], labels: Tensor) -> None:
     class_numbers(labels, n, n_classes)
 
 
-def _zero_one(outputs: list[Any], labels: Tensor) -> Tensor:
-    return (stacked_logits(outputs).argmax(dim=2) != labels[:, None]).double()
-
-
-def _zero_one_last(outputs: list[Any]) -> Tensor:
-    predictions = stacked_logits(outputs).argmax(dim=2)
-    return (predictions != predictions[:, -1:]).double()
-
-
-def _probabilities(outputs: list[Any]) -> Tensor:
-    """Return class probabilities of all exits, (n, n_exits, n_classes); float64 except on MPS."""
-    logits = stacked_logits(outputs)
-    return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64).softmax(dim=2)
-
-
-def _brier(outputs: list[Any], labels: Tensor) -> Tensor:
-    p = _probabilities(outputs)
-    index = labels.long().clamp(min=0)[:, None, None].expand(-1, p.shape[1], 1)
-    return p.square().sum(dim=2) - 2 * p.gather(2, index)[..., 0] + 1
-
-
-def _brier_last(outputs: list[Any]) -> Tensor:
-    p = _probabilities(outputs)
-    return (p - p[:, -1:]).square().sum(dim=2)
-
-
-TENSOR_LOSSES: dict[str, TensorLoss] = {
-    loss.name: loss
-    for loss in (
-        TensorLoss("zero_one", _zero_one, _zero_one_last, check_labels=_check_classes),
-        TensorLoss("brier", _brier, _brier_last, check_labels=_check_classes),
-    )
-}
-"""Losses by name."""
+ZERO_ONE = of_classes(
+    classification.zero_one, classification.zero_one_inconsistency, stacked_logits
+)
+BRIER = of_classes(classification.brier, classification.brier_inconsistency)
+MSE = of_pairs(image.mse)
+SSIM = of_pairs(lambda images, others: image.ssim(images.double(), others.double()))

@@ -14,8 +14,11 @@ def refuse_training(model: Any) -> None:
     """Raise if a model or any part of it is in training mode."""
     if isinstance(model, nn.Module) and any(part.training for part in model.modules()):
         part = next(name for name, part in model.named_modules() if part.training)
-        found = f", but its part {part!r} is in training mode" if part else ""
-        raise ValueError(f"`model` must be in evaluation mode{found}: call model.eval() first.")
+        found = f"its part {part!r}" if part else "it"
+        raise ValueError(
+            f"`model` must be in evaluation mode, but {found} is in training mode: call"
+            " model.eval() first."
+        )
 
 
 @contextmanager

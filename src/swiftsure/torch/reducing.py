@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, resolve_loss
+from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import temperature_tuple
+from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
-from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
+from swiftsure.torch.losses import label_losses
 from swiftsure.torch.modes import inference, model_device, refuse_training
-from swiftsure.torch.results import broken_rows, refuse_nan
-from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
+from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
 from swiftsure.torch.staged import (
     StagedModel,
@@ -37,8 +38,8 @@ __all__ = ["PendingBatch", "Reducer", "Rows"]
 
 Array = NDArray[Any]
 
-NAN_OUTPUTS = "nan_outputs"
-"""Key of the rows that mark the exits at which a sample's output is NaN."""
+BROKEN = "broken"
+"""Key of the rows that mark the exits at which a sample's output is not valid."""
 
 
 class Rows(NamedTuple):
@@ -54,7 +55,7 @@ class Reducer:
     def __init__(
         self,
         model: StagedModel,
-        losses: Sequence[str | TensorLoss],
+        losses: Sequence[str | Loss],
         scores: Sequence[str],
         temperatures: Sequence[float] | None,
         dtype: str | None,
@@ -64,13 +65,15 @@ class Reducer:
         refuse_unstaged(model, selects=False)
         refuse_training(model)
         self.model = model
-        losses = [losses] if isinstance(losses, str | TensorLoss) else losses
+        losses = [losses] if isinstance(losses, str | Loss) else losses
         scores = [scores] if isinstance(scores, str) else scores
-        self.losses = [resolve_loss(loss, TENSOR_LOSSES) for loss in losses]
-        self.of_images = [loss.name for loss in self.losses if loss.of_images]
+        self.losses = [LOSSES.choose(loss, "losses") for loss in losses]
+        for loss in self.losses:
+            loss.function("tensors.against_last", "tensors.against_labels")
+        self.of_images = [loss.name for loss in self.losses if loss in PIXEL_LOSSES]
         if not scores:
-            raise ValueError("`scores` must name at least one.")
-        self.scores = [checks.choice("scores", name, [*SCORES, MODEL_SCORE]) for name in scores]
+            raise ValueError("`scores` must name at least one score, but is empty.")
+        self.scores = [score_name("scores", name) for name in scores]
         self.seconds = seconds
         if dtype is not None:
             checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
@@ -121,12 +124,13 @@ class Reducer:
     def _losses(self, outputs: list[Any], labels: Tensor | None) -> dict[str, Tensor]:
         rows: dict[str, Tensor] = {}
         for loss in self.losses:
-            if loss.of_images:  # computed together in `image_losses`
+            if loss in PIXEL_LOSSES:  # computed together in `image_losses`
                 continue
-            if loss.against_last is not None:
-                rows[f"inconsistencies/{loss.name}"] = loss.against_last(outputs)
-            against = None if labels is None else loss.of_labels(outputs, labels)
-            if against is not None and labels is not None:
+            on_tensors = loss.on_tensors()
+            if on_tensors.against_last is not None:
+                rows[f"inconsistencies/{loss.name}"] = on_tensors.against_last(outputs)
+            if on_tensors.against_labels is not None and labels is not None:
+                against = label_losses(loss, outputs, labels)
                 if labels.ndim == 1 and not labels.is_floating_point():
                     missing = (labels < 0).to(against.device, non_blocking=True)
                     against = against.masked_fill(missing[:, None], torch.nan)
@@ -134,23 +138,18 @@ class Reducer:
         return rows
 
     def _forward(self, inputs: Any) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return outputs of all exits, and rows: confidences before the last exit, NaN flags."""
+        """Return outputs of all exits, and rows: early confidences, invalid outputs."""
         outputs: list[Any] = []
         found: dict[str, list[Tensor]] = defaultdict(list)
         for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):
             outputs.append(plain_output(output))
-            broken = broken_rows(self._by_class(outputs[-1]))
+            broken = broken_rows(outputs[-1], maps=bool(self.of_images))
             if broken is not None:
-                found[NAN_OUTPUTS].append(broken)
+                found[BROKEN].append(broken)
             if k < self.model.n_exits - 1:
                 for name in self.scores:
                     found[f"confidences/{name}"].append(confidence(name, output))
         return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
-
-    def _by_class(self, output: Any) -> Any:
-        """Return the output; for logit maps the largest logit of each class, which keeps NaN."""
-        maps = bool(self.of_images) and isinstance(output, Tensor) and output.ndim == 4
-        return output.flatten(2).amax(dim=2) if maps else output
 
     def _measure(self, inputs: Any) -> None:
         first = torch.zeros(1, dtype=torch.long, device=device_of(inputs))
@@ -166,17 +165,16 @@ class Reducer:
             start = f"{kind}/"
             return {key.removeprefix(start): rows[key] for key in rows if key.startswith(start)}
 
-        ranges = {loss.name: loss.range for loss in self.losses if loss.range is not None}
         losses = tables("losses")
         if any(np.isnan(values).any() for values in losses.values()):
-            kept = [k for k in losses if k in LOSSES and LOSSES[k].of == "prediction"]
-            losses = {name: losses[name] for name in kept}
+            kept = [loss.name for loss in self.losses if loss.gap_needs_no_label()]
+            losses = {name: losses[name] for name in kept if name in losses}
         return ExitRecord(
             tables("confidences"),
             losses=losses,
             inconsistencies=tables("inconsistencies"),
             costs=self.costs,
-            loss_ranges=ranges,
+            loss_ranges={loss.name: loss.range for loss in self.losses},
             ids=rows["ids"],
             groups=rows.get("groups"),
             fingerprint=self.fingerprint,
@@ -190,6 +188,7 @@ class Reducer:
             "model": self.fingerprint,
             "losses": [loss.name for loss in self.losses],
             "scores": self.scores,
+            "score_version": SCORE_VERSION,
         }
 
 
@@ -221,10 +220,10 @@ class PendingBatch:
         """Wait for the rows, check them and return them."""
         arrays = self.copies.arrays()
         samples = self.done + self.kept
-        broken = np.argwhere(arrays.pop(NAN_OUTPUTS, np.zeros((0, 0), bool)))
+        broken = np.argwhere(arrays.pop(BROKEN, np.zeros((0, 0), bool)))
         if len(broken):
             row, exit_index = broken[0].tolist()
-            refuse_nan("output", exit_index, samples[row])
+            refuse_output(exit_index, samples[row])
         for key, array in arrays.items():
             _check_rows(key, array, samples, self.n_exits)
         arrays["ids"] = self.ids[self.kept]
@@ -265,9 +264,10 @@ def _check_rows(key: str, array: Array, samples: Array, n_exits: int) -> None:
     if kind != "losses" and np.isnan(array).any():
         row, exit_index = np.argwhere(np.isnan(array))[0].tolist()
         if kind == "confidences":
-            refuse_nan("confidence", exit_index, samples[row])
+            refuse_confidence(exit_index, samples[row])
         raise ValueError(
-            f"`{kind}` {name!r} is NaN at exit {exit_index + 1} for sample {samples[row]}."
+            f"`{kind}` {name!r} must not be NaN, but is at exit {exit_index + 1} for sample"
+            f" {samples[row]}."
         )
 
 
@@ -279,9 +279,11 @@ def _device(model: StagedModel, wanted: str | torch.device | None) -> torch.devi
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise ValueError(f"`device` must be one of PyTorch's, but got {wanted!r}.") from None
+        raise ValueError(f"`device` must name a PyTorch device, but got {wanted!r}.") from None
     if found is None:
         return device
     if device.type != found.type or device.index not in (None, found.index):
-        raise ValueError(f"`device` is {device}, but the model is on {found}: move one of them.")
+        raise ValueError(
+            f"`device` must be the model's, {found}, but got {device}: move the model first."
+        )
     return found

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,7 +14,16 @@ from swiftsure.torch.staged import plain_output, shapes_of
 if TYPE_CHECKING:
     from swiftsure.torch.audit import Audit
 
-__all__ = ["ExitOutput", "Gathered", "StreamResult", "broken_rows", "owned", "refuse_broken"]
+__all__ = [
+    "ExitOutput",
+    "Gathered",
+    "StreamResult",
+    "broken_rows",
+    "owned",
+    "refuse_broken",
+    "refuse_confidence",
+    "refuse_output",
+]
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,8 @@ class ExitOutput:
     ----------
     outputs
         What the heads return, with the batch first. Logits are divided by the exit's temperature
-        if it is not 1, in float32 or wider. Reading this raises if a classifier's output, or the
-        confidence at which a sample exited, is NaN; the error names the sample and the exit.
+        if it is not 1, in float32 or wider. Reading this raises if a sample's largest logit is not
+        finite or its confidence is NaN; the error names the sample and the exit.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
@@ -44,14 +53,11 @@ class ExitOutput:
 
     @cached_property
     def outputs(self) -> Any:
-        """Outputs of all samples, checked for NaN on first read.
+        """Outputs of all samples, checked on first read.
 
         On a GPU the check waits for the device, so it is delayed to let the next batch start.
         """
-        broken = broken_rows(self.raw, self.decided)
-        if broken is not None and broken.any():
-            row = int(broken.nonzero()[0, 0])
-            refuse_broken(self.raw, row, int(self.exits[row]), row)
+        refuse_broken(self.raw, self.decided, self.exits)
         return ordinary(self.raw)
 
     def __repr__(self) -> str:
@@ -59,14 +65,17 @@ class ExitOutput:
 
     def _repr_html_(self) -> str:
         counts = self.exits.bincount().tolist()
-        facts = {f"left at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
+        facts = {f"exited at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
         return html_card("ExitOutput", {"samples": f"{len(self.exits):,}"} | facts)
 
     @property
     def predictions(self) -> Tensor:
         """Most probable class of each sample, for classifiers."""
         if not isinstance(self.outputs, Tensor) or self.outputs.ndim < 2:
-            raise ValueError("`predictions` needs outputs of shape (n, n_classes, ...).")
+            raise ValueError(
+                "`predictions` needs outputs of shape (n, n_classes, ...), but got"
+                f" {shapes_of(self.outputs)} per sample: use `outputs`."
+            )
         return self.outputs.argmax(dim=1)
 
 
@@ -79,7 +88,7 @@ class StreamResult:
     ids : (m,)
         Numbers of the samples, ascending; they count from 0 in the order of pushing.
     outputs
-        What the exit's head returned, with the samples first; checked for NaN on first read.
+        What the exit's head returned, with the samples first; checked on first read.
     exit : int
         Their exit, 0-based.
     """
@@ -91,11 +100,8 @@ class StreamResult:
 
     @cached_property
     def outputs(self) -> Any:
-        """Outputs of these samples; raises if one is NaN."""
-        broken = broken_rows(self.raw, self.decided)
-        if broken is not None and broken.any():
-            row = int(broken.nonzero()[0, 0])
-            refuse_broken(self.raw, row, self.exit, int(self.ids[row]))
+        """Outputs of these samples; raises if one is not valid."""
+        refuse_broken(self.raw, self.decided, self.exit, self.ids)
         return ordinary(self.raw)
 
     def rows(self, first: int, stop: int) -> "StreamResult":
@@ -135,8 +141,8 @@ class Gathered:
             what = "shape" if structure == self._structure else "structure"
             before = pytree.tree_unflatten(self._leaves, self._structure)
             raise ValueError(
-                f"Exits must give outputs of the same {what}, but got {shapes_of(left.raw)} after"
-                f" {shapes_of(before)}; `swiftsure.torch.check` looks at all exits."
+                f"Exits must return outputs of the same {what}, but got {shapes_of(left.raw)} after"
+                f" {shapes_of(before)}: find the exit with `swiftsure.torch.check`."
             )
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
@@ -176,27 +182,64 @@ def _same_form(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
-def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
-    """Return which rows of a classifier's output, or of confidences, are NaN, (n,).
+def broken_rows(output: Any, *scores: Tensor | None, maps: bool = False) -> Tensor | None:
+    """Return which rows of a classifier's output, or of confidences, are not valid, (n,).
 
-    None if there is nothing to check: in outputs of other shapes NaN may have a meaning.
+    A confidence must not be NaN. A classifier's largest logit must be finite; others may be −inf,
+    for masked classes. With `maps`, outputs (n, n_classes, height, width) are checked too: they
+    must be finite, since they are interpolated. None if there is nothing to check: in outputs of
+    other shapes NaN may have a meaning.
     """
     found = [score.isnan() for score in scores if score is not None]
     values = plain_output(output)
-    if isinstance(values, Tensor) and values.ndim == 2 and values.is_floating_point():
-        found.append(values.isnan().any(dim=1))
+    if isinstance(values, Tensor) and values.is_floating_point() and values.shape[1:].numel():
+        # The largest and the smallest of some numbers are NaN if any of them is.
+        if values.ndim == 2:
+            found.append(~values.amax(dim=1).isfinite())
+        elif values.ndim == 4 and maps:
+            low, high = values.flatten(1).aminmax(dim=1)
+            found.append(~(low.isfinite() & high.isfinite()))
     return reduce(torch.logical_or, found) if found else None
 
 
-def refuse_broken(output: Any, row: int, exit_index: int, sample: int) -> None:
-    """Raise for a row of an exit whose output or confidence is NaN."""
+def refuse_broken(
+    output: Any, decided: Tensor | None, exits: int | Tensor, samples: Tensor | None = None
+) -> None:
+    """Raise for the first row whose output or confidence is not valid.
+
+    Parameters
+    ----------
+    decided : (n,), optional
+        Confidences at which the samples exited.
+    exits : int or (n,)
+        Exits of the samples.
+    samples : (n,), optional
+        Their numbers, for the error; positions by default.
+    """
+    broken = broken_rows(output, decided)
+    if broken is None or not broken.any():
+        return
+    row = int(broken.nonzero()[0, 0])
+    exit_index = exits if isinstance(exits, int) else int(exits[row])
+    sample = row if samples is None else int(samples[row])
     own = broken_rows(output)
-    refuse_nan("output" if own is not None and own[row] else "confidence", exit_index, sample)
+    if own is not None and own[row]:
+        refuse_output(exit_index, sample)
+    refuse_confidence(exit_index, sample)
 
 
-def refuse_nan(what: str, exit_index: int, sample: int) -> None:
-    """Raise for a sample whose output or confidence is NaN at an exit."""
+def refuse_output(exit_index: int, sample: int) -> NoReturn:
+    """Raise for a sample whose logits are not valid at an exit."""
     raise ValueError(
-        f"The {what} of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
+        f"The output of exit {exit_index + 1} is NaN or infinite for sample {sample}. Logits must"
+        " be finite; a classifier may mask some classes, but not all, with −inf. Look for NaN and"
+        " very large numbers in the inputs, or run in a wider dtype."
+    )
+
+
+def refuse_confidence(exit_index: int, sample: int) -> NoReturn:
+    """Raise for a sample whose confidence is NaN at an exit."""
+    raise ValueError(
+        f"The confidence of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
         " large numbers in its inputs, or run in a wider dtype."
     )

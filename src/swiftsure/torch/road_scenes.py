@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from swiftsure import checks
 from swiftsure.losses import VOID
-from swiftsure.torch.folders import IMAGENET_MEAN, IMAGENET_STD
+from swiftsure.torch.folders import normalised, open_image
 
 __all__ = ["CAMVID_CLASSES", "CITYSCAPES_CLASSES", "GTA5", "CamVid", "Cityscapes", "RoadScenes"]
 
@@ -70,7 +70,7 @@ CAMVID_CLASSES = (
 N_LABEL_IDS = 35
 """Cityscapes has the ids 0 to 33, GTA5 also 34 (its licence plates); all others are errors."""
 
-LARGEST_STRETCH = 0.05
+MAX_STRETCH = 0.05
 """Largest relative difference between the sides of a label and of its image."""
 
 
@@ -143,7 +143,7 @@ class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
         label = self._fitted(self._open(scene.label), image, scene)
         if self.size is not None and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
-        return _normalised(image), torch.from_numpy(self._classes_of(label, scene)), scene.name
+        return normalised(image), torch.from_numpy(self._classes_of(label, scene)), scene.name
 
     def collate(self, items: Sequence[tuple[Tensor, Tensor, str]]) -> dict[str, Any]:
         """Return items as a batch dict for `collect`: inputs, labels, ids and, if known, groups."""
@@ -157,43 +157,40 @@ class RoadScenes(Dataset[tuple[Tensor, Tensor, str]]):
 
     def _open(self, path: str) -> Image.Image:
         """Return an image file; a zip is reopened each time, as workers must not share it."""
+        if self.root.is_dir():
+            return open_image(self.root / path, self.root / path)
         try:
-            if self.root.is_dir():
-                source: Any = self.root / path
-            else:
-                with zipfile.ZipFile(self.root) as archive:
-                    source = io.BytesIO(archive.read(path))
-            with Image.open(source) as image:
-                image.load()
-                return image
-        except (UnidentifiedImageError, OSError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{self.root / path} is no readable image ({error}).") from None
+            with zipfile.ZipFile(self.root) as archive:
+                packed = io.BytesIO(archive.read(path))
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{self.root / path} is not a readable image ({error}).") from None
+        return open_image(packed, self.root / path)
 
     def _fitted(self, label: Image.Image, image: Image.Image, scene: Scene) -> Image.Image:
         """Return the label at its image's size; raises if the sizes differ too much."""
         if label.size == image.size:
             return label
         stretches = [abs(a / b - 1) for a, b in zip(label.size, image.size, strict=True)]
-        if max(stretches) > LARGEST_STRETCH:
+        if max(stretches) > MAX_STRETCH:
             raise ValueError(
-                f"{self.root / scene.label} is of size {label.size}, but its image of"
-                f" {image.size}: they do not belong together."
+                f"{self.root / scene.label} has size {label.size}, but its image has size"
+                f" {image.size}: check that they belong together."
             )
         return label.resize(image.size, Image.Resampling.NEAREST)
 
     def _classes_of(self, label: Image.Image, scene: Scene) -> NDArray[np.int64]:
         if label.mode not in ("L", "P"):
             raise ValueError(
-                f"{self.root / scene.label} must hold class numbers, 8 bits a pixel, but is of mode"
-                f" {label.mode}; files of colours are another part of the data set."
+                f"{self.root / scene.label} must hold class numbers, 8 bits per pixel, but has mode"
+                f" {label.mode}: use the label files, not their colour versions."
             )
         numbers = np.asarray(label)
         classes: NDArray[np.int64] = self._class_of[numbers]
         if (classes < 0).any():
             known = np.flatnonzero(self._class_of >= 0)
             raise ValueError(
-                f"{self.root / scene.label} has the label {numbers[classes < 0][0]}, which is none"
-                f" of {_ranges(known)}."
+                f"{self.root / scene.label} must hold labels among {_ranges(known)}, but has"
+                f" {numbers[classes < 0][0]}."
             )
         return classes
 
@@ -226,8 +223,8 @@ class Cityscapes(RoadScenes):
         kinds = {self._kind(folder, split, image) for image in images}
         if len(kinds) > 1:
             raise ValueError(
-                f"`root` must hold labelIds of all images, or labelTrainIds of all, but {folder}"
-                " has both in part."
+                f"`root` must hold labelIds for all images, or labelTrainIds for all, but {folder}"
+                " has each for some: add the missing ones."
             )
         kind = kinds.pop()
         scenes = []
@@ -245,8 +242,8 @@ class Cityscapes(RoadScenes):
             if (folder / _cityscapes_label(split, image, kind)).is_file():
                 return kind
         raise ValueError(
-            f"{folder / _cityscapes_label(split, image, 'labelIds')} is missing: the label of"
-            f" {image.name}."
+            f"{image.name} must have a label, but"
+            f" {folder / _cityscapes_label(split, image, 'labelIds')} is missing."
         )
 
 
@@ -279,7 +276,7 @@ class GTA5(RoadScenes):
         for name in chosen:
             if name not in pairs:
                 raise ValueError(
-                    f"`names` must be of images in {folder / 'images'}, but {name!r} is not."
+                    f"`names` must name images in {folder / 'images'}, but {name!r} is not one."
                 )
         scenes = [Scene(name, *pairs[name], group=None) for name in chosen]
         super().__init__(folder, scenes, CITYSCAPES_CLASSES, _LABEL_IDS, size)
@@ -355,14 +352,8 @@ def _pairs(
         name = Path(image).stem
         label = f"{labels}{name}.png"
         if label not in known:
-            raise ValueError(f"{root / label} is missing: the label of {image}.")
+            raise ValueError(f"{image} must have a label, but {root / label} is missing.")
         yield name, (image, label)
-
-
-def _normalised(image: Image.Image) -> Tensor:
-    pixels = np.asarray(image, np.float32) / 255
-    normal = (pixels - np.asarray(IMAGENET_MEAN, np.float32)) / np.asarray(IMAGENET_STD, np.float32)
-    return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
 
 
 def _refuse_unequal(what: str, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -370,8 +361,8 @@ def _refuse_unequal(what: str, tensors: Sequence[Tensor], names: Sequence[str]) 
     for size, name in zip(others, names[1:], strict=True):
         if size != first:
             raise ValueError(
-                f"The {what} of a batch must be of one size, but {names[0]} is {first} and {name}"
-                f" {size}: load one at a time{', or pass `size`' if what == 'images' else ''}."
+                f"The {what} of a batch must have the same size, but {names[0]} has {first} and"
+                f" {name} {size}: load one at a time{', or pass `size`' * (what == 'images')}."
             )
 
 

@@ -143,7 +143,7 @@ class Marks(NamedTuple):
     ----------
     active, leaving : (n,) bool
         Rows that have not exited; rows that exit now.
-    exits, stayed, left : (n,)
+    exits, max_skipped, min_taken : (n,)
         Exit of each row; its largest confidence at exits not taken; the one at the exit taken.
     n_active : (1,)
     """
@@ -151,8 +151,8 @@ class Marks(NamedTuple):
     active: Tensor
     leaving: Tensor
     exits: Tensor
-    stayed: Tensor
-    left: Tensor
+    max_skipped: Tensor
+    min_taken: Tensor
     n_active: Tensor
 
 
@@ -171,8 +171,8 @@ def mark(scores: Tensor, levels: Tensor, strict: bool, exit_index: int, it: Mark
             it.active.view(torch.int8),
             it.leaving.view(torch.int8),
             it.exits,
-            it.stayed,
-            it.left,
+            it.max_skipped,
+            it.min_taken,
             it.n_active,
             n,
             exit_index,
@@ -184,8 +184,10 @@ def mark(scores: Tensor, levels: Tensor, strict: bool, exit_index: int, it: Mark
     it.leaving.copy_(it.active & ~staying)
     it.active.copy_(staying)
     it.exits.masked_fill_(it.leaving, exit_index)
-    it.left.copy_(torch.where(it.leaving, scores, it.left))
-    it.stayed.copy_(torch.where(staying, torch.maximum(it.stayed, scores), it.stayed))
+    it.min_taken.copy_(torch.where(it.leaving, scores, it.min_taken))
+    it.max_skipped.copy_(
+        torch.where(staying, torch.maximum(it.max_skipped, scores), it.max_skipped)
+    )
     it.n_active.copy_(staying.sum().view(1))
 
 

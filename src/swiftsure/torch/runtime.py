@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
@@ -19,9 +18,9 @@ from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.fingerprinting import fingerprint
-from swiftsure.torch.modes import inference, refuse_training
+from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import MODEL_SCORE, SCORES, confidence
+from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -105,13 +104,14 @@ class EarlyExit(nn.Module):
         self.auditor = _auditor(audit, monitor, policy)
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
-        self.score = checks.choice("policy.score", str(policy.score), [*SCORES, MODEL_SCORE])
+        self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
+        self._binding = binding
+        self._weights = _Weights(model)
         self._warned = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._anchor = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         make = _compiled_stage if compile else partial
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
@@ -181,7 +181,7 @@ class EarlyExit(nn.Module):
         if self.captures is None:
             self.check_mode()
         device = device_of(batch)
-        expected = None if self._anchor is None else self._anchor.device
+        expected = model_device(self.model)
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
@@ -191,9 +191,20 @@ class EarlyExit(nn.Module):
             yield
 
     def check_mode(self) -> None:
-        """Raise if the model, or a part of it, is in training mode."""
+        """Raise if the model is in training mode, or no longer the one that the policy is for."""
         if any(part.training for part in self._submodules):
             refuse_training(self.model)
+        self.check_weights()
+
+    def check_weights(self) -> None:
+        """Compare the model with the policy again if its weights changed since the last look.
+
+        Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations and new
+        parameters in place of old ones. Writing through `.data` is not.
+        """
+        if self._weights.changed():
+            self._binding.check_model(self._fingerprint)
+            self._weights = _Weights(self.model)
 
     def _warn_of_autocast(self, device: torch.device) -> None:
         """Warn once if an outer autocast asks for a dtype other than the policy's."""
@@ -284,8 +295,29 @@ class EarlyExit(nn.Module):
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
         if device.type == "cpu":
-            _ = found.outputs  # checks for NaN now: nothing to wait for on a CPU
+            _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
+
+
+class _Weights:
+    """The parameters of a model, and how often each was changed in place."""
+
+    def __init__(self, model: Any) -> None:
+        parts = list(model.modules()) if isinstance(model, nn.Module) else []
+        self._tables = [part._parameters for part in parts if part._parameters]
+        self._seen = self._versions()
+
+    def changed(self) -> bool:
+        """Return whether a parameter was changed or replaced."""
+        return self._versions() != self._seen
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [
+            (id(each), 0 if each.is_inference() else each._version)
+            for table in self._tables
+            for each in table.values()
+            if each is not None
+        ]
 
 
 def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:

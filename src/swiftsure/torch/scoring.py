@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, special
 
 from swiftsure import checks
+from swiftsure.registry import Registry
 from swiftsure.scores import SHIFT, STEPS
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
     "AGGREGATES",
-    "CLASS_SCORES",
     "IMAGE_SCORES",
     "MODEL_SCORE",
     "SCORES",
@@ -39,6 +39,7 @@ __all__ = [
     "mean",
     "patch",
     "quantile",
+    "score_name",
     "top1",
     "top_diff",
 ]
@@ -154,20 +155,22 @@ def _image_score(aggregate: Aggregate, score: Score) -> Score:
     return lambda logits, temperature: aggregate(score(logits, temperature))
 
 
-CLASS_SCORES: dict[str, Score] = {"top1": top1, "top_diff": top_diff, "entropy": entropy}
+SCORES: Registry[Score] = Registry("score", top1, top_diff, entropy)
 """Classifier scores by name."""
 
-AGGREGATES: dict[str, Aggregate] = {"mean": mean, "quantile": quantile, "patch": patch}
+AGGREGATES: Registry[Aggregate] = Registry("aggregate", mean, quantile, patch)
 """Aggregates of pixel scores by name."""
 
-IMAGE_SCORES: dict[str, Score] = {
-    f"{aggregate}_{score}": _image_score(AGGREGATES[aggregate], CLASS_SCORES[score])
-    for aggregate, score in product(AGGREGATES, CLASS_SCORES)
-}
+IMAGE_SCORES: Registry[Score] = Registry("score")
 """Scores of logit maps by name."""
 
-SCORES: dict[str, Score] = {**CLASS_SCORES, **IMAGE_SCORES}
-"""All scores that a policy can name, except the model's own."""
+for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.items()):
+    IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
+
+
+def score_name(argument: str, name: str) -> str:
+    """Return `name` if it is a score of classifiers or images, or the model's own."""
+    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
 
 
 def confidence(name: str, output: Any) -> Tensor:
@@ -181,16 +184,14 @@ def confidence(name: str, output: Any) -> Tensor:
         output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    if name not in SCORES:
-        checks.choice("score", name, [*SCORES, MODEL_SCORE])
-    measure = SCORES[name]
+    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[score_name("score", name)]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2
     if not isinstance(values, Tensor) or values.ndim != ndim:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"`score` {name!r} needs outputs of shape {form}, but got {shape}; {_advice(values)}."
+            f"`score` {name!r} needs outputs of shape {form}, but got {shape}: {_advice(values)}."
         )
     return measure(values, temperature)
 
@@ -198,12 +199,12 @@ def confidence(name: str, output: Any) -> Tensor:
 def _own_confidence(output: Any) -> Tensor:
     if not isinstance(output, Scored):
         raise ValueError(
-            "`score` 'model' needs heads that give their own confidence"
-            " (swiftsure.torch.Scored), and this model's do not."
+            "`score` 'model' needs heads that return swiftsure.torch.Scored(output, confidence),"
+            f" but got {type(output).__name__}."
         )
     if output.confidence.ndim != 1:
         raise ValueError(
-            "`score` 'model' needs one confidence a sample, of shape (n,), but got shape"
+            "`score` 'model' needs one confidence per sample, of shape (n,), but got shape"
             f" {tuple(output.confidence.shape)}."
         )
     return output.confidence.float()
@@ -213,7 +214,7 @@ def _advice(values: Any) -> str:
     """Return which scores suit outputs of this shape, for an error message."""
     ndim = values.ndim if isinstance(values, Tensor) else 0
     if ndim == 4:
-        return f"maps of logits have {', '.join(IMAGE_SCORES)}"
+        return f"logit maps have {', '.join(IMAGE_SCORES)}"
     if ndim == 2:
-        return f"classifiers have {', '.join(CLASS_SCORES)}"
+        return f"classifiers have {', '.join(SCORES)}"
     return "let the head return Scored(output, confidence) and use score 'model'"

@@ -12,15 +12,14 @@ logits are ever held at full size. All losses of a batch come from one pass over
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from swiftsure.losses import LOSSES, VOID
-from swiftsure.torch.losses import TENSOR_LOSSES, TensorLoss
+from swiftsure.losses import LOSSES, PIXEL_LOSSES, VOID, Loss, TensorFunctions
+from swiftsure.losses.segmentation import miou, miscoverage
 
 __all__ = [
     "Enlarged",
@@ -34,7 +33,7 @@ __all__ = [
 N_STRIPS = 8
 """Strips per image; at most four tensors of a strip's size are alive at once."""
 
-NAMES = ("miou", "miscoverage", "pixel_brier")
+NAMES = tuple(loss.name for loss in PIXEL_LOSSES)
 
 
 def image_losses(
@@ -103,8 +102,8 @@ def logit_maps(outputs: Sequence[Any]) -> list[Tensor]:
     ]
     if isinstance(forms[0], str) or len(forms[0]) != 4 or len(set(forms)) > 1:
         raise ValueError(
-            "Losses of segmentation need outputs of shape (n, n_classes, height, width) at every"
-            f" exit, but got {', '.join(map(str, forms))}; classifiers have 'zero_one' and 'brier'."
+            "Segmentation losses need outputs of shape (n, n_classes, height, width) at every"
+            f" exit, but got {', '.join(map(str, forms))}: classifiers use 'zero_one' or 'brier'."
         )
     return list(outputs)
 
@@ -186,7 +185,7 @@ def _refuse_unlabelled(truth: Tensor) -> None:
     unlabelled = (truth < 0).flatten(1).all(dim=1)
     if unlabelled.any():
         raise ValueError(
-            "`labels` must be of some class somewhere, but sample"
+            "`labels` must have a class for at least one pixel per sample, but sample"
             f" {int(unlabelled.nonzero()[0, 0])} is all void ({int(unlabelled.sum())} such): leave"
             " it out."
         )
@@ -229,14 +228,12 @@ class _Tally:
         self.confusions[:, exit_index] += counts.view(n, n_classes + 1, n_classes)[:, 1:]
 
     def miou(self) -> Tensor:
-        both = self.confusions.diagonal(dim1=2, dim2=3)
-        either = self.confusions.sum(dim=2) + self.confusions.sum(dim=3) - both
-        shares = both.to(self.wide) / either.clamp(min=1)
-        return 1 - shares.sum(dim=2) / (either > 0).sum(dim=2)
+        losses: Tensor = miou(self.confusions.to(self.wide))
+        return losses
 
     def miscoverage(self) -> Tensor:
-        right = self.confusions.diagonal(dim1=2, dim2=3).sum(dim=2)
-        return 1 - right / self.n_pixels
+        losses: Tensor = miscoverage(self.confusions.to(self.wide))
+        return losses
 
     def pixel_brier(self) -> Tensor:
         return self.distances / self.n_pixels
@@ -259,19 +256,12 @@ def _compare_labels(tally: _Tally, exit_index: int, strip: _Strip, truth: Tensor
         tally.add_distances(exit_index, losses.masked_fill_(truth < 0, 0.0))
 
 
-def _against_labels(name: str, outputs: list[Any], labels: Tensor) -> Tensor:
-    return image_losses(outputs, labels, names=[name])[f"losses/{name}"]
+def _functions(loss: Loss) -> TensorFunctions:
+    name = loss.name
+    return TensorFunctions(
+        lambda outputs, labels: image_losses(outputs, labels, names=[name])[f"losses/{name}"],
+        lambda outputs: image_losses(outputs, names=[name])[f"inconsistencies/{name}"],
+    )
 
 
-def _against_last(name: str, outputs: list[Any], size: tuple[int, int] | None = None) -> Tensor:
-    return image_losses(outputs, size=size, names=[name])[f"inconsistencies/{name}"]
-
-
-TENSOR_LOSSES.update(
-    {
-        name: TensorLoss(
-            name, partial(_against_labels, name), partial(_against_last, name), of_images=True
-        )
-        for name in NAMES
-    }
-)
+MIOU, MISCOVERAGE, PIXEL_BRIER = map(_functions, PIXEL_LOSSES)

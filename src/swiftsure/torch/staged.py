@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-FROM_ARRAYS = " (torch.from_numpy makes one of an array)"
+FROM_ARRAYS = " (torch.from_numpy turns an array into one)"
 
 
 @runtime_checkable
@@ -123,10 +123,10 @@ class SequentialStaged(Staged):
         super().__init__()
         if len(stages) != len(heads):
             raise ValueError(
-                f"`heads` must be as many as stages, {len(stages)}, but got {len(heads)}."
+                f"`heads` must have one module per stage, {len(stages)}, but got {len(heads)}."
             )
         if len(stages) < 2:
-            raise ValueError(f"`stages` must be at least 2, but got {len(stages)}.")
+            raise ValueError(f"`stages` must have at least 2 modules, but got {len(stages)}.")
         self.stages = nn.ModuleList(stages)
         self.heads = nn.ModuleList(heads)
         self.n_exits = len(stages)
@@ -166,16 +166,16 @@ def exit_output(
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
             raise ValueError(
-                f"The output of exit {exit_index + 1} has shape {tuple(leaf.shape)} for {n}"
-                " samples: its first axis must be the samples."
+                f"The output of exit {exit_index + 1} must have the samples on its first axis, {n},"
+                f" but has shape {tuple(leaf.shape)}."
             )
     if temperature == 1.0:
         return output
     logits = plain_output(output)
     if not isinstance(logits, Tensor):
         raise ValueError(
-            "`temperatures` need exits that give one tensor of logits, but exit"
-            f" {exit_index + 1} gives {type(logits).__name__}."
+            "`temperatures` need exits that return one tensor of logits, but exit"
+            f" {exit_index + 1} returns {type(logits).__name__}."
         )
     return Tempered(output, _divide(logits, temperature), temperature)
 
@@ -271,23 +271,23 @@ def check(model: StagedModel, batch: Any) -> None:
         state = model.begin(batch)
         selected: Any = None  # the same two, chosen after exit 1 and swapped after each later one
         for k in range(model.n_exits):
-            _check_state(f"the state before exit {k + 1}", state, n)
+            _check_state(f"The state before exit {k + 1}", state, n)
             state, alone = model.advance(k, state), model.advance(k, alone)
-            _check_state(f"the state at exit {k + 1}", state, n)
+            _check_state(f"The state at exit {k + 1}", state, n)
             output = model.head(k, state)
-            _check_state(f"the output of exit {k + 1}", output, n)
+            _check_state(f"The output of exit {k + 1}", output, n)
             shapes = shapes_of(output)
             first_shapes = shapes if k == 0 else first_shapes
             if shapes != first_shapes:
                 raise ValueError(
-                    f"Exit {k + 1} gives outputs of shape {shapes}, but exit 1 of {first_shapes};"
-                    " all exits must agree."
+                    f"All exits must return outputs of the same shape, but exit 1 returns"
+                    f" {first_shapes} and exit {k + 1} {shapes}."
                 )
             _check_same(
                 model.head(k, alone),
                 rows_of(output, two),
-                f"Exit {k + 1} answers otherwise if some samples of a batch are left out",
-                "samples of a batch depend on each other, which early exits do not allow",
+                f"Exit {k + 1} changes its output if other samples of the batch are left out",
+                "outputs must not depend on the other samples of a batch",
             )
             if k > 0:
                 selected = model.advance(k, selected)
@@ -295,12 +295,12 @@ def check(model: StagedModel, batch: Any) -> None:
                 _check_same(
                     model.head(k, selected),
                     rows_of(output, order),
-                    f"Exit {k + 1} answers otherwise after `select`",
-                    "it must give the rows `index` of every tensor in the state",
+                    f"Exit {k + 1} changes its output after `select`",
+                    "it must return the rows `index` of every tensor in the state",
                 )
             if k < model.n_exits - 1:
                 selected = model.select(state, two) if k == 0 else model.select(selected, swapped)
-                _check_state(f"what `select` gives at exit {k + 1}", selected, 2)
+                _check_state(f"The result of `select` at exit {k + 1}", selected, 2)
 
 
 def _check_state(where: str, tree: Any, n: int) -> None:
@@ -310,13 +310,14 @@ def _check_state(where: str, tree: Any, n: int) -> None:
         name = pytree.keystr(path) or "itself"
         if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
             raise ValueError(
-                f"A leaf of {where} ({name}) has shape {tuple(leaf.shape)}: its first axis must be"
-                f" the batch, {n}. Expand it, or keep what all samples share in the model."
+                f"{where} must have the batch on the first axis, {n}, but {name}"
+                f" has shape {tuple(leaf.shape)}: expand it, or keep it in the model if all samples"
+                " share it."
             )
         if isinstance(leaf, int | float) and not isinstance(leaf, bool):
             raise ValueError(
-                f"A leaf of {where} ({name}) is the number {leaf}: numbers in a state cannot follow"
-                " the samples. Compute it from a tensor's shape where it is used."
+                f"{where} must hold tensors, but {name} is the number {leaf}, which cannot be"
+                " selected by sample: compute it where it is used, from a tensor's shape."
             )
 
 

@@ -1,12 +1,13 @@
 """`Stream`: gathers the remaining samples of several batches so that late stages run full ones."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -16,7 +17,25 @@ from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "StreamError"]
+
+
+class StreamError(RuntimeError, ValueError):
+    """A stage failed on some samples of a stream, or refused them; the others go on.
+
+    Attributes
+    ----------
+    samples : (m,)
+        Numbers of the samples that failed, in the order in which samples were pushed. They have
+        left the stream.
+    results : list of StreamResult
+        Samples that exited during the same call.
+    """
+
+    def __init__(self, message: str, samples: NDArray[np.int64]) -> None:
+        super().__init__(message)
+        self.samples = samples
+        self.results: list[StreamResult] = []
 
 
 class Stream:
@@ -66,7 +85,14 @@ class Stream:
         self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
 
     def push(self, batch: Any) -> list[StreamResult]:
-        """Add a batch and return the samples that exited, from this batch or earlier ones."""
+        """Add a batch and return the samples that exited, from this batch or earlier ones.
+
+        Raises
+        ------
+        StreamError
+            If a stage fails. The samples that it ran are lost, and named in the error; those that
+            exited are in the error's `results`; all others stay, and the stream can go on.
+        """
         n = batch_size(batch)
         if self._captured is not None:
             self.pushed += n
@@ -75,23 +101,22 @@ class Stream:
         with self.fast.context(batch):
             self._n_pushes += 1
             if n > 0:
+                state = self.fast.model.begin(batch)
                 ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
                 self.pushed += n
-                self._queues[0].append(_Group(ids, self.fast.model.begin(batch), self._n_pushes))
-            for k in range(len(self._queues)):
-                self._drain(k, results)
+                self._queues[0].append(_Group(ids, state, self._n_pushes))
+            self._drain_all(results)
         return results
 
     def flush(self) -> list[StreamResult]:
-        """Run all waiting samples and return their results."""
+        """Run all waiting samples and return their results; see `push` for errors."""
         if self._captured is not None:
             return self._captured.flush()
         results: list[StreamResult] = []
         first = next((group for queue in self._queues for group in queue), None)
         if first is not None:
             with self.fast.context(first.state):
-                for k in range(len(self._queues)):
-                    self._drain(k, results, everything=True)
+                self._drain_all(results, everything=True)
         return results
 
     @property
@@ -105,8 +130,8 @@ class Stream:
         """Yield `StreamResult`s as they come or, if `ordered`, one `ExitOutput` per batch."""
         if not ordered:
             for batch in batches:
-                yield from self.push(batch)
-            yield from self.flush()
+                yield from _delivered(self.push, batch)
+            yield from _delivered(self.flush)
             return
         if self.in_flight:
             raise ValueError(
@@ -123,8 +148,27 @@ class Stream:
                 out = self.fast(batch)
                 open_.put(StreamResult(out.exits, out.raw, 0))
             order.open.append(open_)
-            yield from order.complete(self.push(batch))
-        yield from order.complete(self.flush())
+            for result in _delivered(self.push, batch):
+                yield from order.complete([result])
+        for result in _delivered(self.flush):
+            yield from order.complete([result])
+
+    def _drain_all(self, results: list[StreamResult], everything: bool = False) -> None:
+        """Run every stage that is due; after a failure the others still run, then it is raised."""
+        failed: list[StreamError] = []
+        for k in range(len(self._queues)):
+            while True:
+                try:
+                    self._drain(k, results, everything)
+                except StreamError as error:
+                    failed.append(error)
+                    continue
+                break
+        if failed:
+            first = failed[0]
+            first.samples = np.concatenate([each.samples for each in failed])
+            first.results = results
+            raise first
 
     def ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
         """Yield one `ExitOutput` per batch, in order."""
@@ -138,7 +182,18 @@ class Stream:
             overdue = self._n_pushes - queue[0].since >= self.max_wait
             if not (k == 0 or everything or overdue or count >= self.batch_size):
                 break
-            self._step(k, _take(queue, self.batch_size), results)
+            group, n_before = _take(queue, self.batch_size), len(results)
+            try:
+                self._step(k, group, results)
+            except Exception as error:
+                exited = [result.ids.cpu().numpy() for result in results[n_before:]]
+                samples = np.setdiff1d(group.ids.cpu().numpy(), np.concatenate([[], *exited]))
+                shown = ", ".join(map(str, samples[:10].tolist())) + ", …" * (len(samples) > 10)
+                raise StreamError(
+                    f"Stage {k + 1} failed on samples {shown} ({type(error).__name__}: {error});"
+                    " the others go on.",
+                    samples,
+                ) from error
             if k + 1 < len(self._queues):
                 self._drain(k + 1, results)  # at once, so that no queue grows long
 
@@ -159,6 +214,15 @@ class Stream:
                     return
                 ids, state = ids[stay], fast.model.select(state, stay)
         self._queues[k + 1].append(_Group(ids, state, group.since))
+
+
+def _delivered(run: Callable[..., list[StreamResult]], *given: Any) -> Iterator[StreamResult]:
+    """Yield the results of a call; if it fails, those that it has before the error."""
+    try:
+        yield from run(*given)
+    except StreamError as error:
+        yield from error.results
+        raise
 
 
 @dataclass(frozen=True)

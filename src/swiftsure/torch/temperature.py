@@ -55,20 +55,33 @@ def fit_temperatures(
         for given in loader:
             batch = Batch.of(given)
             if batch.labels is None:
-                raise ValueError("`loader` must give labels: temperatures are fitted to them.")
+                raise ValueError(
+                    "`loader` must give labels, to which temperatures are fitted, but gave none."
+                )
             found = stacked_logits(all_outputs(model, moved(batch.inputs, device))).double().cpu()
-            bad = found.isnan().any(dim=2).nonzero()
-            if len(bad):
-                row, exit_index = bad[0].tolist()
-                refuse_broken(found[:, exit_index], row, exit_index, done + row)
-            done += len(found)
+            for k in range(model.n_exits):
+                refuse_broken(found[:, k], None, k, done + torch.arange(len(found)))
             truth = class_numbers(torch.as_tensor(batch.labels).cpu(), len(found), found.shape[2])
+            _refuse_masked_labels(found, truth, done)
+            done += len(found)
             logits.append(found[truth >= 0])
             labels.append(truth[truth >= 0])
     if not sum(map(len, labels)):
-        raise ValueError("`loader` must give at least one sample with a label.")
+        raise ValueError("`loader` must give at least one sample with a label, but gave none.")
     values, targets = torch.cat(logits), torch.cat(labels)
     return tuple(_fit(values[:, k], targets, low, high) for k in range(model.n_exits))
+
+
+def _refuse_masked_labels(logits: Tensor, labels: Tensor, done: int) -> None:
+    """Raise if an exit rules out a sample's label: no temperature makes that label likelier."""
+    index = labels.clamp(min=0)[:, None, None].expand(-1, logits.shape[1], 1)
+    masked = logits.gather(2, index)[..., 0].isinf() & (labels >= 0)[:, None]
+    if masked.any():
+        row, exit_index = masked.nonzero()[0].tolist()
+        raise ValueError(
+            f"`loader`: exit {exit_index + 1} gives the label of sample {done + row} a logit of"
+            " −inf, so no temperature fits it: leave the sample out, or do not mask its class."
+        )
 
 
 def _fit(logits: Tensor, labels: Tensor, low: float, high: float) -> float:

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from swiftsure.text import (
     BigLittle,
     CalmModel,
+    CalmRule,
     ExitHeads,
-    ExitRule,
     Rollback,
     Speculative,
     self_draft,
@@ -278,14 +278,14 @@ def test_a_head_of_its_own():
     assert model.model.norm.weight.abs().min() > 0
 
 
-def test_a_draft_through_a_fitted_head_says_what_leaving_through_it_says():
+def test_a_draft_with_a_fitted_head_equals_exiting_through_it():
     model = llama(layers=4)
     heads = ExitHeads(model.config.hidden_size, exits=[1]).eval()
     torch.nn.init.orthogonal_(heads.maps["1"].weight)
     draft = self_draft(model, 2, heads=heads)
     source = inputs(model)
-    leaving = CalmModel(model, ExitRule(-1.0, score="saturation"), heads=heads)
-    out = leaving.generate(source, max_new_tokens=6, eos_token_id=None)
+    exiting = CalmModel(model, CalmRule(-1.0, score="saturation"), heads=heads)
+    out = exiting.generate(source, max_new_tokens=6, eos_token_id=None)
     assert (out.exit_layers[:, 1:] == 2).all()  # the first token reads the whole prompt
     first = out.sequences[:, : source.shape[1] + 1]
     assert draft(first).logits[0, -1].argmax() == out.sequences[0, source.shape[1] + 1]
@@ -399,9 +399,9 @@ def test_tokenizers_that_differ():
         (torch.ones(3, dtype=torch.long), {}, r"shape \(n, positions\)"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": None}, "is required"),
         (torch.ones(1, 3, dtype=torch.long), {"max_new_tokens": 0}, "at least 1"),
-        (torch.ones(1, 60, dtype=torch.long), {}, "more than the 64 positions of the large model"),
-        (torch.ones(1, 30, dtype=torch.long), {}, "more than the 32 positions of the small model"),
-        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one per sequence, 1"),
+        (torch.ones(1, 60, dtype=torch.long), {}, "more than the large model's 64 positions"),
+        (torch.ones(1, 30, dtype=torch.long), {}, "more than the small model's 32 positions"),
+        (torch.ones(1, 3, dtype=torch.long), {"sequence_ids": [1, 2]}, "one id per sequence, 1"),
         (
             torch.ones(2, 3, dtype=torch.long),
             {"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},

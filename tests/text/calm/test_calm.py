@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
-from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
 from swiftsure.text.calm import steps
 from swiftsure.text.calm.confidences import Logits
 from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
@@ -23,12 +23,12 @@ ENDS = [EOS, 5, 17, 30, 41, 44, 46]
 """Several end tokens, so that answers of random models end at all."""
 OPTIONS = {"max_new_tokens": TOKENS, "eos_token_id": ENDS}
 RULES = {
-    "softmax": ExitRule(1.0),
-    "softmax, decay": ExitRule(1.0, decay=Decay(TOKENS)),
-    "softmax, strict, late": ExitRule(1.0, strict=True, min_exit=1),
-    "softmax, shortlist": ExitRule(1.0, shortlist=4),
-    "saturation": ExitRule(1.0, score="saturation"),
-    "meta": ExitRule(1.0, score="meta"),
+    "softmax": CalmRule(1.0),
+    "softmax, decay": CalmRule(1.0, decay=Decay(TOKENS)),
+    "softmax, strict, late": CalmRule(1.0, strict=True, min_exit=1),
+    "softmax, shortlist": CalmRule(1.0, shortlist=4),
+    "saturation": CalmRule(1.0, score="saturation"),
+    "meta": CalmRule(1.0, score="meta"),
 }
 
 
@@ -62,7 +62,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "deeper" not in name])
-def test_never_leaving_is_the_full_model(name):
+def test_never_exiting_is_the_full_model(name):
     model = MODELS[name]()
     inputs = batch(5, model)
     full = model.generate(**inputs, **OPTIONS)
@@ -99,7 +99,7 @@ def test_a_batch_is_its_sequences(name, rule, way):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("name", ["T5", "Llama"])
 def test_exits_are_the_rules(name, rule):
-    """Given the confidences of the run, each token leaves where `swiftsure.exits` says."""
+    """Given the confidences of the run, each token exits where `swiftsure.exits` says."""
     model = MODELS[name]()
     fast = fast_model(model, rule)
     rule = fast.rule
@@ -139,7 +139,7 @@ def frozen_after_exit(model, depths):
 
 @torch.no_grad()
 def at_once(model, inputs, sequences, exit_layers):
-    """Logits of all tokens from one pass without a cache, told where each token left.
+    """Logits of all tokens from one pass without a cache, given where each token exited.
 
     A block makes keys and values from the states that it gets, which are exit states for positions
     that left: state propagation without any cache.
@@ -194,8 +194,8 @@ def test_all_sequences_end_at_once(name):
 
 
 @pytest.mark.parametrize("score", ["softmax", "saturation", "meta"])
-def test_a_token_at_the_threshold_leaves_unless_the_rule_is_strict(score):
-    model, rule = t5(), ExitRule(0.999, score=score)
+def test_a_token_at_the_threshold_exits_unless_the_rule_is_strict(score):
+    model, rule = t5(), CalmRule(0.999, score=score)
     judge, inputs = classifier(rule), batch(1, t5())
 
     def first_token(rule):
@@ -210,7 +210,7 @@ def test_a_token_at_the_threshold_leaves_unless_the_rule_is_strict(score):
     assert first_token(replace(tied, strict=True))[0] > place + 1
 
 
-def test_the_lowest_threshold_always_leaves_first():
+def test_the_lowest_threshold_always_exits_first():
     model = t5()
     output = CalmModel(model, -1.0).generate(**batch(3, model), max_new_tokens=4, eos_token_id=None)
     assert (output.exit_layers == 1).all()
@@ -315,20 +315,20 @@ def test_rows_are_split_once_for_all_blocks():
     assert split.of(mask).tolist() == [[0, 1], [6, 7]]
     assert split.of(mask) is split.of(mask)
     assert split.of(shared) is shared
-    assert split.left.tolist() == [1, 2]
-    assert split.gone.flatten().tolist() == [False, True, True, False]
+    assert split.exited.tolist() == [1, 2]
+    assert split.exited_mask.flatten().tolist() == [False, True, True, False]
 
 
-def test_a_step_knows_who_left_and_what_they_must_reach():
+def test_a_step_records_exits_and_remaining_thresholds():
     step = steps.Step(4, 6, torch.device("cpu"), [0.1, 0.2, 0.3, 0.4], may_exit=True)
-    assert step.notes() == (None, None, None)
-    step.note(0, [0.0, 0.5, 0.0, 0.0], None)
-    step.leave(1, [1])
-    step.note(1, [0.5, 0.0, 0.5], None)
-    step.leave(2, [0, 2])
-    depths, looks, _ = step.notes()
+    assert step.results() == (None, None, None)
+    step.record_look(0, [0.0, 0.5, 0.0, 0.0], None)
+    step.exit_rows(1, [1])
+    step.record_look(1, [0.5, 0.0, 0.5], None)
+    step.exit_rows(2, [0, 2])
+    depths, looks, _ = step.results()
     assert depths.tolist() == [2, 1, 6, 2]
-    assert (list(step.under_way), step.levels) == ([2], [0.3])
+    assert (list(step.active_rows), step.levels) == ([2], [0.3])
     assert looks[:, 1].isnan().tolist() == [False, True, False, False]
 
 
@@ -340,7 +340,7 @@ def test_a_step_takes_all_rows_where_a_mask_is_cheaper():
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("levels", [0.5, [0.25, 0.5, 0.5, 0.75, 0.5, 0.25]])
 def test_both_kinds_of_step_agree(levels, strict):
-    """On who leaves where, ties included, and on everybody's logits."""
+    """They agree on exits, ties included, and on all logits."""
     random = torch.Generator().manual_seed(0)
     n, n_blocks, vocabulary = 6, 5, 7
 
@@ -356,7 +356,7 @@ def test_both_kinds_of_step_agree(levels, strict):
         logits = torch.randn(n_blocks, n, vocabulary, generator=random)
         states = torch.arange(n).reshape(n, 1, 1).float()  # the number of its row
         finished = torch.nonzero(torch.rand(n, generator=random) < 0.2).flatten().tolist()
-        told = []
+        found = []
         for kind in (steps.Step, steps.MaskedStep):
             step = kind(n, n_blocks, states.device, levels, may_exit=True)
             step.previous = states
@@ -366,17 +366,17 @@ def test_both_kinds_of_step_agree(levels, strict):
                 if step.n_active:
                     look = step.look(k, states)
                     seen = Logits(None, measured(logits[k], look))
-                    step.let_leave(look, measured(scores[k], look), seen, strict=strict)
+                    step.exit_confident(look, measured(scores[k], look), seen, strict=strict)
             whole = None
             if step.rows_known:
                 whole = step.all_logits(partial(head, logits[-1]), states)
                 whole = whole[[row for row in range(n) if row not in finished]]
-            told.append(
-                (step.depths, step.heads, [note.tolist() for note in step.notes()[1:]], whole)
+            found.append(
+                (step.depths, step.heads, [note.tolist() for note in step.results()[1:]], whole)
             )
-        (depths, heads, notes, whole), (*others, masked) = told
+        (depths, heads, notes, whole), (*others, masked) = found
         assert others[:2] == [depths, heads]
-        assert str(others[2]) == str(notes)  # not a number where nobody looked
+        assert str(others[2]) == str(notes)  # NaN where no confidence was computed
         assert (whole is None) == (masked is None)
         assert whole is None or torch.equal(whole, masked)
         seen_depths.update(depths)

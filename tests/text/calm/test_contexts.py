@@ -1,4 +1,4 @@
-"""Contexts: the model is as it was afterwards, whatever happened, and nobody shares one."""
+"""Contexts: the model is as it was afterwards, whatever happened, and is never shared."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import swiftsure as ss
-from swiftsure.text import CalmModel, ExitRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier, early_exits
 from text.builders import batch, llama, t5
 
 
@@ -128,9 +128,9 @@ def test_a_plain_forward_pass_is_untouched():
         (0.5, {"score": "softmx"}, "Did you mean 'softmax'"),
         (0.5, {"score": "meta"}, "classifier"),
         (0.5, {"classifier": MetaClassifier(16)}, "belongs to score 'meta'"),
-        (ExitRule(0.5, "meta"), {"classifier": MetaClassifier(8)}, "width 8"),
-        (ExitRule(0.5), {"score": "saturation"}, "`policy` is a rule with score 'softmax'"),
-        (ExitRule(0.5, min_exit=4), {}, "`min_exit` must be less than the model's 4 exits"),
+        (CalmRule(0.5, "meta"), {"classifier": MetaClassifier(8)}, "width 8"),
+        (CalmRule(0.5), {"score": "saturation"}, "`policy` is a rule with score 'softmax'"),
+        (CalmRule(0.5, min_exit=4), {}, "`min_exit` must be less than the model's 4 exits"),
     ],
 )
 def test_rules_that_do_not_fit(rule, options, message):
@@ -140,9 +140,9 @@ def test_rules_that_do_not_fit(rule, options, message):
 
 def test_rules_that_are_none():
     with pytest.raises(ValueError, match="shortlist"):
-        ExitRule(0.5, "saturation", shortlist=8)
+        CalmRule(0.5, "saturation", shortlist=8)
     with pytest.raises(ValueError, match="shortlist"):
-        ExitRule(0.5, shortlist=1)
+        CalmRule(0.5, shortlist=1)
 
 
 def test_models_that_do_not_fit():
@@ -155,7 +155,7 @@ def test_models_that_do_not_fit():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2)
-    with pytest.raises(ValueError, match=r"'gpt2'.*t5, mt5, llama.*register_family"):
+    with pytest.raises(ValueError, match=r"'gpt2'.*t5, mt5, llama.*FAMILIES\.register"):
         CalmModel(GPT2LMHeadModel(config).eval(), 0.5)
 
 
@@ -189,7 +189,7 @@ def test_inputs_that_do_not_fit():
     fast = CalmModel(model, 0.5)
     with pytest.raises(ValueError, match="empty"):
         fast.generate(torch.zeros(1, 0, dtype=torch.long), max_new_tokens=3)
-    with pytest.raises(ValueError, match="more than the model's 64"):
+    with pytest.raises(ValueError, match="more than the model's 64 positions"):
         fast.generate(torch.full((1, 60), 5), max_new_tokens=10)
 
 
@@ -233,7 +233,7 @@ def test_a_policy_of_no_certified_threshold_runs_in_full():
     [
         ({"n_exits": 6}, {}, "made for 6 exits, but the model has 4"),
         ({"score": "saturation"}, {"score": "softmax"}, "made for score='saturation'"),
-        ({"score": None}, {}, "not made for early-exit generation"),
+        ({"score": None}, {}, "not made for calm"),
     ],
 )
 def test_policies_made_for_others(settings, options, message):
@@ -280,10 +280,10 @@ def test_a_policy_refuses_what_would_change_its_answers(options):
     assert torch.equal(found.sequences, fast.generate(**batch(2, model)).sequences)
 
 
-def test_a_confidence_that_is_no_number_lets_nobody_leave():
+def test_nan_confidences_never_exit():
     model = t5()
     with torch.no_grad():
         model.decoder.block[1].layer[-1].DenseReluDense.wo.weight.fill_(torch.nan)
-    fast = CalmModel(model, ExitRule(0.0, score="saturation"))
+    fast = CalmModel(model, CalmRule(0.0, score="saturation"))
     found = fast.generate(**batch(2, model), max_new_tokens=2, eos_token_id=None)
     assert (found.exit_layers == model.config.num_decoder_layers).all()

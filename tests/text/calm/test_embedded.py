@@ -11,17 +11,17 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import swiftsure as ss
 from experiments.calm.reproduce import SCORES, load_sweeps
 from swiftsure import assets
-from swiftsure.text import CalmModel, ExitRule, MetaClassifier, sweep
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier, sweep
 
 CAPTIONS = [
     "Ein Mann fährt mit einem roten Fahrrad durch den Park.",
     "Zwei kleine Kinder spielen am Strand mit einem Ball.",
 ]
 RULES = {
-    "softmax": ExitRule(None),
-    "shortlist": ExitRule(None, shortlist=64),
-    "saturation": ExitRule(None, score="saturation"),
-    "meta": ExitRule(None, score="meta"),
+    "softmax": CalmRule(None),
+    "shortlist": CalmRule(None, shortlist=64),
+    "saturation": CalmRule(None, score="saturation"),
+    "meta": CalmRule(None, score="meta"),
 }
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "multi30k"
 

@@ -34,7 +34,7 @@ def test_least_squares_finds_a_linear_map():
 @pytest.mark.parametrize("name", ["T5", "T5 v1.1", "Llama"])
 @pytest.mark.parametrize("score", ["softmax", "saturation"])
 def test_tokens_that_leave_go_through_their_head(name, score):
-    """The logits of a first token that leaves at a known block, computed by hand."""
+    """The logits of a first token that exits at a known block, computed by hand."""
     model = MODELS[name]()
     family = family_of(model)
     torch.manual_seed(1)
@@ -63,17 +63,17 @@ def test_tokens_that_leave_go_through_their_head(name, score):
         del model.generate
     # All leave after the second block, the first with a head; a prompt runs in full.
     first = 0 if family.first_token_may_exit else 1
-    leaving = out.exit_layers[:, first]
-    assert (leaving[leaving > 0] == 2).all()
+    exiting = out.exit_layers[:, first]
+    assert (exiting[exiting > 0] == 2).all()
     exit_states = states[first][:, -1]
     expected = family.head(family.head_input(heads(1, exit_states)))
-    running = torch.from_numpy(leaving > 0)
+    running = torch.from_numpy(exiting > 0)
     torch.testing.assert_close(
         seen[0].logits[first][running], expected[running].detach(), atol=1e-4, rtol=1e-4
     )
 
 
-def test_nobody_leaves_where_there_is_no_head():
+def test_no_token_exits_without_a_head():
     model = llama(layers=6)
     heads = ExitHeads(16, [2, 4]).eval()
     out = CalmModel(model, 0.2, score="softmax", heads=heads).generate(
@@ -101,7 +101,7 @@ def test_a_batch_is_its_members(name):
         assert torch.equal(alone.sequences[0], together.sequences[row, :length])
 
 
-def test_never_leaving_is_the_model_itself():
+def test_never_exiting_is_the_model_itself():
     model = t5()
     heads = ExitHeads(16, [0, 1]).eval()
     inputs = batch(4, model)

@@ -23,7 +23,7 @@ def test_examples_are_what_each_block_would_say(name):
     assert states.shape == (3 * lengths, 16)
     assert labels.shape == (3 * lengths,)
     assert 0 < labels.float().mean() < 1
-    # A token that leaves after the first block is the full model's where the label says so.
+    # A token that exits after the first block is the full model's where the label says so.
     inputs = encode(data[:1], words, model)
     full = new_tokens(
         model, CalmModel(model, None).generate(**inputs, max_new_tokens=1).sequences, inputs

@@ -6,7 +6,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from pytorch.reference import Reference
-from swiftsure.text import CalmModel, Decay, ExitRule, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
 from swiftsure.torch.scoring import top_diff
 
 REFERENCE = Reference("calm_t5")
@@ -31,7 +31,7 @@ def scenarios():
 
 def rule_of(settings):
     temperature = settings.get("exit_position_temp")
-    return ExitRule(
+    return CalmRule(
         settings["exit_conf_threshold"],
         score=settings["exit_conf_type"],
         strict=True,

@@ -47,7 +47,7 @@ def test_noise_of_different_tokens_is_unrelated():
 
 def test_ids_that_do_not_fit():
     model = t5()
-    with pytest.raises(ValueError, match="one per sequence, 2, but got 1"):
+    with pytest.raises(ValueError, match="one id per sequence, 2, but got 1"):
         CalmModel(model, 0.4).generate(**batch(2, model), **OPTIONS, sequence_ids=[3])
 
 

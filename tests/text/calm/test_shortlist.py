@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, ExitRule
+from swiftsure.text import CalmModel, CalmRule
 from swiftsure.text.calm.confidences import Look, Softmax
 from swiftsure.text.families import family_of
 from swiftsure.torch.scoring import top_diff
@@ -24,7 +24,7 @@ def looks(model, n=64):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [2, 8, 40])
-def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
+def test_tokens_exit_as_confident_as_on_the_whole_vocabulary(size):
     model = t5()
     short, whole = Softmax(family_of(model), size), Softmax(family_of(model))
     short.begin()
@@ -34,23 +34,23 @@ def test_whoever_leaves_is_as_confident_as_on_the_whole_vocabulary(size):
         found, exact = short.measure(look), whole.measure(look)
         if k == 0:
             assert torch.equal(found, exact)
-        leaving = found >= level
-        assert (exact[leaving] >= level).all()  # nobody leaves who would not
-        missed = (exact >= level) & ~leaving
-        listed = torch.gather(whole.seen.values, 1, short.listed)
-        best = whole.seen.values.amax(dim=1)
+        exiting = found >= level
+        assert (exact[exiting] >= level).all()  # no other token exits
+        missed = (exact >= level) & ~exiting
+        listed = torch.gather(whole.computed.values, 1, short.listed)
+        best = whole.computed.values.amax(dim=1)
         assert (listed[missed].amax(dim=1) < best[missed]).all()  # missed for one reason only
-        if short.seen is not None and short.seen.index is not None:
-            verified = whole.seen.values[short.seen.index]
-            torch.testing.assert_close(short.seen.values, verified)
+        if short.computed is not None and short.computed.index is not None:
+            verified = whole.computed.values[short.computed.index]
+            torch.testing.assert_close(short.computed.values, verified)
 
 
 @torch.no_grad()
-def test_a_list_of_nearly_all_misses_nobody():
+def test_a_list_of_nearly_all_misses_no_exit():
     model = t5()
     inputs = batch(6, model)
-    exact = CalmModel(model, ExitRule(0.4)).generate(**inputs, max_new_tokens=8)
-    listed = CalmModel(model, ExitRule(0.4, shortlist=47)).generate(**inputs, max_new_tokens=8)
+    exact = CalmModel(model, CalmRule(0.4)).generate(**inputs, max_new_tokens=8)
+    listed = CalmModel(model, CalmRule(0.4, shortlist=47)).generate(**inputs, max_new_tokens=8)
     assert torch.equal(exact.sequences, listed.sequences)
     assert np.array_equal(exact.exit_layers, listed.exit_layers)
 

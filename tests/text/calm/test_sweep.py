@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.losses import LOSSES
-from swiftsure.text import CalmModel, Decay, ExitRule, calm_fingerprint, sweep, train_meta
+from swiftsure.losses import LOSSES, Loss, LossRange
+from swiftsure.text import CalmModel, CalmRule, Decay, calm_fingerprint, sweep, train_meta
 from swiftsure.text.inputs import encode
 from text.builders import MODELS, t5
 from text.tokenizing import texts, tokenizer
@@ -38,12 +38,12 @@ def one_by_one(model, rule, classifier=None, **options):
 @pytest.mark.parametrize(
     ("name", "rule", "options"),
     [
-        ("T5", ExitRule(None), {}),
-        ("T5", ExitRule(None, strict=True, decay=Decay(6)), {}),
-        ("T5", ExitRule(None, shortlist=4), {}),
-        ("T5 v1.1", ExitRule(None, score="saturation"), {}),
-        ("T5", ExitRule(None), {"do_sample": True, "temperature": 0.7, "top_k": 9}),
-        ("Llama", ExitRule(None), {}),
+        ("T5", CalmRule(None), {}),
+        ("T5", CalmRule(None, strict=True, decay=Decay(6)), {}),
+        ("T5", CalmRule(None, shortlist=4), {}),
+        ("T5 v1.1", CalmRule(None, score="saturation"), {}),
+        ("T5", CalmRule(None), {"do_sample": True, "temperature": 0.7, "top_k": 9}),
+        ("Llama", CalmRule(None), {}),
     ],
 )
 def test_a_sweep_is_one_run_for_each_threshold(name, rule, options, monkeypatch):
@@ -70,9 +70,9 @@ def test_a_sweep_is_one_run_for_each_threshold(name, rule, options, monkeypatch)
         progress=False,
     )
     f1 = LOSSES["token_f1"]
-    wanted = f1.against_labels(answers[:, ::-1], texts(N, seed=1))[:, ::-1]
+    wanted = f1.against_labels(answers, texts(N, seed=1))
     np.testing.assert_allclose(record.losses["token_f1"], wanted)
-    wanted = f1.against_last(answers[:, ::-1])[:, ::-1]
+    wanted = f1.against_labels(answers, answers[:, 0].tolist())
     np.testing.assert_allclose(record.inconsistencies["token_f1"], wanted)
     np.testing.assert_allclose(record.costs["layers"], layers)
     assert sum(runs) < N * len(GRID)
@@ -92,6 +92,19 @@ def small(model, **options):
     }
     given = options.pop("texts", texts(5))
     return sweep(model, given, **known | options)
+
+
+def test_losses_of_ones_own():
+    def length(answers):
+        sizes = np.vectorize(len)(answers)
+        return np.abs(sizes - sizes[:, -1:]) / 1000
+
+    loss = Loss("length", LossRange(0, 2), "prediction", against_last=length)
+    record = small(t5(), losses=[loss], references=texts(5))
+    assert not record.losses
+    assert record.inconsistency_ranges == {"length": LossRange(0, 2)}
+    with pytest.raises(ValueError, match=r"'length' .* set the field `against_last` of its Loss"):
+        small(t5(), losses=[replace(loss, against_last=None)])
 
 
 def test_the_full_model_comes_first():
@@ -120,12 +133,12 @@ def test_batches_are_of_texts_of_like_length(monkeypatch):
 def test_from_a_record_to_generation(tmp_path):
     """The whole way: sweep, calibrate, save, load, generate."""
     model = t5()
-    record = small(model, texts=texts(80), rule=ExitRule(None, min_exit=1, decay=Decay(6)))
+    record = small(model, texts=texts(80), rule=CalmRule(None, min_exit=1, decay=Decay(6)))
     policy = ss.calibrate(record, risk="consistency", loss="rouge_l", epsilon=0.6)
     policy.save(tmp_path / "policy.json")
     loaded = ss.Policy.load(tmp_path / "policy.json")
     fast = CalmModel(model, loaded)
-    assert fast.rule == ExitRule(policy.threshold, min_exit=1, decay=Decay(6))
+    assert fast.rule == CalmRule(policy.threshold, min_exit=1, decay=Decay(6))
     output = fast.generate(**encode(texts(3), tokenizer(), model))
     assert output.sequences.shape[1] <= 7
     with pytest.raises(ValueError, match="another model"):
@@ -144,7 +157,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(given, *rest)
 
-    monkeypatch.setattr("swiftsure.text.calm.sweep.encode", killing)
+    monkeypatch.setattr("swiftsure.text.text_sweep.encode", killing)
     same = {"references": texts(5, seed=1), "groups": [0, 0, 1, 1, 2]} | options
     with pytest.raises(KeyboardInterrupt):
         small(model, **same)
@@ -171,13 +184,13 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             {"tokenizer": tokenizer(model_max_length=3), "texts": ["w03 " * 5]},
             "max_source_length=3",
         ),
-        ({"references": ["a"]}, "`references` must be one per text, 5, but got 1"),
+        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
         ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [0.2, 0.5]}, "must fall"),
         ({"thresholds": [1.5, 0.5]}, "at most 1"),
         ({"thresholds": []}, "list of numbers"),
         ({"losses": ["rouge"]}, "Did you mean 'rouge_l'"),
-        ({"score": "saturation", "rule": ExitRule(None)}, "`rule` has score"),
+        ({"score": "saturation", "rule": CalmRule(None)}, "`rule` has score"),
     ],
 )
 def test_what_cannot_be_swept(options, message, tmp_path):

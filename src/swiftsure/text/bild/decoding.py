@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swiftsure.text.bild.readers import Reader
+from swiftsure.text.bild.readers import ModelReader
 from swiftsure.text.bild.rules import DraftRule, Judgement, Noise, Proposal, Rollback
 
 __all__ = ["Call", "Decoding", "PublishedDecoding", "decoding_of"]
@@ -47,7 +47,7 @@ class Decoding:
 
     Parameters
     ----------
-    large, small : Reader
+    large, small : ModelReader
     rule : DraftRule
     tokens : tokens before the first new one
     limit : int
@@ -66,8 +66,8 @@ class Decoding:
 
     def __init__(
         self,
-        large: Reader,
-        small: Reader,
+        large: ModelReader,
+        small: ModelReader,
         rule: DraftRule,
         *,
         tokens: Sequence[int],

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.policy import Policy
-from swiftsure.systems import check_same, resolve_rule
 from swiftsure.text.bild.decoding import decoding_of
 from swiftsure.text.bild.pair import (
     checked_pair,
@@ -22,8 +21,14 @@ from swiftsure.text.bild.pair import (
 from swiftsure.text.bild.readers import Flops, ModelReader, RememberingReader
 from swiftsure.text.bild.results import BildOutput, BildRun
 from swiftsure.text.bild.rules import DraftRule
-from swiftsure.text.families import Family
-from swiftsure.text.generation import end_tokens
+from swiftsure.text.generation import (
+    check_length,
+    check_options,
+    check_sequence_ids,
+    check_token_ids,
+    end_tokens,
+    token_random,
+)
 
 __all__ = ["BigLittle", "Passage"]
 
@@ -83,7 +88,7 @@ class BigLittle:
     ) -> None:
         self.large, self.small = checked_pair(large, small)
         self._flops = Flops(self.large), Flops(self.small)
-        self.rule = resolve_rule(policy, DraftRule)  # type: ignore[type-abstract]
+        self.rule = DraftRule.of(policy)
         self.policy = policy if isinstance(policy, Policy) else None
         if tokenizers is not None:
             refuse_other_tokenizer(*tokenizers)
@@ -124,11 +129,7 @@ class BigLittle:
         given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         options = self._with_policy_options(given)
         rows = _rows(input_ids, attention_mask)
-        ids = range(len(rows)) if sequence_ids is None else sequence_ids
-        if len(ids) != len(rows):
-            raise ValueError(
-                f"`sequence_ids` must be one per sequence, {len(rows)}, but got {len(ids)}."
-            )
+        ids = check_sequence_ids(sequence_ids, len(rows))
         runs = tuple(
             self.passage(row, seed=seed, sequence=each, **options).run(self.rule)
             for row, each in zip(rows, ids, strict=True)
@@ -151,7 +152,7 @@ class BigLittle:
         """
         checks.count("max_new_tokens", max_new_tokens)
         for name, family in (("large", self.large), ("small", self.small)):
-            _refuse_long(name, family, source.shape[1], max_new_tokens)
+            check_length(family, source.shape[1], max_new_tokens, f"{name} model")
         start = start_token(self.large.model)
         source = source.to(self.large.model.device)
         reader = RememberingReader if remember else ModelReader
@@ -168,22 +169,14 @@ class BigLittle:
     def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options merged with the policy's; raise if they contradict it."""
         made_for = {} if self.policy is None else self.policy.settings.get("generation", {})
+        absent = {"max_new_tokens": None, "eos_token_id": "model"}
+        given = {name: value for name, value in options.items() if value != absent[name]}
         if made_for:
-            made_for = {"eos_token_id": "model", **made_for}
-        for name, value in made_for.items():
-            given = options[name]
-            if given in (None, value) if name == "max_new_tokens" else self._same_end(given, value):
-                continue
-            check_same({name: value}, {name: given})
-        found = {**options, **made_for}
+            check_options(given, made_for, self.large.model)
+        found = {**absent, **made_for, **given}
         if found["max_new_tokens"] is None:
-            raise ValueError("`max_new_tokens` is required: how long may an answer be?")
+            raise ValueError("`max_new_tokens` is required: the maximum length of an answer.")
         return found
-
-    def _same_end(self, given: EndTokens, expected: EndTokens) -> bool:
-        """Whether the same tokens end a sequence; the default, "model", always agrees."""
-        ends = [end_tokens(self.large.model, each) for each in (given, expected)]
-        return given == "model" or ends[0] == ends[1]
 
     def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
         """Return the sequences as `generate` does, padded to the longest."""
@@ -241,18 +234,12 @@ class Passage:
         A position may be drafted again after a rollback before it. Nothing that its numbers decided
         is then kept, so they can be reused.
         """
-        # Philox counts blocks in its first word, so the streams of two positions never overlap.
-        bits = np.random.Philox(key=[self.seed, self.sequence], counter=[0, 0, 0, place])
-        return np.random.Generator(bits).random(3)
+        return token_random(self.seed, self.sequence, place).random(3)
 
 
 def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     """Split the inputs into rows, (1, positions) each, without padding."""
-    if input_ids.ndim != 2 or input_ids.numel() == 0:
-        raise ValueError(
-            "`input_ids` must have shape (n, positions) and not be empty, but got"
-            f" {tuple(input_ids.shape)}: an empty text needs at least one token."
-        )
+    check_token_ids(input_ids)
     if attention_mask is None:
         return [row[None] for row in input_ids]
     if attention_mask.shape != input_ids.shape:
@@ -265,12 +252,3 @@ def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     if len(empty):
         raise ValueError(f"`input_ids` number {int(empty[0])} is empty: all of it is padding.")
     return [ids[mask][None] for ids, mask in zip(input_ids, kept, strict=True)]
-
-
-def _refuse_long(name: str, family: Family, source: int, new: int) -> None:
-    limit = family.context_length
-    if limit is not None and source + new > limit:
-        raise ValueError(
-            f"A prompt of {source} tokens and `max_new_tokens` of {new} are more than the {limit}"
-            f" positions of the {name} model: shorten one of them."
-        )

@@ -80,7 +80,7 @@ def start_token(model: Any) -> int | None:
             token = getattr(config, name, None)
             if token is not None:
                 return int(token)
-    raise ValueError("`model` must say what answers begin with: set config.decoder_start_token_id.")
+    raise ValueError("`model` must have a start token: set config.decoder_start_token_id.")
 
 
 def _check_generation_config(model: Any) -> None:
@@ -105,23 +105,19 @@ def refuse_other_tokenizer(large: Any, small: Any) -> None:
     of_large, of_small = (
         {number: token for token, number in each.get_vocab().items()} for each in (large, small)
     )
-    for number in sorted({*of_large, *of_small}):
-        ours, theirs = of_large.get(number), of_small.get(number)
-        if ours != theirs:
-            raise ValueError(
-                "The large and the small model's tokenizers must be the same, but token"
-                f" {number} is {_token_text(ours)} in one and {_token_text(theirs)} in the other."
-            )
+    found = {
+        f"token {number}": (of_large.get(number), of_small.get(number))
+        for number in sorted({*of_large, *of_small})
+    }
     for name in ("eos_token_id", "pad_token_id"):
-        if getattr(large, name) != getattr(small, name):
+        found[name] = getattr(large, name), getattr(small, name)
+    for what, values in found.items():
+        if values[0] != values[1]:
+            ours, theirs = ("missing" if each is None else repr(each) for each in values)
             raise ValueError(
-                f"The large and the small model's tokenizers must be the same, but {name} is"
-                f" {getattr(large, name)} in one and {getattr(small, name)} in the other."
+                "The large and the small model's tokenizers must be the same, but"
+                f" {what} is {ours} in one and {theirs} in the other."
             )
-
-
-def _token_text(token: str | None) -> str:
-    return "missing" if token is None else repr(token)
 
 
 def self_draft(

@@ -1,7 +1,7 @@
 """Readers: a model and its cache for one sequence, which can be extended and cropped."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,24 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from swiftsure.text.families import Family, matrix_flops
 
-__all__ = ["Flops", "ModelReader", "Reader", "RememberingReader"]
-
-
-class Reader(Protocol):
-    """The interface that decoding needs from a model."""
-
-    @property
-    def length(self) -> int:
-        """Number of tokens read."""
-
-    def read(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Read the new tokens of a sequence; return the last logits, (last, vocabulary).
-
-        All but the first of the last tokens must be new.
-        """
-
-    def forget(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+__all__ = ["Flops", "ModelReader", "RememberingReader"]
 
 
 class ModelReader:
@@ -69,7 +52,10 @@ class ModelReader:
         return int(self._cache.get_seq_length())
 
     def read(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Read the new tokens of a sequence; return the last logits."""
+        """Read the new tokens of a sequence; return the last logits, (last, vocabulary).
+
+        All but the first of the last tokens must be new.
+        """
         start = self.length
         logits = self._run(tokens[start:], last)
         self._count(start, len(tokens), last)

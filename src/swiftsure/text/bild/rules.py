@@ -6,7 +6,7 @@ the large model's own.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
@@ -15,16 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from swiftsure import checks
-from swiftsure.policy import Policy
-from swiftsure.systems import PolicyBinding
+from swiftsure.systems import PolicyBinding, Rule
+from swiftsure.text.generation import warpers
 
 __all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative"]
 
@@ -54,7 +48,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class DraftRule(ABC):
+class DraftRule(Rule):
     """Base class of the draft rules.
 
     Parameters
@@ -65,6 +59,8 @@ class DraftRule(ABC):
         Maximum number of tokens in a draft.
     """
 
+    system: ClassVar[str] = "bild"
+    record_from: ClassVar[str] = "swiftsure.text.sweep_pair"
     scheme: ClassVar[str]
     """Name of the rule in a policy's settings."""
     dial: ClassVar[str]
@@ -128,28 +124,24 @@ class DraftRule(ABC):
         return {"scheme": self.scheme, **found}
 
     @classmethod
-    def bind(cls, policy: Policy) -> PolicyBinding:
-        """Return the binding of a drafting policy."""
-        return PolicyBinding(policy, "drafting with a small model", "swiftsure.text.sweep_pair")
-
-    @classmethod
-    def from_policy(cls, policy: Policy) -> "DraftRule":
-        """Return the rule of a drafting policy."""
-        binding, settings = cls.bind(policy), policy.settings
-        schemes = {rule.scheme: rule for rule in (Rollback, Speculative)}
-        scheme: type[DraftRule] | None = schemes.get(settings.get("scheme", ""))
+    def from_policy(cls, binding: PolicyBinding) -> Self:
+        """Return the rule of a policy, of the class that its scheme names."""
+        settings = binding.policy.settings
+        schemes: dict[str, Any] = {rule.scheme: rule for rule in (Rollback, Speculative)}
+        scheme = schemes.get(settings.get("scheme", ""))
         if scheme is None:
             raise binding.refusal()
         own = {each.name for each in fields(scheme)} - {scheme.level_name}
-        known: dict[str, Any] = {name: value for name, value in settings.items() if name in own}
+        known = {name: value for name, value in settings.items() if name in own}
         # If nothing was certified, the large model runs alone, as in the record's first column.
         known[scheme.level_name] = binding.dial(scheme.dial)
-        return scheme(**known)
+        rule: Self = scheme(**known)
+        return rule
 
     @classmethod
-    def from_threshold(cls, threshold: float | None) -> "DraftRule":
+    def from_threshold(cls, threshold: float | None) -> Self:
         """Return the rule for a bare rollback threshold."""
-        return Rollback(threshold)
+        return Rollback(threshold)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -325,19 +317,9 @@ class Speculative(DraftRule):
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return the sampling distribution in float64, (n, vocabulary)."""
-        warped: Tensor = self._warpers(None, logits)  # type: ignore[arg-type]
+        process = warpers(self.temperature, self.top_k, self.top_p)
+        warped: Tensor = process(None, logits)  # type: ignore[arg-type]
         return warped.double().softmax(dim=-1)
-
-    @property
-    def _warpers(self) -> LogitsProcessorList:
-        found = LogitsProcessorList()
-        if self.temperature != 1.0:
-            found.append(TemperatureLogitsWarper(float(self.temperature)))
-        if self.top_k:
-            found.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1.0:
-            found.append(TopPLogitsWarper(float(self.top_p)))
-        return found
 
 
 def excess(large: Tensor, small: Tensor) -> Tensor:

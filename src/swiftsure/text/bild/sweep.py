@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss, resolve_loss
+from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.bild.pair import pair_fingerprint
 from swiftsure.text.bild.rules import DraftRule, Rollback
 from swiftsure.text.exit_heads import HeadedNorm
-from swiftsure.text.inputs import encode, refuse_seen, token_rows
-from swiftsure.text.text_sweep import TextData, TextSweep
+from swiftsure.text.inputs import refuse_seen
+from swiftsure.text.text_sweep import TextSweep
 
 __all__ = ["sweep_pair"]
 
@@ -56,10 +56,6 @@ def sweep_pair(
     ----------
     large, small : PreTrainedModel
         As in `BigLittle`.
-    texts : (n,)
-        Not empty; texts that are too long are refused unless `max_source_length` cuts them.
-    references : (n,), optional
-        One or several per text, for the gap risk; without them only consistency is recorded.
     tokenizer : the tokenizer of both models
     small_tokenizer : optional
         The small model's, to check that it is the same.
@@ -67,18 +63,14 @@ def sweep_pair(
         Levels, rising; 0 is added in front if it is missing.
     rule : DraftRule, optional
         `Rollback` with fallback threshold 0.5 by default; its level is ignored.
-    losses : names among "bleu", "rouge_l", "token_f1", or text `Loss` objects
     max_new_tokens : int
         The policy will require the same.
     eos_token_id : int or ints, optional
         The model's by default; if given, the policy will require the same.
     seed : int
         For rules that sample.
-    ids, groups : (n,), optional
-    shards : folder, optional
-        Where to write the record in pieces of `shard_size` texts, and to resume from.
-    progress : bool, optional
-        Show a progress bar; by default only if standard error is a terminal.
+    texts, references, losses, max_source_length, ids, groups, shards, shard_size, progress
+        As in `sweep`.
 
     Returns
     -------
@@ -103,44 +95,38 @@ def sweep_pair(
     levels = checks.numbers("thresholds", list(thresholds), np.float64)
     for level in levels.ravel().tolist():
         chosen.check_level(level)
-    data = TextData.of(texts, references, ids, groups)
-    token_rows(data.texts, tokenizer, large, max_source_length)  # refuses bad texts early
     return _PairSweep(
-        pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
-        data=data,
-        tokenizer=tokenizer,
+        system=DraftRule.system,
         grid=sweep_grid(levels, 0.0),
-        losses=[resolve_loss(loss, LOSSES) for loss in losses],
+        dial=chosen.dial,
+        fingerprint=pair_fingerprint(large, small),
+        settings=chosen.settings() | {"generation": generation},
+        model=large,
+        tokenizer=tokenizer,
+        texts=texts,
+        references=references,
+        ids=ids,
+        groups=groups,
+        losses=losses,
         max_source_length=max_source_length,
         generation=generation,
         seed=seed,
-        fingerprint=pair_fingerprint(large, small),
+        chunk_size=1,  # readers remember the runs of one text only
+        pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
     ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _PairSweep(TextSweep):
     """Sweep over texts one by one; prefixes that runs of a text share are computed once."""
 
     pair: BigLittle
-    chunk_size = 1  # readers remember the runs of one text only
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that policies of this record are bound to, besides the models."""
-        return self.pair.rule.settings() | {"generation": self.generation}
-
-    @property
-    def dial(self) -> str:
-        """Name of the dial."""
-        return self.pair.rule.dial
 
     def prepare(self, inputs: slice) -> RunBatch:
         """Encode a text."""
-        text, rule = self.data.texts[inputs], self.pair.rule
-        encoded = encode(text, self.tokenizer, self.pair.large.model, self.max_source_length)
+        rule = self.pair.rule
         passage = self.pair.passage(
-            encoded["input_ids"],
+            self.encoded(inputs)["input_ids"],
             **self.generation,
             seed=self.seed,
             sequence=inputs.start,
@@ -165,8 +151,8 @@ class _PairSweep(TextSweep):
 
         return run
 
-    def record(self, inputs: slice, tables: dict[str, Array]) -> ThresholdRecord:
-        """Return the record of some texts; the first column has the large model's costs."""
+    def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of some texts' record; the first has the large model's costs."""
         tables["large_passes"][:, 0], tables["small_passes"][:, 0] = 1.0, 0.0
         tables["flops"][:, 0] = tables.pop("alone_flops")[:, 0]
-        return super().record(inputs, tables)
+        return super().columns(inputs, tables)

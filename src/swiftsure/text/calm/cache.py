@@ -110,7 +110,7 @@ def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
 
 
 def rows_of_cache(
-    cache: Any, index: int, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
+    cache: Any, index: int, rows: Tensor, exited: Tensor, propagated: tuple[Tensor, Tensor]
 ) -> Any:
     """Return a view of one block's cache that reads some rows of the batch and writes all.
 
@@ -119,25 +119,25 @@ def rows_of_cache(
     cache : the whole cache
     index : the block
     rows : rows that go through the block
-    left : rows that do not
-    propagated : keys and values of the rows in `left`, written together with the others
+    exited : rows that do not
+    propagated : keys and values of the rows in `exited`, written together with the others
     """
     if isinstance(cache, EncoderDecoderCache):
-        shown = _Rows(cache.self_attention_cache.layers[index], rows, left, propagated)
-        source = _Rows(cache.cross_attention_cache.layers[index], rows, left, propagated)
+        shown = _Rows(cache.self_attention_cache.layers[index], rows, exited, propagated)
+        source = _Rows(cache.cross_attention_cache.layers[index], rows, exited, propagated)
         return _EncoderDecoderRows(
             _RowsCache(index, shown), _RowsCache(index, source), cache.is_updated
         )
-    return _RowsCache(index, _Rows(cache.layers[index], rows, left, propagated))
+    return _RowsCache(index, _Rows(cache.layers[index], rows, exited, propagated))
 
 
 class _Rows:
     """A view of some rows of a cache layer."""
 
     def __init__(
-        self, layer: Any, rows: Tensor, left: Tensor, propagated: tuple[Tensor, Tensor]
+        self, layer: Any, rows: Tensor, exited: Tensor, propagated: tuple[Tensor, Tensor]
     ) -> None:
-        self.layer, self.rows, self.left, self.propagated = layer, rows, left, propagated
+        self.layer, self.rows, self.exited, self.propagated = layer, rows, exited, propagated
 
     @property
     def keys(self) -> Tensor:
@@ -158,11 +158,11 @@ class _Rows:
         length: int = self.layer.get_seq_length()
         return length
 
-    def _merge_rows(self, active: Tensor, left: Tensor) -> Tensor:
-        n = len(active) + len(left)
+    def _merge_rows(self, active: Tensor, exited: Tensor) -> Tensor:
+        n = len(active) + len(exited)
         whole = active.new_empty((n, *active.shape[1:]))
         whole.index_copy_(0, self.rows, active)
-        return whole.index_copy_(0, self.left, left.to(active.dtype))
+        return whole.index_copy_(0, self.exited, exited.to(active.dtype))
 
 
 class _RowsCache(Cache):

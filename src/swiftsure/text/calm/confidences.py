@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from swiftsure.text.calm.meta import MetaClassifier
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.families import Family
 
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
@@ -55,12 +55,12 @@ class Confidence(ABC):
     """The first exit at which it is defined."""
     through_heads = False
     """Whether states go through the exit heads, if there are any, before they are measured."""
-    seen: Logits | None = None
+    computed: Logits | None = None
     """Logits that the last look computed, so that the head need not compute them again."""
 
     def begin(self) -> None:
         """Reset for the next token."""
-        self.seen = None
+        self.computed = None
 
     @abstractmethod
     def measure(self, look: Look) -> Tensor:
@@ -105,7 +105,7 @@ class Softmax(Confidence):
         if self.listed is not None:
             return self._shortlist_scores(look, inputs)
         logits = self.family.head(inputs)
-        self.seen = Logits(None, logits)
+        self.computed = Logits(None, logits)
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
@@ -118,13 +118,13 @@ class Softmax(Confidence):
         if head.bias is not None:
             short = short + head.bias[listed]
         scores = _probability_gap(short)
-        hopeful = (scores >= look.levels).nonzero().squeeze(1)
-        self.seen = None
-        if len(hopeful):
-            logits = head(inputs[hopeful])
-            self.seen = Logits(hopeful, logits)
-            sure = torch.minimum(scores[hopeful], _probability_gap(logits))
-            scores = scores.index_copy(0, hopeful, sure)
+        candidates = (scores >= look.levels).nonzero().squeeze(1)
+        self.computed = None
+        if len(candidates):
+            logits = head(inputs[candidates])
+            self.computed = Logits(candidates, logits)
+            sure = torch.minimum(scores[candidates], _probability_gap(logits))
+            scores = scores.index_copy(0, candidates, sure)
         return scores
 
     def flops(self) -> int:
@@ -173,7 +173,7 @@ class Meta(Confidence):
 
 
 def confidence_of(
-    rule: ExitRule, family: Family, classifier: MetaClassifier | None = None
+    rule: CalmRule, family: Family, classifier: MetaClassifier | None = None
 ) -> Confidence:
     """Return the confidence that a rule asks for."""
     if rule.score == "meta":

@@ -1,7 +1,7 @@
 """The engine sits between a decoder and its blocks and decides, token by token, which blocks run.
 
 Each call of the decoder is a step: one token of every sequence. Before a block runs, the tokens
-that are confident enough exit. How the block runs depends on which tokens are left:
+that are confident enough exit. How the block runs depends on which tokens still run:
 
 - all: it runs as usual;
 - none: it does not run, and the keys and values of the exit states are owed to the cache;
@@ -29,7 +29,7 @@ from torch import Tensor
 from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.results import Trace
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family
@@ -47,7 +47,7 @@ class Engine:
     ----------
     family : Family
         The model; its forward methods call `run_stack`, `run_block` and `run_head`.
-    rule : ExitRule
+    rule : CalmRule
     confidence : Confidence
     thresholds : float32 array
         One for all sequences, shape (), or one per sequence, (n,).
@@ -58,7 +58,7 @@ class Engine:
     def __init__(
         self,
         family: Family,
-        rule: ExitRule,
+        rule: CalmRule,
         confidence: Confidence,
         thresholds: NDArray[np.float32],
         eos_token_ids: Iterable[int] = (),
@@ -93,7 +93,7 @@ class Engine:
         trace: Trace = self.trace  # type: ignore[assignment]
         number = past + fed.shape[1] - trace.prompt
         if number > 0 and tokens is not None:
-            self._note_finished(tokens[:, -1])
+            self._mark_finished(tokens[:, -1])
         self._step = self._begin_step(number, fed)
         self.confidence.begin()
         try:
@@ -106,7 +106,7 @@ class Engine:
         n = len(fed)
         if self.thresholds.ndim and len(self.thresholds) != n:
             raise ValueError(
-                f"`thresholds` must be one for all or one per sequence, {n}, but got"
+                f"`thresholds` must be one number or one per sequence, {n}, but got"
                 f" {len(self.thresholds)}."
             )
         prepare_cache(cache, self._projects)
@@ -114,7 +114,7 @@ class Engine:
         self._finished = set()
         self.trace = Trace(n, len(self.blocks), past + fed.shape[1], attended)
 
-    def _note_finished(self, tokens: Tensor) -> None:
+    def _mark_finished(self, tokens: Tensor) -> None:
         if self._eos:
             given = enumerate(tokens.tolist())
             self._finished.update(row for row, token in given if token in self._eos)
@@ -161,9 +161,9 @@ class Engine:
         if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
             look = step.look(index - 1, states)
             scores = self.confidence.measure(look)
-            step.let_leave(look, scores, self.confidence.seen, strict=self.rule.strict)
+            step.exit_confident(look, scores, self.confidence.computed, strict=self.rule.strict)
         step.previous = states
-        if step.n_active and step.undivided:
+        if step.n_active and step.runs_all_rows:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
@@ -174,7 +174,7 @@ class Engine:
             split: SplitRows = step.split  # type: ignore[assignment]
             return self._run_compacted(split, index, forward, states, arguments)
         output = forward(*args, **kwargs)
-        return _with_states(output, torch.where(step.gone, states, _states(output)))
+        return _with_states(output, torch.where(step.exited_mask, states, _states(output)))
 
     def _run_compacted(
         self,
@@ -185,14 +185,14 @@ class Engine:
         arguments: dict[str, Any],
     ) -> Any:
         block, cache = self.blocks[index], arguments["past_key_values"]
-        rows, left = split.active, split.left
+        rows, exited = split.active, split.exited
         self.family.fill_cross_attention(block, index, arguments)
-        turned = rows_of(arguments.get("position_embeddings"), left, split.n)
-        propagated = self.family.project(block, states.index_select(0, left), turned)
+        turned = rows_of(arguments.get("position_embeddings"), exited, split.n)
+        propagated = self.family.project(block, states.index_select(0, exited), turned)
         chosen = {
             name: value if name == SHARED else split.of(value) for name, value in arguments.items()
         }
-        chosen["past_key_values"] = rows_of_cache(cache, index, rows, left, propagated)
+        chosen["past_key_values"] = rows_of_cache(cache, index, rows, exited, propagated)
         output = forward(**chosen)
         return _with_states(output, states.index_copy(0, rows, _states(output)))
 
@@ -209,8 +209,8 @@ class Engine:
             logits = step.all_logits(forward, inputs)
         else:
             logits = forward(inputs)
-            step.all_by_head()
-        trace.note(*step.notes())
+            step.count_head_for_all()
+        trace.steps.append(step.results())
         return logits
 
     def release(self) -> None:
@@ -229,8 +229,8 @@ def _apply_exit_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
     """Return the states with those of exited tokens mapped through their exit heads."""
     mapped = states.clone()
     for depth in step.exits_taken:
-        left = [row for row, ran in enumerate(step.depths) if ran == depth]
-        rows = torch.tensor(left, device=states.device)
+        exited = [row for row, ran in enumerate(step.depths) if ran == depth]
+        rows = torch.tensor(exited, device=states.device)
         mapped.index_copy_(0, rows, heads(depth - 1, states.index_select(0, rows)))
     return mapped
 

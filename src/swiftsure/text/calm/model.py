@@ -11,16 +11,16 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from swiftsure.policy import Policy
-from swiftsure.systems import resolve_rule, threshold_levels
+from swiftsure.systems import threshold_levels
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.engine import Engine
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import Family, family_of
-from swiftsure.text.generation import check_options, end_tokens
+from swiftsure.text.generation import check_length, check_options, check_token_ids, end_tokens
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
@@ -40,7 +40,7 @@ class EarlyExits:
     def depths(self) -> Depths:
         """Exit depths of the last generation's tokens."""
         trace = self._engine.trace
-        if trace is None or not trace.depths:
+        if trace is None or not trace.steps:
             raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
         return trace.summary(self._engine.family, self._engine.confidence)
 
@@ -52,7 +52,7 @@ class CalmModel:
     ----------
     model : PreTrainedModel
         From a known family, in evaluation mode.
-    policy : Policy, ExitRule, float or None
+    policy : Policy, CalmRule, float or None
         A policy made from a record of `sweep`, checked against the model once, here; or a rule or
         a threshold, which promises nothing. None runs the full model.
     score : str, optional
@@ -65,7 +65,7 @@ class CalmModel:
 
     Attributes
     ----------
-    rule : ExitRule
+    rule : CalmRule
     policy : Policy or None
     n_exits : int
         Number of decoder blocks.
@@ -80,7 +80,7 @@ class CalmModel:
     def __init__(
         self,
         model: Any,
-        policy: Policy | ExitRule | float | None = None,
+        policy: Policy | CalmRule | float | None = None,
         *,
         score: str | None = None,
         classifier: MetaClassifier | None = None,
@@ -96,7 +96,7 @@ class CalmModel:
         self.heads = heads
         self.policy = policy if isinstance(policy, Policy) else None
         if self.policy is not None:
-            binding = ExitRule.bind(self.policy)
+            binding = CalmRule.bind(self.policy)
             binding.check_exits(self.n_exits)
             binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
         self._confidence = confidence_of(self.rule, self.family, classifier)
@@ -158,7 +158,7 @@ class CalmModel:
 @contextmanager
 def early_exits(
     model: Any,
-    policy: Policy | ExitRule | float | None,
+    policy: Policy | CalmRule | float | None,
     *,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
@@ -186,8 +186,7 @@ def early_exits(
     Raises
     ------
     ValueError
-        If the model's family is unknown, the model is in training mode, or the policy was made for
-        another model, score or number of exits.
+        As in `CalmModel`.
     RuntimeError
         If the model already runs with early exits, here or in another thread.
 
@@ -236,14 +235,14 @@ def with_heads(family: Family, heads: ExitHeads | None) -> Family:
     return family
 
 
-def _resolve_exit_rule(given: Policy | ExitRule | float | None, score: str | None) -> ExitRule:
+def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | None) -> CalmRule:
     """Return the exit rule for a policy, a rule or a bare threshold, with this score."""
-    rule = resolve_rule(given, ExitRule)
+    rule = CalmRule.of(given)
     if score is None or score == rule.score:
         return rule
     if isinstance(given, Policy):
-        ExitRule.bind(given).check_score(score)
-    if isinstance(given, ExitRule):
+        CalmRule.bind(given).check_score(score)
+    if isinstance(given, CalmRule):
         raise ValueError(f"`policy` is a rule with score {rule.score!r}, but got {score!r}.")
     return replace(rule, score=score)
 
@@ -310,14 +309,5 @@ def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     inputs = options.get("input_ids")
     if not isinstance(inputs, Tensor):
         return
-    if inputs.ndim != 2 or inputs.numel() == 0:
-        raise ValueError(
-            "`input_ids` must have shape (n, positions) and not be empty, but got"
-            f" {tuple(inputs.shape)}: an empty text needs at least one token."
-        )
-    limit, new = family.context_length, options.get("max_new_tokens") or 0
-    if limit is not None and inputs.shape[1] + new > limit:
-        raise ValueError(
-            f"`input_ids` of {inputs.shape[1]} positions and `max_new_tokens` of {new} are more"
-            f" than the model's {limit}: shorten one of them."
-        )
+    check_token_ids(inputs)
+    check_length(family, inputs.shape[1], options.get("max_new_tokens") or 0)

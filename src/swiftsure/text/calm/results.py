@@ -85,22 +85,17 @@ class Trace:
     """Number of positions before the first generated token."""
     attended: Tensor | int
     """Positions of prompt and source that the first token attends to: one number, or (n,)."""
-    depths: list[Tensor | None] = field(default_factory=list)
-    confidences: list[Tensor | None] = field(default_factory=list)
-    heads: list[Tensor | None] = field(default_factory=list)
-
-    def note(self, depths: Tensor | None, confidences: Tensor | None, heads: Tensor | None) -> None:
-        """Record one token of each sequence; None: full depth, no confidences, one head each."""
-        self.depths.append(depths)
-        self.confidences.append(confidences)
-        self.heads.append(heads)
+    steps: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = field(default_factory=list)
+    """`Step.results` of each token: depths, confidences and heads."""
 
     def summary(self, family: Family, confidence: Confidence) -> Depths:
         """Return the log as arrays."""
-        depths = _stacked(self.depths, np.full(self.n, self.n_exits, np.int64))
-        shape = (self.n, self.n_exits - 1)
-        looks = _stacked(self.confidences, np.full(shape, np.nan, np.float32))
-        heads = _stacked(self.heads, np.ones(self.n, np.int64))
+        empty: tuple[NDArray[Any], ...] = (
+            np.full(self.n, self.n_exits, np.int64),
+            np.full((self.n, self.n_exits - 1), np.nan, np.float32),
+            np.ones(self.n, np.int64),
+        )
+        depths, looks, heads = map(_stacked, zip(*self.steps, strict=True), empty)
         # Drop tokens past the end of the longest sequence: a device may run one step too many.
         tokens = max(1, int((depths > 0).any(axis=0).sum()))
         depths, looks, heads = depths[:, :tokens], looks[:, :tokens], heads[:, :tokens]
@@ -126,14 +121,14 @@ class Trace:
         n_looks = np.isfinite(looks).sum(axis=2)
         measured = confidence.flops() * n_looks
         if family.exit_heads is not None:
-            left = (depths > 0) & (depths < self.n_exits)
-            mapped = n_looks if confidence.through_heads else left
+            exited_early = (depths > 0) & (depths < self.n_exits)
+            mapped = n_looks if confidence.through_heads else exited_early
             measured = measured + family.exit_heads.flops * mapped
         total = ran + owed + attention + head * heads + measured
         found: NDArray[np.float64] = np.where(depths > 0, total, 0.0).sum(axis=1)
         return found
 
 
-def _stacked(parts: list[Tensor | None], empty: NDArray[Any]) -> NDArray[Any]:
+def _stacked(parts: tuple[Tensor | None, ...], empty: NDArray[Any]) -> NDArray[Any]:
     """Stack the entries of all tokens along axis 1, with `empty` where there are none."""
     return np.stack([empty if part is None else part.cpu().numpy() for part in parts], axis=1)

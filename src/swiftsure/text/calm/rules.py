@@ -9,10 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.exits import calm_decay, threshold_array
-from swiftsure.policy import Policy
-from swiftsure.systems import ThresholdRule
+from swiftsure.systems import PolicyBinding, ThresholdRule
 
-__all__ = ["SCORES", "Decay", "ExitRule"]
+__all__ = ["SCORES", "CalmRule", "Decay"]
 
 SCORES = ("softmax", "saturation", "meta")
 """Names of the confidences."""
@@ -58,7 +57,7 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class ExitRule(ThresholdRule):
+class CalmRule(ThresholdRule):
     """A token exits after the first decoder block whose confidence reaches the threshold.
 
     Parameters
@@ -80,11 +79,11 @@ class ExitRule(ThresholdRule):
 
     Examples
     --------
-    >>> ExitRule(0.9, score="saturation").settings(n_exits=6)
+    >>> CalmRule(0.9, score="saturation").settings(n_exits=6)
     {'score': 'saturation', 'n_exits': 6}
     """
 
-    system: ClassVar[str] = "early-exit generation"
+    system: ClassVar[str] = "calm"
     record_from: ClassVar[str] = "swiftsure.text.sweep"
 
     score: str = "softmax"  # type: ignore[misc]
@@ -115,15 +114,10 @@ class ExitRule(ThresholdRule):
         return found
 
     @classmethod
-    def from_policy(cls, policy: Policy) -> Self:
-        """Return a policy's rule; the policy must name its score and number of exits."""
-        binding = cls.bind(policy)
+    def from_policy(cls, binding: PolicyBinding) -> Self:
+        """Return the rule of a policy, which must name its score and number of exits."""
         if binding.score is None or binding.n_exits is None:
             raise binding.refusal()
-        prefix = "decay_"
-        decay: dict[str, Any] = {
-            name.removeprefix(prefix): value
-            for name, value in policy.settings.items()
-            if name.startswith(prefix)
-        }
-        return replace(super().from_policy(policy), decay=Decay(**decay) if decay else None)
+        stored, prefix = binding.policy.settings, "decay_"
+        decay = {key.removeprefix(prefix): stored[key] for key in stored if key.startswith(prefix)}
+        return replace(super().from_policy(binding), decay=Decay(**decay) if decay else None)

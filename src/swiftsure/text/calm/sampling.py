@@ -12,15 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from swiftsure import checks
+from swiftsure.text.generation import check_sequence_ids, token_random, warpers
 
 __all__ = ["SequenceNoise", "sampling_processors"]
 
@@ -46,9 +41,7 @@ class SequenceNoise(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
         """Return the scores plus noise; the argmax is a random draw."""
         n, size = scores.shape
-        ids = range(n) if self.ids is None else self.ids
-        if len(ids) != n:
-            raise ValueError(f"`sequence_ids` must be one per sequence, {n}, but got {len(ids)}.")
+        ids = check_sequence_ids(self.ids, n)
         noise = np.stack([gumbel(self.seed, each, self.place, size) for each in ids])
         self.place += 1
         return scores + torch.from_numpy(noise).to(scores.device)
@@ -56,9 +49,7 @@ class SequenceNoise(LogitsProcessor):
 
 def gumbel(seed: int, sequence: int, place: int, size: int) -> NDArray[np.float32]:
     """Return the Gumbel noise for one token of one sequence."""
-    # Philox counts blocks in its first word; with the position in the last, streams never overlap.
-    bits = np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, place])
-    uniform = np.random.Generator(bits).random(size, dtype=np.float32)
+    uniform = token_random(seed, sequence, place).random(size, dtype=np.float32)
     tiny = np.finfo(np.float32).tiny
     noise: NDArray[np.float32] = -np.log(np.maximum(-np.log(np.maximum(uniform, tiny)), tiny))
     return noise
@@ -83,17 +74,7 @@ def sampling_processors(
         value = getattr(config, name, None) if value is None else value
         return default if value is None else value
 
-    temperature, top_k, top_p = (
-        option("temperature", 1.0),
-        option("top_k", 50),
-        option("top_p", 1.0),
-    )
     processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
-    if temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(float(temperature)))
-    if top_k:
-        processors.append(TopKLogitsWarper(int(top_k)))
-    if top_p < 1.0:
-        processors.append(TopPLogitsWarper(float(top_p)))
+    processors += warpers(option("temperature", 1.0), option("top_k", 50), option("top_p", 1.0))
     processors.append(SequenceNoise(seed, sequence_ids))
     return {"logits_processor": processors}

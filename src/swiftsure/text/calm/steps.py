@@ -37,8 +37,8 @@ class SplitRows:
     Tensors are made on first use and shared by all blocks until more rows exit.
     """
 
-    def __init__(self, under_way: Sequence[int], n: int, device: torch.device) -> None:
-        self.under_way = under_way
+    def __init__(self, active_rows: Sequence[int], n: int, device: torch.device) -> None:
+        self.active_rows = active_rows
         self.n = n
         self.device = device
         self._cut: dict[int, tuple[Any, Any]] = {}
@@ -46,19 +46,19 @@ class SplitRows:
     @cached_property
     def active(self) -> Tensor:
         """Rows still running."""
-        return torch.tensor(self.under_way, device=self.device)
+        return torch.tensor(self.active_rows, device=self.device)
 
     @cached_property
-    def left(self) -> Tensor:
+    def exited(self) -> Tensor:
         """Rows that exited."""
-        left = set(range(self.n)).difference(self.under_way)
-        return torch.tensor(sorted(left), device=self.device)
+        exited = set(range(self.n)).difference(self.active_rows)
+        return torch.tensor(sorted(exited), device=self.device)
 
     @cached_property
-    def gone(self) -> Tensor:
+    def exited_mask(self) -> Tensor:
         """Mask of the rows that exited, (n, 1, 1)."""
-        all_gone = torch.ones((self.n, 1, 1), dtype=torch.bool, device=self.device)
-        return all_gone.index_fill_(0, self.active, False)
+        mask = torch.ones((self.n, 1, 1), dtype=torch.bool, device=self.device)
+        return mask.index_fill_(0, self.active, False)
 
     def of(self, value: Any) -> Any:
         """Return the active rows of every tensor with one row per sequence; the rest is shared.
@@ -88,10 +88,10 @@ class Step:
         self.n = self.n_active = n
         self.n_blocks = n_blocks
         self.device = device
-        self.asked = self.levels = levels
+        self.all_levels = self.levels = levels
         """Thresholds: one for all rows, or one per row; `levels` keeps those of active rows."""
         self.may_exit = may_exit
-        self.under_way: Sequence[int] = range(n)
+        self.active_rows: Sequence[int] = range(n)
         """Rows that have not exited."""
         self.split: SplitRows | None = None
         """The same on the device; None until a row exits."""
@@ -119,15 +119,15 @@ class Step:
         return self.n >= COMPACT_FROM and self.n_active <= COMPACT_BELOW * self.n
 
     @property
-    def undivided(self) -> bool:
+    def runs_all_rows(self) -> bool:
         """Whether no row has to keep its state."""
         return self.n_active == self.n
 
     @property
-    def gone(self) -> Tensor:
+    def exited_mask(self) -> Tensor:
         """Mask of the rows that exited, (n, 1, 1); only once some have."""
         split: SplitRows = self.split  # type: ignore[assignment]
-        return split.gone
+        return split.exited_mask
 
     def look(self, exit_index: int, states: Tensor) -> Look:
         """Return the confidence's input for the active rows; `states` are (n, 1, width)."""
@@ -138,17 +138,19 @@ class Step:
             now, before = now.index_select(0, rows), before.index_select(0, rows)
         return Look(exit_index, now, before, rows, self.n, _levels_on(self.levels, self.device))
 
-    def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
+    def exit_confident(
+        self, look: Look, scores: Tensor, computed: Logits | None, *, strict: bool
+    ) -> None:
         """Let the rows exit whose confidence passes."""
         values = scores.tolist()  # the only synchronisation per exit: the host decides what runs
-        self.note(look.exit_index, values, seen)
-        leaving = self._passing(values, strict)
-        if leaving:
-            self.leave(look.exit_index + 1, leaving, seen)
+        self.record_look(look.exit_index, values, computed)
+        exiting = self._passing(values, strict)
+        if exiting:
+            self.exit_rows(look.exit_index + 1, exiting, computed)
 
     def finish(self, rows: Sequence[int]) -> None:
         """Let the rows of finished sequences exit before any block."""
-        self.leave(0, rows)
+        self.exit_rows(0, rows)
 
     def _passing(self, scores: Iterable[float], strict: bool) -> list[int]:
         """Return the rows that pass, as positions among the active rows."""
@@ -157,41 +159,43 @@ class Step:
         compared = map(passes, scores, levels)
         return [place for place, passed in enumerate(compared) if passed]
 
-    def note(self, exit_index: int, scores: Sequence[float], seen: Logits | None) -> None:
+    def record_look(
+        self, exit_index: int, scores: Sequence[float], computed: Logits | None
+    ) -> None:
         """Record the confidences of a look, and the rows whose whole vocabulary was computed."""
-        self._looks.append((exit_index, self.under_way, scores))
-        if seen is not None:
-            whole = range(self.n_active) if seen.index is None else seen.index.tolist()
-            self._count_heads(self.under_way[place] for place in whole)
+        self._looks.append((exit_index, self.active_rows, scores))
+        if computed is not None:
+            whole = range(self.n_active) if computed.index is None else computed.index.tolist()
+            self._count_heads(self.active_rows[place] for place in whole)
 
-    def leave(self, depth: int, leaving: Sequence[int], seen: Logits | None = None) -> None:
+    def exit_rows(self, depth: int, exiting: Sequence[int], computed: Logits | None = None) -> None:
         """Let some active rows exit, given by position among the active rows."""
-        everybody = len(leaving) == self.n_active
-        if seen is not None:
-            index = None if everybody else torch.tensor(leaving, device=self.device)
-            rows = [self.under_way[place] for place in leaving]
-            self._known.append((rows, seen.of(index, self.n_active)))
-        self._record_exits(depth, leaving, known=seen is not None)
-        if not everybody:
-            self.split = SplitRows(self.under_way, self.n, self.device)
+        all_exit = len(exiting) == self.n_active
+        if computed is not None:
+            index = None if all_exit else torch.tensor(exiting, device=self.device)
+            rows = [self.active_rows[place] for place in exiting]
+            self._known.append((rows, computed.of(index, self.n_active)))
+        self._record_exits(depth, exiting, known=computed is not None)
+        if not all_exit:
+            self.split = SplitRows(self.active_rows, self.n, self.device)
 
-    def _record_exits(self, depth: int, leaving: Sequence[int], *, known: bool) -> None:
+    def _record_exits(self, depth: int, exiting: Sequence[int], *, known: bool) -> None:
         """Record which rows exited, and which still run; `known`: their logits are known."""
-        for place in leaving:
-            self.depths[self.under_way[place]] = depth
+        for place in exiting:
+            self.depths[self.active_rows[place]] = depth
         if depth > 0:
             self.exits_taken.append(depth)
         if known:
-            self.rows_known += len(leaving)
-        self.n_active -= len(leaving)
+            self.rows_known += len(exiting)
+        self.n_active -= len(exiting)
         if self.n_active:
-            gone = set(leaving)
-            staying = [place for place in range(len(self.under_way)) if place not in gone]
-            self.under_way = [self.under_way[place] for place in staying]
+            exited = set(exiting)
+            staying = [place for place in range(len(self.active_rows)) if place not in exited]
+            self.active_rows = [self.active_rows[place] for place in staying]
             if not isinstance(self.levels, float):
                 self.levels = [self.levels[place] for place in staying]
 
-    def all_by_head(self) -> None:
+    def count_head_for_all(self) -> None:
         """Count one head per row; steps without looks leave it to the default of one."""
         if "heads" in self.__dict__:
             self._count_heads(range(self.n))
@@ -200,7 +204,7 @@ class Step:
         for row in rows:
             self.heads[row] += 1
 
-    def notes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return depths, confidences and heads; None: full depth, no confidences, one head each."""
         made = self.__dict__
         depths, heads = (
@@ -234,29 +238,28 @@ class Step:
 class MaskedStep(Step):
     """A step that runs all rows until the last one exits."""
 
-    _gone: Tensor | None = None
-    """Mask of the rows that exited, (n,); None until one has."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._exited: Tensor | None = None
+        """Mask of the rows that exited, (n,); None until one has."""
+        self._with_logits: list[tuple[Tensor, Tensor]] = []
+        """For each look with exits: mask of the rows that exited, (n, 1), and all rows' logits."""
 
     compacts = False
 
     @property
-    def undivided(self) -> bool:
+    def runs_all_rows(self) -> bool:
         """Whether no row has to keep its state."""
-        return self._gone is None
+        return self._exited is None
 
     @property
-    def gone(self) -> Tensor:
+    def exited_mask(self) -> Tensor:
         """Mask of the rows that exited, (n, 1, 1); only once some have."""
-        return self._gone.view(-1, 1, 1)  # type: ignore[union-attr]
+        return self._exited.view(-1, 1, 1)  # type: ignore[union-attr]
 
     @cached_property
     def _device_levels(self) -> float | Tensor:
-        return _levels_on(self.asked, self.device)
-
-    @cached_property
-    def _with_logits(self) -> list[tuple[Tensor, Tensor]]:
-        """For each look with exits: mask of the rows that exited, (n, 1), and all rows' logits."""
-        return []
+        return _levels_on(self.all_levels, self.device)
 
     @cached_property
     def _unknown(self) -> set[int]:
@@ -268,30 +271,32 @@ class MaskedStep(Step):
         now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
         return Look(exit_index, now, before, None, self.n, self._device_levels)
 
-    def let_leave(self, look: Look, scores: Tensor, seen: Logits | None, *, strict: bool) -> None:
+    def exit_confident(
+        self, look: Look, scores: Tensor, computed: Logits | None, *, strict: bool
+    ) -> None:
         """Let the rows exit whose confidence passes: recorded on the host, masked on the device.
 
         Both compare the same float32 numbers, so they agree.
         """
         passed = scores > look.levels if strict else scores >= look.levels
         values = scores.tolist()
-        values = [values[row] for row in self.under_way]
-        self._looks.append((look.exit_index, self.under_way, values))
-        if seen is not None:
-            whole = self.under_way
-            if seen.index is not None:
-                whole = sorted(set(whole).intersection(seen.index.tolist()))
+        values = [values[row] for row in self.active_rows]
+        self._looks.append((look.exit_index, self.active_rows, values))
+        if computed is not None:
+            whole = self.active_rows
+            if computed.index is not None:
+                whole = sorted(set(whole).intersection(computed.index.tolist()))
             self._count_heads(whole)
-        leaving = self._passing(values, strict)
-        if not leaving:
+        exiting = self._passing(values, strict)
+        if not exiting:
             return
-        if seen is not None:
-            now = passed if self._gone is None else passed & ~self._gone
+        if computed is not None:
+            now = passed if self._exited is None else passed & ~self._exited
             # Unseen rows get arbitrary logits here; they do not exit, so the mask drops them.
-            self._with_logits.append((now.unsqueeze(1), seen.of(None, self.n)))
-            self._unknown.difference_update(self.under_way[place] for place in leaving)
-        self._gone = passed if self._gone is None else self._gone | passed
-        self._record_exits(look.exit_index + 1, leaving, known=seen is not None)
+            self._with_logits.append((now.unsqueeze(1), computed.of(None, self.n)))
+            self._unknown.difference_update(self.active_rows[place] for place in exiting)
+        self._exited = passed if self._exited is None else self._exited | passed
+        self._record_exits(look.exit_index + 1, exiting, known=computed is not None)
 
     def finish(self, rows: Sequence[int]) -> None:
         """Let the rows of finished sequences exit before any block; they need no mask."""
@@ -305,8 +310,8 @@ class MaskedStep(Step):
             kept = self._with_logits
         else:
             (_, whole), *kept = self._with_logits
-        for left, logits in kept:
-            whole = torch.where(left, logits, whole)
+        for exited, logits in kept:
+            whole = torch.where(exited, logits, whole)
         return whole.unsqueeze(1)
 
 

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss, resolve_loss
+from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import RunBatch, Runs, sweep_grid, threshold_levels
+from swiftsure.systems import RunBatch, Runs, same_exits, sweep_grid, threshold_levels
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, calm_fingerprint
 from swiftsure.text.calm.results import Depths
-from swiftsure.text.calm.rules import ExitRule
+from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.inputs import Source, encode, refuse_seen, token_rows
-from swiftsure.text.text_sweep import TextData, TextSweep
+from swiftsure.text.inputs import Source, refuse_seen
+from swiftsure.text.text_sweep import TextSweep
 
 __all__ = ["same_generation", "sweep"]
 
@@ -33,7 +33,7 @@ def sweep(
     tokenizer: Any,
     thresholds: Sequence[float | None],
     losses: Sequence[str | Loss] = ("rouge_l",),
-    rule: ExitRule | None = None,
+    rule: CalmRule | None = None,
     score: str | None = None,
     classifier: MetaClassifier | None = None,
     heads: ExitHeads | None = None,
@@ -61,7 +61,7 @@ def sweep(
     thresholds : (K,)
         Safest first; the full model is added in front if it is missing.
     losses : names among "rouge_l", "token_f1", "bleu", or text `Loss` objects
-    rule : ExitRule, optional
+    rule : CalmRule, optional
         Score, decay and so on; its threshold is ignored.
     score : str, optional
         Short for a rule with only this score.
@@ -91,87 +91,50 @@ def sweep(
         If a text is empty or too long, the classifier or the heads were trained on one of them, or
         the shards come from another run.
     """
-    chosen = rule if rule is not None else ExitRule(None, score=score or "softmax")
+    chosen = rule if rule is not None else CalmRule(None, score=score or "softmax")
     if score is not None and score != chosen.score:
         raise ValueError(f"`rule` has score {chosen.score!r}, but got {score!r}.")
     for name, trained in (("classifier", classifier), ("heads", heads)):
         if trained is not None:
             refuse_seen(texts, name, trained.trained_on)
-    data = TextData.of(texts, references, ids, groups)
-    rows = token_rows(data.texts, tokenizer, model, max_source_length)  # refuses bad texts early
+    fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads)
+    options = dict(generation or {})
     return _CalmSweep(
-        fast=CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads),
-        data=data,
-        tokenizer=tokenizer,
+        system=CalmRule.system,
         grid=sweep_grid(threshold_levels("thresholds", list(thresholds)), np.inf),
-        losses=[resolve_loss(loss, LOSSES) for loss in losses],
+        fingerprint=calm_fingerprint(model, classifier, heads),
+        settings=chosen.settings(fast.n_exits) | ({"generation": options} if options else {}),
+        model=model,
+        tokenizer=tokenizer,
+        texts=texts,
+        references=references,
+        ids=ids,
+        groups=groups,
+        losses=losses,
         max_source_length=max_source_length,
-        generation=dict(generation or {}),
+        generation=options,
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
-        fingerprint=calm_fingerprint(model, classifier, heads),
-        lengths=np.asarray([len(row) for row in rows]),
+        fast=fast,
     ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
 
 
-def same_generation(rule: ExitRule, ran_at: ArrayLike, depths: Depths, grid: Array) -> Array:
-    """Return a mask of the thresholds at which each sequence would come out the same, (n, K).
-
-    A token that did not exit stays at every higher threshold; one that exited still exits at every
-    lower one. `rule` is the run's rule, `ran_at` its threshold for each sequence, (n,).
-    """
-    layers, looks = depths.exit_layers, depths.confidences
-    n, tokens, n_looks = looks.shape
-    exits = np.arange(n_looks)
-    left_here = exits == layers[:, :, None] - 1
-    stayed = np.where(left_here, -np.inf, np.nan_to_num(looks, nan=-np.inf)).max(axis=2)
-    left = np.where(left_here, looks, np.inf).min(axis=2)
-    levels = np.stack([rule.levels(grid, step) for step in range(tokens)])  # (tokens, K)
-    own = np.stack([rule.levels(np.asarray(ran_at, np.float32), t) for t in range(tokens)]).T
-    if rule.strict:
-        fits = (levels >= stayed[:, :, None]) & (levels < left[:, :, None])
-        looked = own < 1
-    else:
-        fits = (levels > stayed[:, :, None]) & (levels <= left[:, :, None])
-        looked = own <= 1
-    running = layers > 0
-    same: Array = (fits | ~running[:, :, None]).all(axis=1)
-    # An unreachable threshold computes no confidences, so nothing is known of other thresholds.
-    compared: Array = np.all(looked | ~running, axis=1, keepdims=True)
-    itself: Array = grid == np.reshape(np.asarray(ran_at, np.float32), (n, 1))
-    return (same & compared) | itself
-
-
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _CalmSweep(TextSweep):
     """Sweep with early exits; every sequence of a batch has its own threshold."""
 
     fast: CalmModel
-    lengths: NDArray[np.int64]
-    batch_size: int = 8
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that policies of this record are bound to, besides the model."""
-        found = self.fast.rule.settings(self.fast.n_exits)
-        return found | ({"generation": self.generation} if self.generation else {})
-
-    def order(self, inputs: slice) -> NDArray[np.int64]:
-        """Return the order of texts by length: answers to similarly long texts end together."""
-        return self.lengths[inputs].argsort(kind="stable")
 
     def prepare(self, inputs: slice) -> RunBatch:
         """Encode the texts; an encoder runs once on each."""
-        texts = self.data.texts[inputs]
-        encoded = encode(texts, self.tokenizer, self.fast.model, self.max_source_length)
-        source = Source(self.fast.model, encoded, self.batch_size)
+        source = Source(self.model, self.encoded(inputs), self.batch_size)
 
         def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
-            given = source.rows(rows.tolist())
+            given, levels = source.rows(rows.tolist()), self.grid[columns]
             output = self.fast.generate(
                 **given,
                 **self.generation,
-                thresholds=self.grid[columns].tolist(),
+                thresholds=levels.tolist(),
                 seed=self.seed,
                 sequence_ids=(inputs.start + rows).tolist(),
             )
@@ -183,8 +146,29 @@ class _CalmSweep(TextSweep):
                 "layers": depths.mean_layers,
                 "flops": depths.flops,
             }
-            return Runs(
-                values, same_generation(self.fast.rule, self.grid[columns], depths, self.grid)
-            )
+            return Runs(values, same_generation(self.fast.rule, levels, depths, self.grid))
 
         return run
+
+
+def same_generation(rule: CalmRule, ran_at: ArrayLike, depths: Depths, grid: Array) -> Array:
+    """Return a mask of the thresholds at which each sequence would come out the same, (n, K).
+
+    A token that passed an exit passes it at every higher threshold; one that exited still exits at
+    every lower one. `rule` is the run's rule, `ran_at` its threshold for each sequence, (n,).
+    """
+    layers, confidences = depths.exit_layers, depths.confidences
+    n, tokens, n_early = confidences.shape
+    exited_here = np.arange(n_early) == layers[:, :, None] - 1
+    known = np.nan_to_num(confidences, nan=-np.inf)
+    skipped = np.where(exited_here, -np.inf, known).max(axis=2, keepdims=True)
+    taken = np.where(exited_here, confidences, np.inf).min(axis=2, keepdims=True)
+    own = np.asarray(ran_at, np.float32)
+    levels = np.stack([rule.levels(grid, step) for step in range(tokens)])  # (tokens, K)
+    own_levels = np.stack([rule.levels(own, step) for step in range(tokens)], axis=1)
+    ended = layers == 0
+    fits = same_exits(levels, skipped, taken, strict=rule.strict) | ended[:, :, None]
+    # An unreachable threshold computes no confidences, so nothing is known of other thresholds.
+    compared: Array = np.all(rule.reachable(own_levels) | ended, axis=1, keepdims=True)
+    same: Array = (fits.all(axis=1) & compared) | (grid == own.reshape(n, 1))
+    return same

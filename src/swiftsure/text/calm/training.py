@@ -3,7 +3,8 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,29 +65,26 @@ def train_meta(
     """
     checks.count("epochs", epochs)
     refuse_training(model)
-    family = family_of(model)
     share = checks.between("held_out", held_out, 0.0, 1.0) if held_out else 0.0
     n_held = int(share * len(texts))
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(texts), generator=generator).tolist()
-
-    def examples(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return agreement_examples(
-            model,
-            [texts[k] for k in chosen],
-            tokenizer,
-            heads=heads,
-            max_new_tokens=max_new_tokens,
-            max_source_length=max_source_length,
-            batch_size=batch_size,
-        )
-
-    inputs, labels = examples(order[n_held:])
-    held = examples(order[:n_held]) if n_held else None
+    examples = partial(
+        agreement_examples,
+        model,
+        tokenizer=tokenizer,
+        heads=heads,
+        max_new_tokens=max_new_tokens,
+        max_source_length=max_source_length,
+        batch_size=batch_size,
+    )
+    inputs, labels = examples([texts[k] for k in order[n_held:]])
+    held = examples([texts[k] for k in order[:n_held]]) if n_held else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
-    classifier = classifier.to(family.head.weight.device)
+    head = family_of(model).head.weight
+    classifier = classifier.to(head.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
     best, kept = math.inf, classifier.state_dict()  # a live view, until it is replaced by a copy
     with steps("training", epochs, progress) as advance, torch.enable_grad():
@@ -99,12 +97,12 @@ def train_meta(
                 optimizer.step()
             if held is not None:
                 with torch.no_grad():
-                    missed = float(cross_entropy(classifier(held[0]), held[1]))
-                if missed < best:
-                    best, kept = missed, copy.deepcopy(classifier.state_dict())
+                    held_loss = float(cross_entropy(classifier(held[0]), held[1]))
+                if held_loss < best:
+                    best, kept = held_loss, copy.deepcopy(classifier.state_dict())
             advance()
     classifier.load_state_dict(kept)
-    return classifier.to(family.head.weight.dtype).eval()
+    return classifier.to(head.dtype).eval()
 
 
 def fit_exit_heads(
@@ -125,10 +123,8 @@ def fit_exit_heads(
 
     Parameters
     ----------
-    model : PreTrainedModel
-        From a known family, in evaluation mode; it is not changed.
-    texts : texts
-        Not those used for calibration: `sweep` refuses texts that the heads were fitted on.
+    model, texts, tokenizer
+        As in `train_meta`: `sweep` refuses texts that the heads were fitted on.
     exits : ints, optional
         Blocks that get a head, 0-based; all but the last by default.
     ridge : float
@@ -142,7 +138,14 @@ def fit_exit_heads(
     refuse_training(model)
     family = family_of(model)
     chosen = range(len(family.blocks) - 1) if exits is None else exits
-    answers = _answer_states(model, texts, tokenizer, max_new_tokens, max_source_length, batch_size)
+    answers = _answer_states(
+        model,
+        texts,
+        tokenizer,
+        max_new_tokens=max_new_tokens,
+        max_source_length=max_source_length,
+        batch_size=batch_size,
+    )
     heads = solve_exit_heads(answers, chosen, ridge=ridge, trained_on=input_hashes(texts))
     return heads.to(family.head.weight)
 
@@ -154,9 +157,7 @@ def agreement_examples(
     tokenizer: Any,
     *,
     heads: ExitHeads | None = None,
-    max_new_tokens: int = 64,
-    max_source_length: int | None = None,
-    batch_size: int = 8,
+    **generation: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return the normed states of all tokens at all exits, and whether each agrees with the model.
 
@@ -169,9 +170,7 @@ def agreement_examples(
     family = with_heads(family_of(model), heads)
     exits = range(len(family.blocks) - 1) if heads is None else heads.exits
     states, labels = [], []
-    for outputs in _answer_states(
-        model, texts, tokenizer, max_new_tokens, max_source_length, batch_size
-    ):
+    for outputs in _answer_states(model, texts, tokenizer, **generation):
         full = family.head(family.head_input(outputs[-1])).argmax(dim=1)
         for k in exits:
             token = family.head(family.exit_input(k, outputs[k])).argmax(dim=1)
@@ -187,26 +186,32 @@ def _answer_states(
     model: Any,
     texts: Sequence[str],
     tokenizer: Any,
-    max_new_tokens: int,
-    max_source_length: int | None,
-    batch_size: int,
+    *,
+    max_new_tokens: int = 64,
+    max_source_length: int | None = None,
+    batch_size: int = 8,
 ) -> Iterator[list[Tensor]]:
     """Generate in full, and yield the states of generated tokens after every block."""
-    family = family_of(model)
+    full = CalmModel(model)
     for start in range(0, len(texts), checks.count("batch_size", batch_size)):
         part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
         given = Source(model, part, batch_size).rows(range(len(part["input_ids"])))
-        full = CalmModel(model, None).generate(
-            **given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
-        )
-        yield _replay_states(family, given, full.sequences)
+        output = full.generate(**given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1)
+        yield _replay_states(full.family, given, output.sequences)
 
 
 def _replay_states(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
     """Run the answers through the model in one pass; return their states after each block."""
     model = family.model
     prompt = 1 if "encoder_outputs" in given else given["input_ids"].shape[1]
-    with _record_outputs(family) as outputs:
+    outputs: list[Tensor] = []
+
+    def record(_module: Any, _inputs: Any, output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as undo:
+        for block in family.blocks:
+            undo.callback(block.register_forward_hook(record).remove)
         if "encoder_outputs" in given:
             model(**given, decoder_input_ids=sequences[:, :-1], use_cache=False)
         else:
@@ -225,17 +230,3 @@ def _before_end(tokens: Tensor, end: int | list[int] | None) -> Tensor:
         return torch.ones_like(tokens, dtype=torch.bool)
     ended = torch.isin(tokens, torch.as_tensor(end, device=tokens.device)).long()
     return ended.cumsum(dim=1) - ended == 0
-
-
-@contextmanager
-def _record_outputs(family: Family) -> Iterator[list[Tensor]]:
-    """Collect the output of every block."""
-    outputs: list[Tensor] = []
-
-    def note(_module: Any, _inputs: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    with ExitStack() as undo:
-        for block in family.blocks:
-            undo.callback(block.register_forward_hook(note).remove)
-        yield outputs

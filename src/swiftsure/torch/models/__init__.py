@@ -11,6 +11,7 @@ from swiftsure.torch.models.embedded import (
 )
 from swiftsure.torch.models.l2w_den import L2WDEN, L2WTrainer, WeightNetwork
 from swiftsure.torch.models.msdnet import MSDNet
+from swiftsure.torch.models.published import PublishedModel
 from swiftsure.torch.models.uvit import UViT
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "DynPerceiver",
     "L2WTrainer",
     "MSDNet",
+    "PublishedModel",
     "UViT",
     "WeightNetwork",
     "embedded_msdnet",

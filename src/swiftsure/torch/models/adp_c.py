@@ -8,6 +8,7 @@ The state holds the maps of the branches, finest first. With masking it also hol
 stages update the pixels that the previous exit was unsure about, and keep its answer elsewhere.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -28,11 +29,13 @@ from swiftsure.torch.models.hrnet import (
     run,
 )
 from swiftsure.torch.models.published import (
+    PublishedModel,
+    check_counts,
     check_hyperparameters,
-    load_published,
+    check_images,
     plain_state_dict,
 )
-from swiftsure.torch.staged import Scored, Staged
+from swiftsure.torch.staged import Scored
 
 __all__ = ["ADPC"]
 
@@ -61,7 +64,7 @@ DERIVED = ("n_params", "n_keys", "head_input_channels", "checkpoint_link")
 """Entries of published configurations that follow from the others and are ignored."""
 
 
-class ADPC(Staged):
+class ADPC(PublishedModel):
     """An HRNet for segmentation with an exit after each of its four stages.
 
     Exits return logits, (n, n_classes, height, width), at a quarter of the images' resolution. The
@@ -131,8 +134,8 @@ class ADPC(Staged):
         super().__init__()
         checks.count("n_classes", n_classes, 2)
         checks.count("first_width", first_width)
-        widths = _counts("widths", widths, N_STAGES)
-        n_modules = _counts("n_modules", n_modules, N_STAGES - 1)
+        widths = check_counts("widths", widths, N_STAGES)
+        n_modules = check_counts("n_modules", n_modules, N_STAGES - 1)
         blocks = _blocks(n_blocks)
         checks.choice("heads", heads, HEAD_KINDS.values())
         self.redesigned = heads == "redesigned"
@@ -183,17 +186,7 @@ class ADPC(Staged):
     def begin(self, images: Tensor) -> Tensor:
         """Return the images, (n, 3, height, width); raises if their size does not fit the heads."""
         step = SIDE_STEP if self.redesigned else 1
-        if (
-            images.ndim != 4
-            or images.shape[1] != 3
-            or any(side == 0 or side % step for side in images.shape[2:])
-        ):
-            sides = f", both multiples of {step}" if self.redesigned else ""
-            raise ValueError(
-                f"`images` must have shape (n, 3, height, width){sides}, but got"
-                f" {checks.shape_text(images.shape)}."
-            )
-        return images
+        return check_images(images, range(step, sys.maxsize, step))
 
     def advance(self, exit_index: int, state: Any) -> dict[str, Any]:
         """Run one stage; the first includes the stem."""
@@ -231,33 +224,28 @@ class ADPC(Staged):
 
     @classmethod
     def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any], **options: Any
     ) -> Self:
         """Return a published network with its weights, in evaluation mode.
+
+        The authors save the network inside its loss: a leading `model.`, and tensors of the loss,
+        are dropped.
+        """
+        tensors = _without_loss(plain_state_dict(state_dict))
+        return super().from_published(hyperparameters, tensors, **options)
+
+    @classmethod
+    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
+        """Return an untrained network from hyperparameters under their published names.
 
         Parameters
         ----------
         hyperparameters
-            By their published names: stages (four, each with modules, block, blocks and channels),
-            exit_type ("flex", "original"), exit_inter_channel, mask_use, mask_conf_threshold,
-            num_classes; optionally mask_criterion ("conf_thre") and stem_channels (64). Derived
-            entries of a published configuration are ignored.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them. The authors save
-            the network inside its loss: a leading `model.`, and tensors of the loss, are dropped.
-
-        Raises
-        ------
-        ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
+            stages (four, each with modules, block, blocks and channels), exit_type ("flex",
+            "original"), exit_inter_channel, mask_use, mask_conf_threshold, num_classes; optionally
+            mask_criterion ("conf_thre") and stem_channels (64). Derived entries of a published
+            configuration are ignored.
         """
-        model = cls.from_hyperparameters(hyperparameters)
-        load_published(model, _without_loss(plain_state_dict(state_dict)))
-        return model.eval()
-
-    @classmethod
-    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network from hyperparameters under their published names."""
         given = {name: value for name, value in hyperparameters.items() if name not in DERIVED}
         for name, only in FIXED.items():
             if given.pop(name, only) != only:
@@ -300,18 +288,14 @@ def _doubling() -> nn.Module:
     return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
 
 
-def _counts(name: str, values: object, length: int) -> list[int]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != length:
-        raise ValueError(f"`{name}` must be {length} whole numbers, but got {values!r}.")
-    return [checks.count(name, value) for value in values]
-
-
 def _blocks(values: object) -> list[list[int]]:
     """Return the number of blocks on every branch of every stage."""
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != N_STAGES:
-        raise ValueError(f"`n_blocks` must have one entry a stage, {N_STAGES}, but got {values!r}.")
+        raise ValueError(
+            f"`n_blocks` must have one entry per stage, {N_STAGES}, but got {values!r}."
+        )
     return [
-        _counts("n_blocks", value if isinstance(value, Sequence) else [value] * n, n)
+        check_counts("n_blocks", value if isinstance(value, Sequence) else [value] * n, n)
         for n, value in enumerate(values, start=1)
     ]
 

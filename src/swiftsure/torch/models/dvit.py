@@ -20,19 +20,24 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from swiftsure import checks
-from swiftsure.torch.models.published import check_hyperparameters, load_published
+from swiftsure.torch.models.published import (
+    PublishedModel,
+    check_hyperparameters,
+    check_images,
+    check_rate,
+)
 from swiftsure.torch.models.transformer import (
     Attention,
     DropPath,
     Mlp,
     PatchTokens,
     SoftSplitTokens,
+    hidden_width,
     initialise,
     sinusoids,
     stretching,
     windows_for,
 )
-from swiftsure.torch.staged import Staged
 
 __all__ = ["DViT"]
 
@@ -75,7 +80,7 @@ DESCRIPTIVE = {
 """Entries of published descriptions that are informative or follow from the others; ignored."""
 
 
-class DViT(Staged):
+class DViT(PublishedModel):
     """A cascade of vision transformers, one per exit, on growing grids of tokens.
 
     The defaults are the published DVT (T2T-ViT-12).
@@ -160,19 +165,17 @@ class DViT(Staged):
             width=width,
             depth=checks.count("depth", depth),
             n_heads=n_heads,
-            hidden=int(width * checks.between("mlp_ratio", mlp_ratio, 0, inf)),
+            hidden=hidden_width("mlp_ratio", mlp_ratio, width),
             position_scale=checks.between("position_scale", position_scale, 0, inf),
             qkv_bias=bool(qkv_bias),
             norm_eps=checks.between("norm_eps", norm_eps, 0, 1),
             feature_width=checks.count("feature_width", feature_width) if feature_reuse else 0,
             feature_hidden=checks.count("feature_hidden", feature_hidden),
             relation_reuse=bool(relation_reuse),
-            dropout=_rate("dropout", dropout),
-            attention_dropout=_rate("attention_dropout", attention_dropout),
-            drop_path=_rate("drop_path", drop_path),
+            dropout=check_rate("dropout", dropout),
+            attention_dropout=check_rate("attention_dropout", attention_dropout),
+            drop_path=check_rate("drop_path", drop_path),
         )
-        if layout.hidden < 1:
-            raise ValueError(f"`mlp_ratio` leaves no hidden width of {width}: raise it.")
         places = [window.places(image_size) for window in windows]
         fitting = [w.pixels(n) for w, n in zip(windows, places, strict=True)]
 
@@ -193,15 +196,7 @@ class DViT(Staged):
 
     def begin(self, images: Tensor) -> dict[str, Any]:
         """Return the state of images, (n, 3, height, width); raises if their size does not fit."""
-        fits = all(side in self.sides for side in images.shape[2:])
-        if images.ndim != 4 or images.shape[1] != 3 or not fits:
-            low, high = self.sides[0], self.sides[-1]
-            pixels = f"{low}" if low == high else f"{low} to {high}"
-            raise ValueError(
-                f"`images` must have shape (n, 3, height, width) with {pixels} pixels a side, but"
-                f" got {checks.shape_text(images.shape)}."
-            )
-        return {"images": images}
+        return {"images": check_images(images, self.sides)}
 
     def advance(self, exit_index: int, state: dict[str, Any]) -> dict[str, Any]:
         """Run one transformer and return what its head and the next transformer need."""
@@ -229,39 +224,21 @@ class DViT(Staged):
         return transformer
 
     @classmethod
-    def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
-    ) -> Self:
-        """Return a published network with its weights, in evaluation mode.
+    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
+        """Return an untrained network from hyperparameters under their published names.
 
         Parameters
         ----------
         hyperparameters
-            By their published names: kind ("t2t", "deit"), num_classes, img_size, embed_dim, depth,
-            num_heads, mlp_ratio, token_dim (of kind "t2t"), qkv_bias, layernorm_eps, feature_reuse,
-            feature_reuse_dim, feature_reuse_hidden, relation_reuse and, optionally, drop_rate,
-            attn_drop_rate and drop_path_rate. Without a kind it is "t2t" if there is a token_dim.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them.
-
-        Raises
-        ------
-        ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
+            kind ("t2t", "deit"), num_classes, img_size, embed_dim, depth, num_heads, mlp_ratio,
+            token_dim (of kind "t2t"), qkv_bias, layernorm_eps, feature_reuse, feature_reuse_dim,
+            feature_reuse_hidden, relation_reuse; optionally drop_rate, attn_drop_rate and
+            drop_path_rate. Without a kind it is "t2t" if there is a token_dim.
         """
-        model = cls.from_hyperparameters(hyperparameters)
-        load_published(model, state_dict)
-        return model.eval()
-
-    @classmethod
-    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network from hyperparameters under their published names."""
         given = {name: hyperparameters[name] for name in hyperparameters if name not in DESCRIPTIVE}
         kind = given.setdefault("kind", "t2t" if "token_dim" in given else "deit")
         needed = [*PUBLISHED, *(["token_dim"] if kind == "t2t" else [])]
-        given = check_hyperparameters(
-            given, [*needed, *(name for name in OPTIONAL if name in given)]
-        )
+        given = check_hyperparameters(given, needed, OPTIONAL)
         if given["img_size"] != PUBLISHED_SIZE:
             raise ValueError(
                 f"`img_size` must be {PUBLISHED_SIZE}, for which the published windows give grids"
@@ -421,9 +398,3 @@ class Block(nn.Module):
         tokens = tokens + self.drop_path(mixed)
         seen = tokens if reused is None else torch.cat([tokens, reused], dim=-1)
         return tokens + self.drop_path(self.mlp(self.norm2(seen))), relations
-
-
-def _rate(name: str, value: float) -> float:
-    if not 0 <= value < 1:
-        raise ValueError(f"`{name}` must be in [0, 1), but got {value}.")
-    return value

@@ -18,6 +18,7 @@ The state holds `features` (n, channels, height, width), `latents` (n, tokens, c
 exit 2 on, `feedback` from the logits of exit 1; at the last exit, only the input of its head.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Self
@@ -27,19 +28,16 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from swiftsure import checks
-from swiftsure.torch.models.feature_branches import (
-    BRANCHES,
-    STAGES,
-    feature_branch,
-    one_a_stage,
-)
+from swiftsure.torch.models.feature_branches import BRANCHES, STAGES, feature_branch
 from swiftsure.torch.models.perceiver_layers import CrossLayer, SelfLayer
 from swiftsure.torch.models.published import (
+    PublishedModel,
+    check_counts,
     check_hyperparameters,
-    load_published,
+    check_images,
+    check_rate,
     plain_state_dict,
 )
-from swiftsure.torch.staged import Staged
 
 __all__ = ["DynPerceiver"]
 
@@ -78,7 +76,7 @@ NARROWING = 8
 """Width of features divided by the width of their attention to latents."""
 
 
-class DynPerceiver(Staged):
+class DynPerceiver(PublishedModel):
     """A convolutional network and latents that attend to its features, with four exits.
 
     The defaults are the network published as reg800m_perceiver_t128.
@@ -151,10 +149,10 @@ class DynPerceiver(Staged):
         checks.count("n_classes", n_classes, 2)
         checks.count("widening", widening)
         self.pooled_side = checks.count("pooled_side", pooled_side)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"`dropout` must be in [0, 1), but got {dropout}.")
+        check_rate("dropout", dropout)
         tokens = _tokens(n_latents, halve_latents)
-        depths, n_heads = one_a_stage("depths", depths), one_a_stage("n_heads", n_heads)
+        depths = check_counts("depths", depths, STAGES)
+        n_heads = check_counts("n_heads", n_heads, STAGES)
         found = feature_branch(branch)
         *widths, last_width = found.widths
         self._stages = found.stages
@@ -194,12 +192,7 @@ class DynPerceiver(Staged):
 
     def begin(self, images: Tensor) -> Tensor:
         """Return the images, (n, 3, height, width); raises if the shape is wrong."""
-        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-            raise ValueError(
-                "`images` must have shape (n, 3, height, width) with at least one pixel a side,"
-                f" but got {checks.shape_text(images.shape)}."
-            )
-        return images
+        return check_images(images, range(1, sys.maxsize))
 
     def advance(self, exit_index: int, state: Any) -> dict[str, Tensor]:
         """Run up to the latents of stage 3, those of stage 4, the features, or the merge.
@@ -270,36 +263,30 @@ class DynPerceiver(Staged):
 
     @classmethod
     def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any], **options: Any
     ) -> Self:
         """Return a published network with its weights, in evaluation mode.
 
-        Parameters
-        ----------
-        hyperparameters
-            By their published names: num_classes, num_latents, num_SA_heads, SA_widening_factor,
-            spatial_reduction, depth_factor; optionally with_x2z, with_dwc, with_z2x, with_last_CA,
-            with_isc, and input_size, on which no weight depends. The convolutional network is named
-            by `backbone`, or described by `cnn`; without either, it is the published one that fits
-            the state dict best.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them.
-
-        Raises
-        ------
-        ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
+        Without `backbone` and `cnn`, the convolutional network is the published one that fits the
+        state dict best.
         """
         given = dict(hyperparameters)
         if given.get("backbone") is None and given.get("cnn") is None:
             given["backbone"] = _fitting_branch(state_dict)
-        model = cls.from_hyperparameters(given)
-        load_published(model, state_dict)
-        return model.eval()
+        return super().from_published(given, state_dict, **options)
 
     @classmethod
     def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network from hyperparameters under their published names."""
+        """Return an untrained network from hyperparameters under their published names.
+
+        Parameters
+        ----------
+        hyperparameters
+            num_classes, num_latents, num_SA_heads, SA_widening_factor, spatial_reduction,
+            depth_factor; optionally with_x2z, with_dwc, with_z2x, with_last_CA, with_isc, and
+            input_size, on which no weight depends. The convolutional network is named by
+            `backbone`, or described by `cnn`.
+        """
         given = dict(hyperparameters)
         given.pop("input_size", None)
         cnn = given.pop("cnn", None)
@@ -309,7 +296,7 @@ class DynPerceiver(Staged):
         if not given.pop("with_x2z", True):
             raise ValueError("`with_x2z` must be true: without it latents never see the image.")
         given = check_hyperparameters(given, [*PUBLISHED, "depth_factor", "backbone"])
-        factors = one_a_stage("depth_factor", given["depth_factor"])
+        factors = check_counts("depth_factor", given["depth_factor"], STAGES)
         ours = {PUBLISHED[name]: value for name, value in given.items() if name in PUBLISHED}
         return cls(
             **ours,
@@ -413,7 +400,7 @@ def _fitting_branch(state_dict: Mapping[str, Any]) -> str:
     n_fitting = {name: fitting(name) for name in BRANCHES}
     if not any(n_fitting.values()):
         raise ValueError(
-            "`state_dict` fits no feature branch that was published: give `backbone` (one of:"
+            "`state_dict` does not fit any published feature branch: give `backbone` (one of:"
             f" {', '.join(BRANCHES)}) or `cnn` among the hyperparameters."
         )
     return max(n_fitting, key=n_fitting.__getitem__)

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from swiftsure import checks
+from swiftsure.torch.models.published import check_counts
 
 __all__ = [
     "BRANCHES",
     "FeatureBranch",
     "feature_branch",
     "mobilenet_v3",
-    "one_a_stage",
     "regnet",
     "resnet",
 ]
@@ -136,9 +136,10 @@ def regnet(
     checks.count("branch.stem_stride", stem_stride)
     checks.between("branch.squeeze", squeeze, 0, inf)
     checks.between("branch.bottleneck", bottleneck, 0, inf)
-    depths, widths = one_a_stage("branch.depths", depths), one_a_stage("branch.widths", widths)
-    group_widths = one_a_stage("branch.group_widths", group_widths)
-    strides = one_a_stage("branch.strides", strides)
+    depths = check_counts("branch.depths", depths, STAGES)
+    widths = check_counts("branch.widths", widths, STAGES)
+    group_widths = check_counts("branch.group_widths", group_widths, STAGES)
+    strides = check_counts("branch.strides", strides, STAGES)
     body = nn.ModuleDict()
     every_width = [stem_width, *widths]
     for stage, (n_in, n_out) in enumerate(pairwise(every_width)):
@@ -212,8 +213,9 @@ def resnet(
     if checks.count("branch.stem_kernel", stem_kernel) % 2 == 0:
         raise ValueError(f"`branch.stem_kernel` must be odd, but got {stem_kernel}.")
     first, pooling = _stem_strides(stem_stride)
-    depths, widths = one_a_stage("branch.depths", depths), one_a_stage("branch.widths", widths)
-    strides = one_a_stage("branch.strides", strides)
+    depths = check_counts("branch.depths", depths, STAGES)
+    widths = check_counts("branch.widths", widths, STAGES)
+    strides = check_counts("branch.strides", strides, STAGES)
     every_width = [stem_width, *(ResNetBlock.EXPANSION * width for width in widths)]
     stem = _conv_norm(3, stem_width, stem_kernel, first, activation=nn.ReLU)
     if pooling > 1:
@@ -295,7 +297,7 @@ def mobilenet_v3(
     """
     checks.between("branch.width_multiplier", width_multiplier, 0, inf)
     first, second = _stem_strides(stem_stride)
-    last_strides = [second, *one_a_stage("branch.strides", strides)]
+    last_strides = [second, *check_counts("branch.strides", strides, STAGES)]
 
     def scaled(channels: int) -> int:
         return _multiple_of_8(channels * width_multiplier)
@@ -396,15 +398,6 @@ def _stem_strides(stride: int) -> tuple[int, int]:
     if stride not in (1, 2, 4):
         raise ValueError(f"`branch.stem_stride` must be 1, 2 or 4, but got {stride!r}.")
     return min(stride, 2), max(stride // 2, 1)
-
-
-def one_a_stage(name: str, values: object) -> list[int]:
-    """Return four whole numbers, one per stage; raises unless they are at least 1."""
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != STAGES:
-        raise ValueError(
-            f"`{name}` must be {STAGES} whole numbers, one a stage, but got {values!r}."
-        )
-    return [checks.count(name, value) for value in values]
 
 
 KINDS: dict[str, Callable[..., FeatureBranch]] = {

@@ -33,17 +33,12 @@ class L2WDEN(MSDNet):
 
     @classmethod
     def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
+        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any], **options: Any
     ) -> Self:
-        """Return a published network with its weights, in evaluation mode.
+        """Return a published network with its weights, in evaluation mode; see `MSDNet`.
 
-        Parameters
-        ----------
-        hyperparameters
-            As for `MSDNet.from_published`.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them. If it holds both
-            the network (`net.`) and the weight network (`meta.`), the latter is ignored.
+        If the state dict holds both the network (`net.`) and the weight network (`meta.`), the
+        latter is ignored.
         """
         tensors = plain_state_dict(state_dict)
         if any(key.startswith("net.") for key in tensors):
@@ -52,7 +47,7 @@ class L2WDEN(MSDNet):
                 for key, value in tensors.items()
                 if not key.startswith("meta.")
             }
-        return super().from_published(hyperparameters, tensors)
+        return super().from_published(hyperparameters, tensors, **options)
 
 
 class WeightNetwork(nn.Module):
@@ -221,7 +216,7 @@ class L2WTrainer:
         """Train on one batch and return its unweighted mean loss at each exit, (n_exits,)."""
         n = len(labels)
         if n < 2:
-            raise ValueError(f"`inputs` must hold at least 2 samples, one a half, but got {n}.")
+            raise ValueError(f"`inputs` must hold at least 2 samples, one per half, but got {n}.")
         first, second = zip(inputs.chunk(2), labels.chunk(2), strict=True)
         self.model.train()
         means = []
@@ -252,7 +247,7 @@ class L2WTrainer:
         weighted_loss = _total(weights * losses)
         ahead = self._outputs(self.pseudo_update(parameters, weighted_loss), other[0])
         exits = assign_exits(_confidences(ahead), self.shares)
-        loss = _loss_where_they_leave(ahead, other[1], exits)
+        loss = _loss_at_exits(ahead, other[1], exits)
         return Lookahead(weights, weighted_loss, ahead, exits, loss)
 
     def pseudo_update(self, parameters: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
@@ -275,14 +270,21 @@ class L2WTrainer:
 
     def real_update(self, used: tuple[Tensor, Tensor]) -> Tensor:
         """Take one optimiser step and return the unweighted mean loss at each exit."""
-        outputs = self.model(used[0])
-        losses = _losses(outputs, used[1])
-        with torch.no_grad():
-            weights = self.weight_network(losses, _confidences(outputs))
+        total, losses = self.weighted_loss(self.model(used[0]), used[1])
         self.optimizer.zero_grad(set_to_none=True)
-        _total(weights * losses).backward()  # type: ignore[no-untyped-call]
+        total.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return losses.detach().mean(dim=0)
+
+    def weighted_loss(self, outputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss to minimise, and the unweighted losses, (n, n_exits).
+
+        `labels` may be class numbers or, as for `cross_entropy`, probabilities.
+        """
+        losses = _losses(outputs, labels)
+        with torch.no_grad():
+            weights = self.weight_network(losses, _confidences(outputs))
+        return _total(weights * losses), losses
 
     def _outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
         """Return the model's outputs with other parameters; its buffers are not changed."""
@@ -346,7 +348,7 @@ def _total(losses: Tensor) -> Tensor:
     return losses.mean(dim=0).sum()
 
 
-def _loss_where_they_leave(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
+def _loss_at_exits(outputs: list[Tensor], labels: Tensor, exits: Tensor) -> Tensor:
     """Return the sum over exits of the mean loss of the samples that exit there, however few."""
     groups = [exits == k for k in range(len(outputs))]
     means = [
@@ -362,7 +364,10 @@ def _plain_sgd(optimizer: torch.optim.SGD) -> torch.optim.SGD:
         raise TypeError(f"`optimizer` must be SGD, but got {type(optimizer).__name__}.")
     for group in optimizer.param_groups:
         if group["nesterov"] or group["dampening"] or group["maximize"]:
-            raise ValueError("`optimizer` must neither be Nesterov's, nor dampen, nor maximize.")
+            raise ValueError(
+                "`optimizer` must be SGD without Nesterov momentum, dampening and maximize: the"
+                " trial update does not model them."
+            )
     return optimizer
 
 

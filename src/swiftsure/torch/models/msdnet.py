@@ -18,8 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.torch.models.published import check_hyperparameters, load_published
-from swiftsure.torch.staged import Staged
+from swiftsure.torch.models.published import (
+    PublishedModel,
+    check_counts,
+    check_hyperparameters,
+    check_images,
+)
 
 __all__ = ["MSDNet"]
 
@@ -42,7 +46,7 @@ PUBLISHED = {
 """Maps published names of hyperparameters to ours."""
 
 
-class MSDNet(Staged):
+class MSDNet(PublishedModel):
     """A multi-scale dense network with an exit after every block.
 
     The defaults are the network published for anytime prediction on CIFAR.
@@ -110,8 +114,10 @@ class MSDNet(Staged):
         checks.count("n_channels", n_channels)
         if not 0 <= reduction <= 1:
             raise ValueError(f"`reduction` must be in [0, 1], but got {reduction}.")
-        factors = _factors(scale_factors)
-        bottlenecks = _bottlenecks(bottleneck_factors, len(factors))
+        factors = check_counts("scale_factors", scale_factors)
+        bottlenecks: Sequence[int | None] = [None] * len(factors)
+        if bottleneck_factors is not None:
+            bottlenecks = check_counts("bottleneck_factors", bottleneck_factors, len(factors))
         _check_growth(growth, factors)
         sizes = _block_sizes(n_blocks, base, step, step_mode)
         n_layers, n_scales = sum(sizes), len(factors)
@@ -147,14 +153,7 @@ class MSDNet(Staged):
     def begin(self, images: Tensor) -> Tensor:
         """Return the images, (n, 3, height, width); raises if their size does not fit the heads."""
         # Two strided convolutions and a pooling over 2 x 2 must leave one pixel.
-        sides = [ceil(side / (4 * self.stride)) for side in images.shape[2:]]
-        if images.ndim != 4 or images.shape[1] != 3 or not set(sides) <= {2, 3}:
-            low, high = 4 * self.stride + 1, 12 * self.stride
-            raise ValueError(
-                f"`images` must have shape (n, 3, height, width) with {low} to {high} pixels a"
-                f" side, but got {checks.shape_text(images.shape)}."
-            )
-        return images
+        return check_images(images, range(4 * self.stride + 1, 12 * self.stride + 1))
 
     def advance(self, exit_index: int, state: Any) -> list[Tensor]:
         """Run one block; the first includes the stem."""
@@ -167,36 +166,20 @@ class MSDNet(Staged):
         return logits
 
     @classmethod
-    def from_published(
-        cls, hyperparameters: Mapping[str, Any], state_dict: Mapping[str, Any]
-    ) -> Self:
-        """Return a published network with its weights, in evaluation mode.
+    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
+        """Return an untrained network from hyperparameters under their published names.
 
         Parameters
         ----------
         hyperparameters
-            By their published names: data ("cifar10", "cifar100", "ImageNet"), nBlocks, base, step,
-            stepmode, nChannels, growthRate, grFactor, bnFactor, bottleneck, prune, reduction and,
-            optionally, nScales.
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them.
-
-        Raises
-        ------
-        ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
+            data ("cifar10", "cifar100", "ImageNet"), nBlocks, base, step, stepmode, nChannels,
+            growthRate, grFactor, bnFactor, bottleneck, prune, reduction; optionally nScales.
         """
-        model = cls.from_hyperparameters(hyperparameters)
-        load_published(model, state_dict)
-        return model.eval()
-
-    @classmethod
-    def from_hyperparameters(cls, hyperparameters: Mapping[str, Any]) -> Self:
-        """Return an untrained network from hyperparameters under their published names."""
-        given = dict(hyperparameters)
-        n_scales = given.pop("nScales", None)
-        given = check_hyperparameters(given, ["data", "bottleneck", *PUBLISHED])
-        factors = _factors(given["grFactor"])
+        given = check_hyperparameters(
+            hyperparameters, ["data", "bottleneck", *PUBLISHED], ["nScales"]
+        )
+        n_scales = given.get("nScales")
+        factors = check_counts("grFactor", given["grFactor"])
         if n_scales not in (None, len(factors)):
             raise ValueError(
                 f"`nScales` must be the number of factors in grFactor, {len(factors)}, but got"
@@ -322,7 +305,7 @@ class Transition(nn.Module):
     def __init__(self, width: int, kept: int, factors: Sequence[int]) -> None:
         super().__init__()
         if kept < 1:
-            raise ValueError(f"`reduction` leaves no channels of {width}: raise it.")
+            raise ValueError(f"`reduction` must keep at least one of {width} channels: raise it.")
         self.m = nn.ModuleList(ConvUnit(width * f, kept * f, kernel=1) for f in factors)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
@@ -371,23 +354,6 @@ def _block_sizes(n_blocks: int, base: int, step: int, step_mode: str) -> list[in
     checks.count("step", step)
     grows = checks.choice("step_mode", step_mode, ["even", "lin_grow"]) == "lin_grow"
     return [base] + [step * i + 1 if grows else step for i in range(1, n_blocks)]
-
-
-def _factors(values: object, name: str = "scale_factors") -> list[int]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise TypeError(f"`{name}` must be whole numbers, one a scale, but got {values!r}.")
-    return [checks.count(name, value) for value in values]
-
-
-def _bottlenecks(values: Sequence[int] | None, n_scales: int) -> Sequence[int | None]:
-    if values is None:
-        return [None] * n_scales
-    factors = _factors(values, "bottleneck_factors")
-    if len(factors) != n_scales:
-        raise ValueError(
-            f"`bottleneck_factors` must have one factor a scale, {n_scales}, but got {factors}."
-        )
-    return factors
 
 
 def _check_growth(growth: int, factors: list[int]) -> None:

@@ -5,7 +5,7 @@ Submodules keep the published names of DeiT and T2T-ViT, so that published weigh
 
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from typing import NamedTuple, Self
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "Performer",
     "SoftSplitTokens",
     "Window",
+    "hidden_width",
     "initialise",
     "sinusoids",
     "stretching",
@@ -37,7 +38,7 @@ class Window(NamedTuple):
     padding: int
 
     def places(self, pixels: int) -> int:
-        """Return the number of positions along a side of so many pixels."""
+        """Return the number of positions along a side of this many pixels."""
         return (pixels + 2 * self.padding - self.kernel) // self.stride + 1
 
     def pixels(self, places: int) -> range:
@@ -225,6 +226,16 @@ class DropPath(nn.Module):
             return branch
         kept = branch.new_empty(len(branch), 1, 1).bernoulli_(1 - self.rate)
         return branch * kept / (1 - self.rate)
+
+
+def hidden_width(name: str, ratio: float, width: int) -> int:
+    """Return `ratio` times the width of tokens, as a whole number of at least 1."""
+    hidden = int(width * checks.between(name, ratio, 0, inf))
+    if hidden < 1:
+        raise ValueError(
+            f"`{name}` must give at least one hidden unit for width {width}, but got {ratio}."
+        )
+    return hidden
 
 
 def initialise(module: nn.Module) -> None:

@@ -14,7 +14,6 @@ tokens: it is the last exit, and its confidence is always 1.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any, Self, cast
 
 import torch
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from swiftsure import checks
-from swiftsure.torch.models.published import check_hyperparameters, load_published
-from swiftsure.torch.models.transformer import Attention, Mlp, initialise
-from swiftsure.torch.staged import Scored, Staged
+from swiftsure.torch.models.published import PublishedModel, check_hyperparameters
+from swiftsure.torch.models.transformer import Attention, Mlp, hidden_width, initialise
+from swiftsure.torch.staged import Scored
 
 __all__ = ["UViT"]
 
@@ -52,7 +51,7 @@ OPTIONAL = {
 State = dict[str, Any]
 
 
-class UViT(Staged):
+class UViT(PublishedModel):
     """A U-ViT with DeeDiff's exits: one after every block, and the full output.
 
     A batch is (images, timesteps), or (images, timesteps, labels) if there are classes. Times are
@@ -129,13 +128,8 @@ class UViT(Staged):
         for factor in (2 * TIME_SHARE, checks.count("n_heads", n_heads)):
             if checks.count("width", width) % factor:
                 raise ValueError(f"`width` must be a multiple of {factor}, but got {width}.")
-        hidden = int(width * checks.between("mlp_ratio", mlp_ratio, 0, inf))
-        if hidden < 1:
-            raise ValueError(f"`mlp_ratio` leaves no hidden width of {width}: raise it.")
-
-        doubting = int(width * checks.between("uncertainty_ratio", uncertainty_ratio, 0, inf))
-        if doubting < 1:
-            raise ValueError(f"`uncertainty_ratio` leaves no hidden width of {width}: raise it.")
+        hidden = hidden_width("mlp_ratio", mlp_ratio, width)
+        uncertainty_hidden = hidden_width("uncertainty_ratio", uncertainty_ratio, width)
 
         half = checks.count("depth", depth) // 2
         self.n_blocks = 2 * half + 1
@@ -171,9 +165,9 @@ class UViT(Staged):
             self.final_layer_mid = smoothing()
             self.final_layer_out = nn.ModuleList(smoothing() for _ in range(half))
             self.UEM = nn.Sequential(
-                nn.Linear(width + width // TIME_SHARE, doubting),
+                nn.Linear(width + width // TIME_SHARE, uncertainty_hidden),
                 nn.SiLU(),
-                nn.Linear(doubting, pixels),
+                nn.Linear(uncertainty_hidden, pixels),
                 nn.Sigmoid(),
             )
         initialise(self)
@@ -237,46 +231,23 @@ class UViT(Staged):
         return self._image(self.doubts(self._patches(state), state["time_doubts"]))
 
     @classmethod
-    def from_published(
-        cls,
-        hyperparameters: Mapping[str, Any],
-        state_dict: Mapping[str, Any],
-        *,
-        early_exits: bool = True,
+    def from_hyperparameters(
+        cls, hyperparameters: Mapping[str, Any], *, early_exits: bool = True
     ) -> Self:
-        """Return a published network with its weights, in evaluation mode.
+        """Return an untrained network from hyperparameters under their published names.
 
         Parameters
         ----------
         hyperparameters
-            By their published names: img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio
-            and, optionally, in_chans, qkv_bias, num_classes (-1 for none), conv, skip and
-            mlp_time_embed (only False).
-        state_dict
-            Tensors by their published names, or a checkpoint that contains them.
+            img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio; optionally in_chans,
+            qkv_bias, num_classes (-1 for none), conv, skip and mlp_time_embed (only False).
         early_exits
-            False for the weights of a plain U-ViT.
-
-        Raises
-        ------
-        ValueError
-            If a hyperparameter or a tensor is missing, surplus or does not fit; names which.
+            False for a plain U-ViT.
         """
-        model = cls.from_hyperparameters(hyperparameters, early_exits=early_exits)
-        load_published(model, state_dict)
-        return model.eval()
-
-    @classmethod
-    def from_hyperparameters(
-        cls, hyperparameters: Mapping[str, Any], *, early_exits: bool = True
-    ) -> Self:
-        """Return an untrained network from hyperparameters under their published names."""
         given = dict(hyperparameters)
         if given.pop("mlp_time_embed", False):
             raise ValueError("`mlp_time_embed` must be False, as in every published network.")
-        given = check_hyperparameters(
-            given, [*PUBLISHED, *(name for name in OPTIONAL if name in given)]
-        )
+        given = check_hyperparameters(given, PUBLISHED, OPTIONAL)
         if given.get("num_classes") == -1:
             del given["num_classes"]
         ours = {**PUBLISHED, **OPTIONAL}
@@ -298,14 +269,13 @@ class UViT(Staged):
         if batch[0].dtype != own and not torch.is_autocast_enabled(device):
             raise TypeError(
                 f"`images` must be {own} as the network is, but got {batch[0].dtype}. To run it in"
-                " half precision leave it in float32, and use autocast (or `dtype=` of whoever runs"
-                " it)."
+                " half precision, leave it in float32 and use autocast, or `dtype=` of `DeeDiff`."
             )
         n = len(batch[0])
         for name, part in zip(parts[1:], batch[1:], strict=True):
             if part.shape != (n,):
                 got = checks.shape_text(part.shape)
-                raise ValueError(f"`{name}` must have shape ({n},), one an image, but got {got}.")
+                raise ValueError(f"`{name}` must have shape ({n},), one per image, but got {got}.")
         if self.label_emb is not None and batch[2].dtype not in (torch.int32, torch.int64):
             raise TypeError(f"`labels` must be whole numbers, but got {batch[2].dtype}.")
         return batch

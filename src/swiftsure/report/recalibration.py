@@ -9,34 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds
+from swiftsure._version import __version__
 from swiftsure.calibration import make_policy
-from swiftsure.control import Control, ControlResult, joint, setting
+from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import RISKS
 
-__all__ = ["Evidence", "evidence_of"]
+__all__ = ["Recalibration", "recalibrate"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-ZERO_BOUNDED = "zero-bounded "
-"""Prefix that `RiskCurve.zero_bounded` adds to the name of a risk."""
-
-REMEDY = "Give the record that the policy was calibrated on, or calibrate anew on this one."
-EDITED = "Was the file edited? Calibrate anew."
+REMEDY = "Give the record that the policy was calibrated on, or calibrate again on this one."
+EDITED = "Was the file edited? Calibrate again."
 
 RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
 ABSOLUTE_TOLERANCE = 1e-8
-NOT_COMPARED = {"certificate": {"assumptions", "seed_drawn"}}
-"""Fields that are not compared: assumptions may be worded differently in other versions, and the
-origin of the seed cannot be recomputed."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Recalibration:
     """A policy, its calibration record, and a curve and a control for each of its promises."""
 
     record: ExitRecord | ThresholdRecord
@@ -102,10 +98,10 @@ class Evidence:
         )
 
 
-def evidence_of(
+def recalibrate(
     record: ExitRecord | ThresholdRecord, policy: Policy, path: PathLike = None
-) -> Evidence:
-    """Return the evidence behind a policy.
+) -> Recalibration:
+    """Rebuild the calibration behind a policy from its record; check that it gives the policy.
 
     Parameters
     ----------
@@ -138,9 +134,9 @@ def evidence_of(
         Control(name, promise.bound or "auto", **certificate.options)
         for promise in certificate.promises
     )
-    evidence = Evidence(record, policy, curves, rules)
-    _check_promise(evidence)
-    return evidence
+    calibration = Recalibration(record, policy, curves, rules)
+    _check_promise(calibration)
+    return calibration
 
 
 def _mismatch(what: str, of_policy: object, of_record: object, remedy: str = REMEDY) -> ValueError:
@@ -157,13 +153,13 @@ def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
     if has_exits != (policy.n_exits is not None):
         raise _mismatch("what it is about", kinds[not has_exits], kinds[has_exits])
     if isinstance(record, ExitRecord):
-        if record.n_exits != policy.n_exits:
-            raise _mismatch("the number of exits", policy.n_exits, record.n_exits)
         if policy.score not in record.confidences:
             raise _mismatch("the score", policy.score, " or ".join(record.confidences))
-        for name in ("temperatures", "dtype"):
+        names = {"n_exits": "the number of exits"}
+        for name in ("n_exits", "temperatures", "dtype"):
             if getattr(policy, name) != getattr(record, name):
-                raise _mismatch(f"`{name}`", getattr(policy, name), getattr(record, name))
+                what = names.get(name, f"`{name}`")
+                raise _mismatch(what, getattr(policy, name), getattr(record, name))
     elif record.dial not in policy.settings:
         raise _mismatch("the dial", " or ".join(policy.settings), record.dial)
     model = policy.certificate.model
@@ -173,10 +169,10 @@ def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
 
 def _check_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
     for promise in policy.certificate.promises:
-        tables = record.losses if promise.risk.endswith("gap") else record.inconsistencies
+        tables = getattr(record, RISKS.choose(promise.risk).table)
         if promise.loss not in tables:
-            held = " or ".join(tables) or "not there"
-            raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, held)
+            in_policy = " or ".join(tables) or "not there"
+            raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, in_policy)
     n_samples = policy.certificate.n_samples
     if record.n != n_samples:
         raise _mismatch("the number of samples", f"{n_samples:,}", f"{record.n:,}")
@@ -206,11 +202,9 @@ def _curve(
     record: ExitRecord | ThresholdRecord, policy: Policy, risk: str, loss: str, path: PathLike
 ) -> RiskCurve:
     counted: dict[str, Any] = {
-        "zero_bounded": risk.startswith(ZERO_BOUNDED),
         "average": policy.certificate.average,
         "max_group_size": policy.certificate.max_group_size,
     }
-    risk = risk.removeprefix(ZERO_BOUNDED)
     if isinstance(record, ThresholdRecord):
         return record.curve(risk, loss, path=path, **counted)
     return record.curve(
@@ -236,7 +230,7 @@ def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
         which = "the fingerprint of the calibration data"
         raise _mismatch(which, _short(certificate.data), _short(data))
     index = certificate.index
-    if policy.threshold != (None if index is None else setting(curves[0], index)):
+    if policy.threshold != (None if index is None else curves[0].threshold_at(index)):
         raise ValueError(
             "`policy` contradicts itself: its threshold is not the one that its certificate speaks"
             f" of. {EDITED}"
@@ -248,60 +242,68 @@ def _check_costs(policy: Policy, curve: RiskCurve) -> None:
     if costs.keys() != curve.costs.keys():
         names = (" and ".join(each) or "none" for each in (costs, curve.costs))
         raise _mismatch("what is counted as costs", *names)
-    for name, held in costs.items():
+    for name, in_policy in costs.items():
         mean = curve.mean_cost(name)
         seen = float(mean[0]), float(mean[policy.certificate.index or 0])
         if not all(
-            isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in zip(held, seen, strict=True)
+            isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in zip(in_policy, seen, strict=True)
         ):
             what = f"the mean {name} cost of the full model and of the policy's setting"
-            raise _mismatch(what, *(f"{full:.8g} and {here:.8g}" for full, here in (held, seen)))
+            raise _mismatch(
+                what, *(f"{full:.8g} and {here:.8g}" for full, here in (in_policy, seen))
+            )
 
 
-def _check_promise(evidence: Evidence) -> None:
+def _check_promise(calibration: Recalibration) -> None:
     """Raise if recalibrating gives a policy that differs in any field."""
-    policy = evidence.policy
-    again = _recompute_budget if policy.certificate.by_budget else _recalibrate
-    held, seen = (
-        each.model_dump(mode="json", exclude=NOT_COMPARED) for each in (policy, again(evidence))
+    policy = calibration.policy
+    again = _recomputed_budget if policy.certificate.by_budget else _recalibrated_policy
+    ignored = {"seed_drawn"}  # cannot be recomputed
+    if policy.certificate.by_budget or policy.metadata.swiftsure != __version__:
+        ignored.add("assumptions")  # not computed here; worded differently by other versions
+    in_policy, seen = (
+        each.model_dump(mode="json", exclude={"certificate": ignored})
+        for each in (policy, again(calibration))
     )
-    found = _difference(held, seen)
+    found = _difference(in_policy, seen)
     if found is not None:
         where, of_policy, of_record = found
         raise ValueError(
             f"`policy` is not what this record gives: `{where}` is {of_policy} in the policy, but"
             f" {of_record} when calibrated again in the same way. Was the file edited? Calibrate"
-            " anew; or plan anew, if it was made for a budget."
+            " again, or plan again if it was made for a budget."
         )
 
 
-def _recalibrate(evidence: Evidence) -> Policy:
+def _recalibrated_policy(calibration: Recalibration) -> Policy:
     """Return the result of `calibrate` at the policy's levels."""
-    policy, certificate = evidence.policy, evidence.policy.certificate
-    curves = list(evidence.curves)
+    policy, certificate = calibration.policy, calibration.policy.certificate
+    curves = list(calibration.curves)
     results = [
-        rule.run(curve, promise.epsilon, evidence.delta, certificate.seed, certificate.pool)
-        for rule, curve, promise in zip(evidence.rules, curves, certificate.promises, strict=True)
+        rule.run(curve, promise.epsilon, calibration.delta, certificate.seed, certificate.pool)
+        for rule, curve, promise in zip(
+            calibration.rules, curves, certificate.promises, strict=True
+        )
     ]
-    rule = evidence.rules[0]
-    if any(each != rule for each in evidence.rules):  # "auto" gave different bounds
+    rule = calibration.rules[0]
+    if any(each != rule for each in calibration.rules):  # "auto" gave different bounds
         rule = Control(rule.name, **certificate.options)
     chosen = joint(rule, curves, results)
     return make_policy(
-        evidence.record, rule, curves, results, chosen, score=policy.score, pool=certificate.pool
+        calibration.record, rule, curves, results, chosen, score=policy.score, pool=certificate.pool
     )
 
 
-def _recompute_budget(evidence: Evidence) -> Policy:
+def _recomputed_budget(calibration: Recalibration) -> Policy:
     """Return the result of `lowest_epsilon` for the setting that the policy's budget chose."""
-    policy, certificate = evidence.policy, evidence.policy.certificate
-    rule, curve = evidence.rules[0], evidence.tested[0]
+    policy, certificate = calibration.policy, calibration.policy.certificate
+    rule, curve = calibration.rules[0], calibration.tested[0]
     most = curve.n - 1 if curve.has_exits else curve.n  # exits need separate samples for costs
     if not 1 <= certificate.n <= most:
         raise _mismatch("the number behind the bound", f"{certificate.n:,}", f"at most {most:,}")
     bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n)
-    if evidence.index:
-        level = bound.upper(curve, evidence.rows, evidence.index, evidence.delta, 0)
+    if calibration.index:
+        level = bound.upper(curve, calibration.rows, calibration.index, calibration.delta, 0)
     else:  # the budget allows the full model, or no level below the largest loss was certified
         level = 0.0 if certificate.promises[0].upper_bound is None else curve.loss_range.high
     result = ControlResult(
@@ -309,34 +311,34 @@ def _recompute_budget(evidence: Evidence) -> Policy:
         threshold=policy.threshold,
         guarantee=rule.guarantee,
         epsilon=level,
-        delta=evidence.delta,
+        delta=calibration.delta,
         control=BUDGET,
         bound=bound.name,
         n=certificate.n,
         seed=certificate.seed,
     )
     return make_policy(
-        evidence.record,
+        calibration.record,
         rule,
-        [evidence.curves[0]],
+        [calibration.curves[0]],
         [result],
         result,
         score=policy.score,
-        upper=level if evidence.index or level else None,
+        upper=level if calibration.index or level else None,
     )
 
 
-def _difference(held: Any, seen: Any, where: str = "") -> tuple[str, object, object] | None:
+def _difference(in_policy: Any, seen: Any, where: str = "") -> tuple[str, object, object] | None:
     """Return the path of the first difference between two nested values, and both values."""
-    if isinstance(held, dict) and isinstance(seen, dict) and held.keys() == seen.keys():
-        pairs = [(f"{where}.{key}", held[key], seen[key]) for key in held]
-    elif isinstance(held, list) and isinstance(seen, list) and len(held) == len(seen):
-        pairs = [(f"{where}[{k}]", held[k], seen[k]) for k in range(len(held))]
-    elif isinstance(held, float) and isinstance(seen, float):
-        same = isclose(held, seen, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-        return None if same else (where[1:], f"{held:.8g}", f"{seen:.8g}")
+    if isinstance(in_policy, dict) and isinstance(seen, dict) and in_policy.keys() == seen.keys():
+        pairs = [(f"{where}.{key}", in_policy[key], seen[key]) for key in in_policy]
+    elif isinstance(in_policy, list) and isinstance(seen, list) and len(in_policy) == len(seen):
+        pairs = [(f"{where}[{k}]", in_policy[k], seen[k]) for k in range(len(in_policy))]
+    elif isinstance(in_policy, float) and isinstance(seen, float):
+        same = isclose(in_policy, seen, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+        return None if same else (where[1:], f"{in_policy:.8g}", f"{seen:.8g}")
     else:
-        return None if held == seen else (where[1:], held, seen)
+        return None if in_policy == seen else (where[1:], in_policy, seen)
     differences = (_difference(of_held, of_seen, place) for place, of_held, of_seen in pairs)
     return next((each for each in differences if each is not None), None)
 

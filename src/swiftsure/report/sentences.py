@@ -6,8 +6,8 @@ from swiftsure.policy import Certificate, Policy, average_sentence, fewest_sampl
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
-from swiftsure.report.levels import LARGEST, BySize, Threshold
 from swiftsure.report.quality import ExitLoss
+from swiftsure.report.sensitivity import LARGEST, BySize, Threshold
 
 __all__ = [
     "about_average",
@@ -81,11 +81,11 @@ def about_bound(found: Findings) -> str:
     if along.upper is None:
         return (
             "This rule looks at the measured risk alone, which exceeds ε about half of the time"
-            " where the two meet."
+            " at the setting where they meet."
         )
     if certificate.guarantee == "probability":
         text = "The upper bound holds for each threshold on its own, as if it alone were tested."
-        if found.levels is None:  # a budget chose the setting
+        if found.by_epsilon is None:  # a budget chose the setting
             return text
         if certificate.options.get("correction") == "bonferroni":
             return f"{text} Each is tested at δ shared among all, and the fastest that passes wins."
@@ -169,20 +169,20 @@ def about_sizes(found: Findings) -> str:
         return ""
     own = sizes.sizes.index(certificate.n)
     here, more = sizes.saved[own], sizes.saved[own + 1 :]
-    of = f"of {cost_words(found.cost)}"
+    of_cost = f"of {cost_words(found.cost)}"
     if not any(sizes.certified[own:]):
         return _nothing_by_size(certificate, sizes)
     if not more:  # nothing larger was drawn
         return ""
     if max(more) - here < WORTH_SAYING:
         largest = sizes.sizes[-1]
-        return f"More {certificate.unit}, up to {largest:,}, would hardly save more {of}."
+        return f"More {certificate.unit}, up to {largest:,}, would hardly save more {of_cost}."
     # Suggest the first size that gains more than half of the possible extra saving.
     position = next(k for k, saved in enumerate(more) if saved - here > (max(more) - here) / 2)
     extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
     return (
         f"Collect {extra:,} more {certificate.unit} and save {100 * (then - here):.1f} points more"
-        f" {of}: on average {percent(then)}, where {certificate.n:,} give {percent(here)}."
+        f" {of_cost}: on average {percent(then)}, where {certificate.n:,} give {percent(here)}."
     )
 
 

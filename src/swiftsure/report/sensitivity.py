@@ -6,20 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
-from swiftsure.control import setting
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
-from swiftsure.report.evidence import Evidence
+from swiftsure.report.recalibration import Recalibration
 
 __all__ = [
     "ByDelta",
+    "ByEpsilon",
     "BySize",
-    "Levels",
     "RiskAlong",
     "Setting",
     "by_delta",
+    "by_epsilon",
     "by_size",
-    "levels",
     "main_cost",
     "risk_along",
     "savings",
@@ -95,7 +94,7 @@ class RiskAlong:
 
 
 @dataclass(frozen=True)
-class Levels:
+class ByEpsilon:
     """The setting that one promise alone would allow at each of several levels."""
 
     epsilons: tuple[float, ...]
@@ -125,9 +124,9 @@ class BySize:
     """Share of the sets that certify anything."""
 
 
-def savings(evidence: Evidence) -> dict[str, Floats]:
+def savings(calibration: Recalibration) -> dict[str, Floats]:
     """Return the share of each cost that is saved, at each setting."""
-    curve = evidence.curves[0]
+    curve = calibration.curves[0]
     costs = {name: curve.mean_cost(name) for name in curve.costs}
     return {name: 1 - cost / cost[0] for name, cost in costs.items() if cost[0] > 0}
 
@@ -139,21 +138,21 @@ def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None
     return next((name for name in saved if name != "exit"), next(iter(saved), None))
 
 
-def setting_at(evidence: Evidence, saved: dict[str, Floats], index: int) -> Setting:
+def setting_at(calibration: Recalibration, saved: dict[str, Floats], index: int) -> Setting:
     """Return the effect of one setting on the calibration samples."""
-    curve = evidence.curves[0]
+    curve = calibration.curves[0]
     return Setting(
         index=index,
-        threshold=None if index == 0 else setting(curve, index),
-        risks=tuple(each.risk_at(index) for each in evidence.curves),
+        threshold=None if index == 0 else curve.threshold_at(index),
+        risks=tuple(each.risk_at(index) for each in calibration.curves),
         saved={name: float(share[index]) for name, share in saved.items()},
-        shares=_exit_shares(evidence, curve.thresholds[index]),
+        shares=_exit_shares(calibration, curve.thresholds[index]),
     )
 
 
-def _exit_shares(evidence: Evidence, thresholds: Floats) -> tuple[float, ...] | None:
+def _exit_shares(calibration: Recalibration, thresholds: Floats) -> tuple[float, ...] | None:
     """Return the share of samples at each exit, also if groups were calibrated."""
-    record, policy = evidence.record, evidence.policy
+    record, policy = calibration.record, calibration.policy
     if not isinstance(record, ExitRecord) or policy.score is None:
         return None
     confidences = record.confidences[policy.score]
@@ -162,12 +161,12 @@ def _exit_shares(evidence: Evidence, thresholds: Floats) -> tuple[float, ...] | 
     return tuple((counts / record.n).tolist())
 
 
-def shown_settings(evidence: Evidence, saved: Floats | None) -> Indices:
+def shown_settings(calibration: Recalibration, saved: Floats | None) -> Indices:
     """Return a subsample of the settings where something changes, including the policy's."""
-    measured = [curve.risk() for curve in evidence.curves]
+    measured = [curve.risk() for curve in calibration.curves]
     ends = [_changing_range(values) for values in (*measured, *([] if saved is None else [saved]))]
     first = min(start for start, _ in ends)
-    own = max(evidence.index, first)  # earlier settings equal the full model
+    own = max(calibration.index, first)  # earlier settings equal the full model
     last = max(own, *(stop for _, stop in ends))
     return _subsample(np.arange(first, last + 1), SHOWN, own)
 
@@ -187,19 +186,19 @@ def _subsample(settings: Indices, most: int, kept: int) -> Indices:
     return np.union1d(some, [kept])
 
 
-def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong:
+def risk_along(calibration: Recalibration, promise: int, settings: Indices) -> RiskAlong:
     """Return the risk of a promise along the path, with the bound that its control uses."""
-    rule, curve = evidence.rules[promise], evidence.curves[promise]
-    epsilon = evidence.policy.certificate.promises[promise].epsilon
+    rule, curve = calibration.rules[promise], calibration.curves[promise]
+    epsilon = calibration.policy.certificate.promises[promise].epsilon
     upper: Floats | None = None
     name, tested_at, where = "", epsilon, settings
     if rule.uses_bound:
         # Each upper bound takes dozens of passes over the samples.
-        own = max(evidence.index, int(settings[0]))
+        own = max(calibration.index, int(settings[0]))
         where = _subsample(settings, int(np.clip(2_000_000 // curve.n, 16, 80)), own)
-        upper, name, tested_at = _upper_bounds(evidence, promise, where)
+        upper, name, tested_at = _upper_bounds(calibration, promise, where)
     elif rule.name == "crc":
-        sums, _ = evidence.tested[promise].totals(monotone=rule.is_monotone)
+        sums, _ = calibration.tested[promise].totals(monotone=rule.is_monotone)
         upper = ((sums + curve.loss_range.high) / (curve.weight() + 1))[where]
         name = "what CRC compares with ε"
     return RiskAlong(
@@ -212,74 +211,69 @@ def risk_along(evidence: Evidence, promise: int, settings: Indices) -> RiskAlong
     )
 
 
-def _upper_bounds(evidence: Evidence, promise: int, settings: Indices) -> tuple[Floats, str, float]:
+def _upper_bounds(
+    calibration: Recalibration, promise: int, settings: Indices
+) -> tuple[Floats, str, float]:
     """Return upper bounds, their name, and the level they are compared with."""
-    rule, curve, certificate = (
-        evidence.rules[promise],
-        evidence.tested[promise],
-        evidence.policy.certificate,
-    )
-    epsilon, delta = certificate.promises[promise].epsilon, evidence.delta
+    rule, curve = calibration.rules[promise], calibration.tested[promise]
+    certificate = calibration.policy.certificate
+    epsilon, delta = certificate.promises[promise].epsilon, calibration.delta
     if rule.name == "crc":
-        epsilon, delta = rule.split_level(epsilon, curve.loss_range.high, curve.n)
+        epsilon, delta = rule.split_epsilon(epsilon, curve.loss_range.high, curve.n)
     elif rule.correction == "bonferroni":
         delta /= max(1, curve.n_settings - 1)
     bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n, certificate.pool)
-    rows, pool = evidence.rows, certificate.pool or 0
+    rows, pool = calibration.rows, certificate.pool or 0
     upper = [bound.upper(curve, rows, int(k), delta, pool) if k else 0.0 for k in settings]
     return np.asarray(upper), f"{100 * (1 - delta):.4g} % upper bound", epsilon
 
 
-def levels(evidence: Evidence, promise: int) -> Levels:
+def by_epsilon(calibration: Recalibration, promise: int) -> ByEpsilon:
     """Return the settings that one promise allows at levels around its own."""
-    kept = evidence.policy.certificate.promises[promise]
-    highest = evidence.curves[promise].loss_range.high
+    kept = calibration.policy.certificate.promises[promise]
+    highest = calibration.curves[promise].loss_range.high
     top = max(kept.epsilon, min(REACH * kept.epsilon, 0.95 * highest))
-    steps = FEW_STEPS if evidence.slow else STEPS
+    steps = FEW_STEPS if calibration.slow else STEPS
     below = np.geomspace(kept.epsilon / REACH, kept.epsilon, steps + 1)[:-1]
     above = np.geomspace(kept.epsilon, top, steps + 1)[1:]
     # Calibrate at the rounded levels that are shown.
     rounded = [float(f"{value:.3g}") for value in (*below, *above)]
     epsilons = np.unique([kept.epsilon, *(e for e in rounded if 0 < e < highest)])
-    return Levels(
+    return ByEpsilon(
         epsilons=tuple(epsilons.tolist()),
-        settings=tuple(evidence.choices(promise, epsilons).tolist()),
+        settings=tuple(calibration.choices(promise, epsilons).tolist()),
         own=int(np.searchsorted(epsilons, kept.epsilon)),
     )
 
 
-def by_delta(evidence: Evidence) -> ByDelta | None:
+def by_delta(calibration: Recalibration) -> ByDelta | None:
     """Return the settings chosen at other δ; None for controls without δ."""
-    own = evidence.policy.certificate.delta
+    own = calibration.policy.certificate.delta
     if own is None:
         return None
     deltas = sorted({own, *DELTAS}, reverse=True)
-    return ByDelta(tuple(deltas), tuple(evidence.choice(delta) for delta in deltas))
+    return ByDelta(tuple(deltas), tuple(calibration.choice(delta) for delta in deltas))
 
 
-def by_size(evidence: Evidence, saved: Floats | None) -> BySize | None:
+def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
     """Return the effect of more or fewer samples; None if that is too slow to draw or for a pool.
 
     This is an estimate, as good as the record represents the population. Sets drawn with
     replacement say nothing about a finite pool.
     """
-    n, pool = evidence.curves[0].n, evidence.policy.certificate.pool
-    long = evidence.slow or evidence.curves[0].n_settings > LONGEST
+    n, pool = calibration.curves[0].n, calibration.policy.certificate.pool
+    long = calibration.slow or calibration.curves[0].n_settings > LONGEST
     if pool is not None or n > LARGEST or long:
         return None
     sizes = sorted({max(1, round(factor * n)) for factor in FACTORS if factor * n <= LARGEST})
     rng = np.random.default_rng(DRAWS_SEED)
-    chosen = [
-        np.asarray([evidence.choice(rows=rng.integers(0, n, size)) for _ in range(_draws(size))])
-        for size in sizes
-    ]
+    chosen = []
+    for size in sizes:
+        drawn = (rng.integers(0, n, size) for _ in range(int(np.clip(ROWS // size, 10, 100))))
+        chosen.append(np.asarray([calibration.choice(rows=rows) for rows in drawn]))
     return BySize(
         sizes=tuple(sizes),
         settings=tuple(int(np.quantile(each, 0.5, method="lower")) for each in chosen),
         saved=None if saved is None else tuple(float(saved[each].mean()) for each in chosen),
         certified=tuple(float((each > 0).mean()) for each in chosen),
     )
-
-
-def _draws(size: int) -> int:
-    return int(np.clip(ROWS // size, 10, 100))

@@ -1,0 +1,66 @@
+"""A full disk keeps the old file, leaves nothing half-written, and is named in the error."""
+
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import swiftsure as ss
+from pytorch.builders import Played, logits
+from swiftsure.torch import collect
+from swiftsure.torch.collecting import InterruptedCollectionError
+from unit.builders import random_record
+
+
+def batches(n, size=16):
+    """Return samples of `Played` with their labels."""
+    x, y = logits(n), torch.arange(n) % 3
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+@contextmanager
+def room_for(size):
+    """Limit files to a size, as `ulimit -f` does; Python turns the signal into an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def policy():
+    return ss.calibrate(random_record(n=300), loss="zero_one", epsilon=0.3, seed=0)
+
+
+def monitor():
+    made = ss.Monitor(0.05)
+    made.update_many(np.zeros(100))
+    return made
+
+
+@pytest.mark.parametrize("make", [lambda: random_record(n=300), policy, monitor])
+def test_nothing_is_lost_and_nothing_left(tmp_path, make):
+    path, made = tmp_path / "file.parquet", make()
+    made.save(path)
+    before = path.read_bytes()
+    with room_for(200), pytest.raises(OSError, match=r"file\.parquet could not be written"):
+        made.save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["file.parquet"]
+    assert path.read_bytes() == before
+    made.save(path)
+
+
+def test_a_collection_says_what_is_on_the_disk(tmp_path):
+    parts = tmp_path / "parts"
+    collect(Played(4), batches(90)[:2], shards=parts, shard_size=16)
+    size = max(path.stat().st_size for path in parts.glob("*.parquet"))
+    with (
+        room_for(size // 2),
+        pytest.raises(InterruptedCollectionError, match=r"after 48 samples, .*\(32 of them in"),
+    ):
+        collect(Played(4), batches(90), shards=parts, shard_size=16)
+    record = collect(Played(4), batches(90), shards=parts, shard_size=16)
+    assert record.n == 90

@@ -1,0 +1,184 @@
+"""Every damaged file is refused with one line, or read with the meaning that it had.
+
+Fast: 2,000 mutants in all. Slow: 20,000.
+"""
+
+import json
+from dataclasses import fields
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from faults.mutants import mutants
+from swiftsure.monitor import Monitor, Watch
+from swiftsure.records.shards import Shards
+from unit.builders import random_logits, random_record
+
+LONGEST = 1_500
+"""Characters that an error may have: it quotes at most 200 of the file."""
+
+
+class Format(NamedTuple):
+    """How a kind of file is written and read; reading gives something that can be compared."""
+
+    name: str
+    write: object
+    read: object
+    is_json: bool = False
+
+
+def plain(record):
+    """Return the fields of a record as plain lists."""
+    return {each.name: listed(getattr(record, each.name)) for each in fields(record)}
+
+
+def listed(value):
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.tolist()]
+    if hasattr(value, "items"):
+        return {key: listed(each) for key, each in value.items()}
+    return value
+
+
+def exit_record():
+    return random_record(n=60, groups=np.arange(60) // 2)
+
+
+def threshold_record():
+    rng = np.random.default_rng(0)
+    return ss.ThresholdRecord(
+        [None, 0.9, 0.5],
+        {"x": rng.random((40, 3))},
+        inconsistencies={"x": rng.random((40, 3)) * [0, 1, 1]},
+        costs={"flops": [3, 2, 1], "ms": rng.random((40, 3))},
+        ids=[f"text {i}" for i in range(40)],
+        settings={"score": "softmax"},
+    )
+
+
+def write_policy(path):
+    made = ss.calibrate(random_record(n=400), loss="zero_one", epsilon=0.3, seed=0)
+    made.save(path)
+
+
+def write_state(path):
+    monitor = Monitor(0.05, risk="gap", loss="zero_one")
+    monitor.update_many(np.random.default_rng(0).random(100) < 0.05)
+    watch = Watch(monitor)
+    for request in range(30):
+        watch.feed(json.dumps({"id": request}).encode() + b"\n")
+    watch.feed(b'{"id": 4, "loss": 0}\n')
+    watch.save(path)
+
+
+def read_state(path):
+    watch = Watch.load(path)
+    return watch.monitor.state(), watch.order.state()
+
+
+def write_npz(path):
+    record = random_record(n=50)
+    np.savez(
+        path.with_suffix(".npz"),
+        **{f"confidences.{k}": v for k, v in record.confidences.items()},
+        **{f"losses.{k}": v for k, v in record.losses.items()},
+        **{"costs.flops": np.arange(1.0, record.n_exits + 1), "ids": record.ids},
+    )
+    path.with_suffix(".npz").rename(path)
+
+
+def write_logits(path):
+    logits, labels = random_logits(30, 3, 4)
+    np.savez_compressed(path.with_suffix(".npz"), logits=logits, labels=labels)
+    path.with_suffix(".npz").rename(path)
+
+
+def read_record(path):
+    found = plain(ss.load_record(path))
+    found.pop("order", None)  # an npz has none, so one is drawn
+    return found
+
+
+def write_manifest(path):
+    folder = path.parent / "parts"
+    folder.mkdir()
+    with Shards(folder, ss.ExitRecord, {"model": "m", "losses": ["brier"]}) as shards:
+        shards.put(0, exit_record(), data=[{"n": 60, "hashes": {"inputs": "ab"}}])
+    (folder / "manifest.json").rename(path)
+
+
+def read_manifest(path):
+    folder = path.parent / "parts"
+    (folder / "manifest.json").write_bytes(path.read_bytes())
+    with Shards(folder, ss.ExitRecord, {"model": "m", "losses": ["brier"]}) as shards:
+        return shards.notes
+
+
+FORMATS = [
+    Format("policy", write_policy, ss.Policy.load, is_json=True),
+    Format("state", write_state, read_state, is_json=True),
+    Format("manifest", write_manifest, read_manifest, is_json=True),
+    Format("exits", lambda path: exit_record().save(path), read_record),
+    Format("thresholds", lambda path: threshold_record().save(path), read_record),
+    Format("npz", write_npz, read_record),
+    Format("logits", write_logits, read_record),
+]
+
+
+def check(kind, folder, n, seed):
+    """Read n mutants of a file; return how many were refused."""
+    path = folder / "file"
+    kind.write(path)
+    content, original = path.read_bytes(), kind.read(path)
+    refused = 0
+    for mutant in mutants(content, n, seed, kind.is_json):
+        path.write_bytes(mutant)
+        try:
+            found = kind.read(path)
+        except ValueError as error:
+            refused += 1
+            message = str(error)
+            assert len(message) < LONGEST, message
+            assert "\n" not in message, message
+            assert str(folder) in message, message
+        else:
+            assert found == original
+    return refused
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_damaged_files(tmp_path, kind):
+    assert check(kind, tmp_path, 290, seed=0) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_many_damaged_files(tmp_path, kind, seed):
+    assert check(kind, tmp_path, 290, seed) > 200
+
+
+def test_a_damaged_stream_is_refused_or_folded(tmp_path):
+    """Lines have no checksum: what can be read counts, and nothing else may happen."""
+    lines = [{"id": i, "loss": i % 2, "exit": 1, "cost": 2.0} for i in range(50)]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    for mutant in mutants(content, 300, seed=0):
+        watch = Watch(Monitor(0.6))
+        message = ""
+        try:
+            watch.feed(mutant)
+            watch.finish()
+        except ValueError as error:
+            message = str(error)
+        assert len(message) < LONGEST
+        assert watch.monitor.n <= 52
+
+
+def test_the_mutator_finds_a_reader_that_checks_nothing(tmp_path):
+    def read(path):
+        return json.loads(path.read_text())
+
+    with pytest.raises((AssertionError, UnicodeDecodeError, RecursionError)):
+        check(Format("careless", write_policy, read, is_json=True), tmp_path, 290, seed=0)
