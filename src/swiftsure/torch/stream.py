@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
+from swiftsure.torch.captured import CapturedStream
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
@@ -51,10 +52,15 @@ class Stream:
         How many samples a stage runs at once.
     max_wait : int
         After how many further pushes a stage runs a batch that is not full.
+    full : bool
+        Run the full model as one captured graph, whatever the policy says; needs an `EarlyExit`
+        with `capture`.
 
     Notes
     -----
-    A stream is not thread-safe. Threads may share the `EarlyExit`, each with its own stream.
+    A stream is not thread-safe. Threads may share the `EarlyExit`, each with its own stream. If the
+    `EarlyExit` captures, samples also wait before the first stage until there are `batch_size` of
+    them, and results come a few stages later: the host learns who left while later stages run.
 
     Examples
     --------
@@ -63,10 +69,17 @@ class Stream:
     ...     ...  # doctest: +SKIP
     """
 
-    def __init__(self, fast: EarlyExit, batch_size: int, max_wait: int = 32) -> None:
+    def __init__(
+        self, fast: EarlyExit, batch_size: int, max_wait: int = 32, *, full: bool = False
+    ) -> None:
         self.fast = fast
         self.batch_size = checks.count("batch_size", batch_size)
         self.max_wait = checks.count("max_wait", max_wait)
+        self._captured: CapturedStream | None = None
+        if fast.captures is not None:
+            self._captured = CapturedStream(fast, fast.captures, batch_size, max_wait, full)
+        elif full:
+            raise ValueError("`full` needs EarlyExit(..., capture=True).")
         self.pushed = 0
         self._n_pushes = 0
         self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
@@ -81,6 +94,9 @@ class Stream:
             exited are in the error's `results`. All others stay, and the stream can go on.
         """
         n = batch_size(batch)
+        if self._captured is not None:
+            self.pushed += n
+            return self._captured.push(batch)
         results: list[StreamResult] = []
         with self.fast.context(batch):
             self._n_pushes += 1
@@ -94,6 +110,8 @@ class Stream:
 
     def flush(self) -> list[StreamResult]:
         """Run all waiting samples and return their results; see `push` for errors."""
+        if self._captured is not None:
+            return self._captured.flush()
         results: list[StreamResult] = []
         first = next((group for queue in self._queues for group in queue), None)
         if first is not None:
@@ -104,6 +122,8 @@ class Stream:
     @property
     def in_flight(self) -> int:
         """Number of samples that have not exited yet."""
+        if self._captured is not None:
+            return self._captured.in_flight
         return sum(len(group.ids) for queue in self._queues for group in queue)
 
     def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
@@ -118,6 +138,9 @@ class Stream:
                 f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
                 " do), which are in none of these batches: take them out with flush() first."
             )
+        if self._captured is not None:
+            yield from self._captured.run(batches)
+            return
         order = _BatchOrder()
         for batch in batches:
             open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
@@ -144,6 +167,10 @@ class Stream:
             first.samples = np.concatenate([each.samples for each in failed])
             first.results = results
             raise first
+
+    def ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
+        """Yield one `ExitOutput` per batch, in order."""
+        return self.run(batches, ordered=True)
 
     def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
         """Run stage k while it has a full batch or samples that waited too long."""
