@@ -90,7 +90,9 @@ def collect(
     device : optional
         Where to run; the model's device by default.
     seconds : bool
-        Also measure the time to each exit, on the first batch.
+        Also measure the time to each exit on the first batch as it runs, with its heads and
+        decisions (of the first score). Savings are against the full model alone, without early
+        heads. `measure` times other ways to run, such as a captured `Stream`.
     shards : folder, optional
         Where to write the record in pieces as it grows, and to resume from. It is bound to the
         data: on resuming, the loader must give the same samples in the same order.
@@ -187,6 +189,7 @@ class _Collection:
         }
         for record in shards.all[:1]:
             run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
+            run.full_costs = dict(record.full_costs)
         self.done: int = self.data[-1]["n"] if self.data else 0
 
     def remaining(self, loader: Iterable[Any]) -> Iterator[Batch | None]:
