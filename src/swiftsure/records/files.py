@@ -291,7 +291,7 @@ class _Header(_Strict):
     """What a record file says besides its columns."""
 
     kind: Literal["exits", "thresholds"]
-    version: Literal[1]
+    version: int = Field(ge=1, le=VERSION)
     costs: dict[str, list[float]]
     loss_ranges: dict[str, tuple[float, float, bool]]
     inconsistency_ranges: dict[str, tuple[float, float, bool]]
