@@ -1,6 +1,7 @@
 """Argument checks; each error is one line: the argument, what was expected, what was received."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ __all__ = [
     "choice",
     "count",
     "finite",
+    "number",
     "numbers",
     "of_shape",
     "shape_text",
@@ -23,15 +25,22 @@ T = TypeVar("T")
 
 def between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` as a float if it lies strictly between `low` and `high`."""
+    given = number(name, value)
+    if not low < given < high:  # also refuses NaN
+        raise ValueError(f"`{name}` must be in ({low:g}, {high:g}), but got {given:g}.")
+    return given
+
+
+def number(name: str, value: float) -> float:
+    """Return `value` as a float; integers that are too large for one become infinite."""
     if isinstance(value, str | bool | bytes):
-        raise TypeError(f"`{name}` must be a number, but got {value!r}.")
+        raise TypeError(f"`{name}` must be a number, but got {value!r:.200}.")
     try:
-        number = float(value)
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
-        raise TypeError(f"`{name}` must be a number, but got {value!r}.") from None
-    if not low < number < high:  # also refuses NaN
-        raise ValueError(f"`{name}` must be in ({low:g}, {high:g}), but got {number:g}.")
-    return number
+        raise TypeError(f"`{name}` must be a number, but got {value!r:.200}.") from None
 
 
 def count(name: str, value: int, least: int = 1) -> int:

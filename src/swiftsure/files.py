@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 if sys.platform != "win32":
     import fcntl
@@ -34,8 +36,10 @@ __all__ = [
     "max_unpacked",
     "npz",
     "read_json",
+    "remove_stale",
     "shortened",
     "sync",
+    "validation_message",
     "writable",
     "write_text",
 ]
@@ -48,6 +52,19 @@ MAX_UNPACKED = 1 << 30
 
 OPEN_FILE = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/[^/]+/fd/\d+")
 """Paths that name a file that a process holds open."""
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How arrays of an npz file may be packed, as NumPy does it."""
+
+NOT_ZIP = (
+    OSError,
+    EOFError,
+    NotImplementedError,
+    UnicodeDecodeError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What zipfile raises for damaged files."""
 
 STALE_AFTER = 60.0
 """Age in seconds after which a temporary file that no process holds is removed."""
@@ -267,10 +284,13 @@ def npz(path: str | os.PathLike[str]) -> Iterator[Mapping[str, NDArray[Any]]]:
         with zipfile.ZipFile(path) as archive:
             if _entries(Path(path)) not in (len(archive.infolist()), 0xFFFF):  # more: in ZIP64
                 raise zipfile.BadZipFile("its directory is damaged")
+            for item in archive.infolist():
+                if item.flag_bits & 1 or item.compress_type not in PACKINGS:
+                    raise zipfile.BadZipFile(f"{item.filename!r:.80} is encrypted or packed oddly")
             sizes = {item.filename: item.file_size for item in archive.infolist()}
             max_unpacked(path, sum(sizes.values()))
             yield _Arrays(archive, sizes)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+    except NOT_ZIP as error:
         raise ValueError(f"{path} is not a readable npz file ({shortened(error)}).") from None
     except _BadArrayError as error:
         raise ValueError(f"{path} is not a readable npz file: {error}.") from None
@@ -349,10 +369,18 @@ def max_unpacked(path: str | os.PathLike[str], unpacked: int) -> None:
         )
 
 
-def shortened(error: BaseException) -> str:
+def shortened(error: BaseException | str) -> str:
     """Return what an error says, in one line of at most 200 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def validation_message(error: ValidationError) -> str:
+    """Return where pydantic found the first fault, and what it is, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    what = first["msg"].removeprefix("Value error, ")
+    return shortened(f"{where:.100}: {what}" if where else what)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -410,6 +438,12 @@ def sync(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the temporary files of every file in a folder that killed processes left behind."""
+    for name in {path.name[1:].rsplit(".", 2)[0] for path in folder.glob(".*.*.part")}:
+        _remove_stale(folder / name)
 
 
 def _remove_stale(target: Path) -> None:

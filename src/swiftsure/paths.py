@@ -9,9 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure import checks
 from swiftsure.exits import NEVER, threshold_array
 
-__all__ = ["BREAKPOINTS", "Path", "PathLike"]
+__all__ = ["BREAKPOINTS", "WITHIN_SCORES", "Path", "PathLike"]
 
 BREAKPOINTS = "every breakpoint"
+LOGIT_GRID = "logit grid"
+WITHIN_SCORES = (BREAKPOINTS, LOGIT_GRID)
+"""Kinds of paths whose thresholds lie in [0, 1], as confidences do; given ones may not."""
 """The kind of a path made from the calibration confidences."""
 
 
@@ -65,7 +68,7 @@ class Path:
             raise ValueError(f"`step` must be positive and `high` above `low`, but got {step}.")
         logits = np.linspace(high, low, round((high - low) / step) + 1)
         values = np.concatenate([[1.0], 1.0 / (1.0 + np.exp(-logits)), [0.0]])
-        return cls._descending(values, "logit grid")
+        return cls._descending(values, LOGIT_GRID)
 
     @classmethod
     def grid(cls, thresholds: ArrayLike) -> "Path":

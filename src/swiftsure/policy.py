@@ -17,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swiftsure import checks, paths
 from swiftsure._html import html_card
 from swiftsure._version import __version__
-from swiftsure.bounds import minimum_samples
+from swiftsure.bounds import BOUNDS, minimum_samples
+from swiftsure.control import CONTROLS
 from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
-from swiftsure.files import json_checksum, read_json, write_text
+from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.records.checks import confidence_array
+from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
 from swiftsure.risks import RISKS, risk_noun
 
 if TYPE_CHECKING:
@@ -98,11 +99,14 @@ class Promise(_Frozen):
     relative: bool = True
     """Whether losses are relative to the full model."""
 
-    def check(self) -> None:
+    def check(self, by_budget: bool = False) -> None:
         """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
         _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
-        _require(low < self.epsilon <= high, f"epsilon must lie in ({low:g}, {high:g}]")
+        if by_budget:
+            _require(low <= self.epsilon <= high, f"epsilon must lie in [{low:g}, {high:g}]")
+        else:
+            _require(0 < self.epsilon < high, f"epsilon must lie in (0, {high:g})")
         slack = 1e-6 * high
         inside = low - slack <= self.calibration_risk <= high + slack
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
@@ -162,7 +166,25 @@ class Certificate(_Frozen):
     def check(self) -> None:
         """Raise if the numbers cannot belong together."""
         for promise in self.promises:
-            promise.check()
+            promise.check(self.by_budget)
+            if self.index is not None:
+                self._check_certified(promise)
+        control = (*CONTROLS, BUDGET)
+        _require(self.control in control, f"control must be one of {', '.join(control)}")
+        _require(
+            self.index != 0 or self.baseline == "first setting",
+            "index must not be that of the full model, which nothing certifies",
+        )
+        _require(not self.not_worth or self.index is None, "index must be null if not_worth")
+        _require(
+            (self.average == "group") <= (self.unit == "groups"),
+            "average must be sample without groups",
+        )
+        _require(
+            (self.max_group_size is not None)
+            == (self.unit == "groups" and self.average == "sample"),
+            "max_group_size must be given for averages per sample of groups, and only there",
+        )
         _require(
             self.delta is not None or self.guarantee != "probability",
             "delta must be given for a guarantee with a probability",
@@ -179,6 +201,37 @@ class Certificate(_Frozen):
             shares is None
             or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
             "exit_shares must be shares that add up to 1",
+        )
+
+    def _check_certified(self, promise: Promise) -> None:
+        """Raise if no calibration can have certified this level."""
+        (low, high), level = promise.loss_range, promise.epsilon
+        slack = 1e-6 * (high - low)
+        bound = None if promise.bound is None else BOUNDS.get(promise.bound)
+        in_order = bound is None or bound.uses_order
+        if self.by_budget:
+            found = promise.upper_bound
+            _require(found is None or abs(found - level) <= slack, "epsilon must be upper_bound")
+        elif self.guarantee == "probability" and promise.upper_bound is not None:
+            # The upper bound inverts the test, for many samples roughly; the trinomial one does not
+            inverts = bound is not None and bound.name != "trinomial"
+            rough = (high - low) * 0.05 / math.sqrt(self.n) if in_order else 0.0
+            _require(
+                not inverts or promise.upper_bound <= level + rough + slack,
+                "upper_bound must not exceed epsilon where a setting was certified",
+            )
+        if self.guarantee == "probability" and self.pool is None and self.delta is not None:
+            # A test that certifies some losses also certifies the lowest, and those come with this
+            # probability although the risk is ε.
+            chance = self.n * math.log((high - level) / (high - low)) if level < high else -math.inf
+            _require(chance <= math.log(self.delta) + 1e-9, "n is too small for epsilon and delta")
+        # Betting may end before the last sample, so that the mean of all may be above ε.
+        at_most = self.guarantee == "expectation" and self.options.get("method") != "ucb"
+        if self.guarantee == "probability" and not self.by_budget and not in_order:
+            at_most = (self.delta or 1.0) <= 0.25
+        _require(
+            not at_most or promise.calibration_risk <= level + slack,
+            "calibration_risk must not exceed epsilon where a setting was certified",
         )
 
     @property
@@ -233,14 +286,14 @@ class Policy(_Frozen):
     """
 
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
-    version: Literal[1] = 1
+    version: int = Field(VERSION, ge=1, le=VERSION)
     threshold: float | tuple[float | None, ...] | None
     """One for all exits, or one per exit; None if the full model always runs."""
     score: Name | None
     n_exits: int | None = Field(ge=1, le=10_000)
     strict: bool = False
-    min_exit: int = Field(0, ge=0)
-    temperatures: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    min_exit: int = Field(0, ge=0, le=10_000)
+    temperatures: tuple[Annotated[float, Field(ge=COLDEST, le=HOTTEST)], ...] | None = None
     dtype: Name | None = None
     settings: dict[str, Any]
     """Every dial by name; at its safe end if nothing was certified."""
@@ -255,6 +308,12 @@ class Policy(_Frozen):
             threshold is None or certificate.index is not None or certificate.guarantee == "none",
             "threshold must be null where no setting was certified",
         )
+        _require(
+            threshold is None or not certificate.not_worth, "threshold must be null if not_worth"
+        )
+        _require(
+            self.dtype is None or self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"
+        )
         if n_exits is None:
             _require(not isinstance(threshold, tuple), "threshold must be one number without exits")
         else:
@@ -263,6 +322,15 @@ class Policy(_Frozen):
                 "threshold must be one per exit but the last",
             )
             _require(self.min_exit < n_exits, "min_exit must be an exit")
+            _require(bool(self.score), "score must be named")
+            low, high = (0.0, 1.0) if certificate.path in paths.WITHIN_SCORES else (-3e38, 3e38)
+            values = threshold if isinstance(threshold, tuple) else (threshold,)
+            _require(
+                all(each is None or low <= each <= high for each in values),
+                f"threshold must lie in [{low:g}, {high:g}]",
+            )
+            for promise in certificate.promises:
+                _require(promise.risk in RISKS, f"risk must be one of {', '.join(RISKS)}")
             shares = certificate.exit_shares
             _require(shares is None or len(shares) == n_exits, "exit_shares must be one per exit")
         _require(
@@ -432,14 +500,11 @@ class Policy(_Frozen):
         content = read_json(path, "a Swiftsure policy", "swiftsure-policy", VERSION)
         checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
-            policy = cls.model_validate_json(json.dumps(content))
+            policy = cls.model_validate_json(json.dumps(content), strict=True)
             policy.check()
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path} is a damaged policy: {where}: {first['msg']}.") from None
         except ValueError as error:
-            raise ValueError(f"{path} is a damaged policy: {error}.") from None
+            why = validation_message(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path} is a damaged policy: {why}.") from None
         if checksum != json_checksum(content) and not accept_edited:
             raise ValueError(
                 f"{path} was changed after it was written: its checksum does not match, so its"
@@ -447,7 +512,9 @@ class Policy(_Frozen):
                 " with `accept_edited=True` (--accept-edited)."
             )
         key = _key()
-        if key is not None and not hmac.compare_digest(str(signature), _signature(content, key)):
+        if key is not None and not hmac.compare_digest(
+            json.dumps(signature).encode(), json.dumps(_signature(content, key)).encode()
+        ):
             raise ValueError(
                 f"{path} {'is not signed' if signature is None else 'does not fit its signature'},"
                 " but SWIFTSURE_POLICY_KEY asks for one: it was changed, or saved without this key."
@@ -485,18 +552,25 @@ def _signature(content: Mapping[str, Any], key: bytes) -> str:
 
 
 def _key() -> bytes | None:
-    """Return the key for signatures from the environment; None if there is none."""
+    """Return the key for signatures from the environment; None if no variable is set.
+
+    A key may be any bytes; spaces around it are ignored.
+    """
     text, file = (os.environ.get(f"SWIFTSURE_POLICY_KEY{end}") for end in ("", "_FILE"))
-    if text and file:
+    if text is not None and file is not None:
         raise ValueError("Set SWIFTSURE_POLICY_KEY or SWIFTSURE_POLICY_KEY_FILE, not both.")
-    if file:
+    if text is None and file is None:
+        return None
+    key = os.fsencode(text or "").strip()
+    if file is not None:
         try:
-            text = Path(file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            key = Path(file).read_bytes().strip()
+        except (OSError, ValueError) as error:
             raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE cannot be read ({error}).") from None
-        if not text:
-            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE: {file} is empty.")
-    return text.encode() if text else None
+    if not key:
+        name = "SWIFTSURE_POLICY_KEY" if file is None else f"SWIFTSURE_POLICY_KEY_FILE ({file})"
+        raise ValueError(f"{name} is empty: set a key, or unset it to do without signatures.")
+    return key
 
 
 def percent(share: float) -> str:

@@ -3,16 +3,20 @@
 Fast: 2,000 mutants in all. Slow: 20,000.
 """
 
+import hashlib
 import json
 from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import swiftsure as ss
 from faults.mutants import mutants
+from swiftsure.files import json_checksum
 from swiftsure.monitor import Monitor, Watch
+from swiftsure.records import files
 from swiftsure.records.shards import Shards
 from unit.builders import random_logits, random_record
 
@@ -135,22 +139,78 @@ def check(kind, folder, n, seed):
     refused = 0
     for mutant in mutants(content, n, seed, kind.is_json):
         path.write_bytes(mutant)
-        try:
-            found = kind.read(path)
-        except ValueError as error:
+        if is_refused(kind.read, path):
             refused += 1
-            message = str(error)
-            assert len(message) < LONGEST, message
-            assert "\n" not in message, message
-            assert str(folder) in message, message
         else:
-            assert found == original
+            assert kind.read(path) == original
     return refused
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_damaged_files(tmp_path, kind):
     assert check(kind, tmp_path, 290, seed=0) > 200
+
+
+def resealed(text, ends=(), checksum="checksum"):
+    """Return edited JSON with the checksum that it should have; None if it is not JSON."""
+    try:
+        content = json.loads(text)
+        head = {name: content.pop(name) for name in (*ends, checksum) if name in content}
+        return json.dumps({**head, **content, checksum: json_checksum(content)}).encode()
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return None
+
+
+def header_of(path):
+    return pq.read_schema(path).metadata[files.KEY]
+
+
+def forge_header(path, text):
+    """Replace the header of a record, with its checksum."""
+    metadata = {files.KEY: text, files.CHECKSUM: hashlib.sha256(text).hexdigest().encode()}
+    pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["policy", "state", "manifest"])
+def test_forged_files(tmp_path, name):
+    """With a fitting checksum too, a file is refused in one line or read; nothing else happens."""
+    kind = next(each for each in FORMATS if each.name == name)
+    path = tmp_path / "file"
+    kind.write(path)
+    ends = ("format", "version") if name == "state" else ()
+    refused = 0
+    for mutant in mutants(path.read_bytes(), 400, seed=1, is_json=True):
+        forged = resealed(mutant, ends)
+        if forged is not None:
+            path.write_bytes(forged)
+            refused += is_refused(kind.read, path)
+    assert refused > 20
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("write", [exit_record, threshold_record])
+def test_forged_headers(tmp_path, write):
+    path = tmp_path / "file"
+    write().save(path)
+    header, refused = header_of(path), 0
+    for mutant in mutants(header, 200, seed=1, is_json=True):
+        forge_header(path, mutant)
+        refused += is_refused(read_record, path)
+    assert refused > 100
+
+
+def is_refused(read, path):
+    """Return whether a file is refused, which takes one line that names it."""
+    try:
+        read(path)
+    except ValueError as error:
+        message = str(error)
+        assert len(message) < LONGEST, message
+        assert "\n" not in message, message
+        assert str(path.parent) in message, message
+        return True
+    return False
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import itertools
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -30,8 +32,11 @@ from pytorch.builders import (
     network,
     refused,
 )
+from swiftsure.files import json_checksum
 from swiftsure.losses import Loss, LossRange, TensorFunctions
+from swiftsure.records import files as record_files
 from swiftsure.torch import Scored, Staged, collect, cut, exit_flops, fingerprint
+from swiftsure.torch.batches import Batch, DataHash
 from swiftsure.torch.collecting import InterruptedCollectionError
 
 
@@ -506,15 +511,15 @@ def test_a_whole_collection_is_read_from_its_shards(tmp_path):
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     x, y = logits(90), labels(90)
-    save = ss.ExitRecord.save
+    write = record_files.write
 
-    def full(record, path, **options):
+    def full(table, path, **options):
         if path.name == "shard-00001.parquet":
             raise OSError("no space left")
-        save(record, path, **options)
+        write(table, path, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ss.ExitRecord, "save", full)
+        patched.setattr(record_files, "write", full)
         with pytest.raises(InterruptedCollectionError, match="no space left") as caught:
             collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
     assert (caught.value.record.n, caught.value.n_saved) == (64, 32)
@@ -582,6 +587,124 @@ def test_a_lost_shard_is_collected_again(tmp_path, damage, number):
     with expected:
         record = collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
     assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+def test_a_shard_of_another_run_is_collected_again(tmp_path):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x, y), shards=tmp_path / "own", shard_size=32)
+    collect(Played(4), batches(x.flip(0), y), shards=tmp_path / "other", shard_size=32)
+    shutil.copy(tmp_path / "other" / "shard-00001.parquet", tmp_path / "own")
+    with pytest.warns(UserWarning, match=r"made again: .*shard-00001.parquet is not the shard"):
+        record = collect(Played(4), batches(x, y), shards=tmp_path / "own", shard_size=32)
+    assert_same(record, collect(Played(4), batches(x, y)), costs=True)
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
+    x, y = logits(90), labels(90)
+    collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32)
+    copies = ["shard-00000 (copy).parquet", "shard-0.parquet", "shard-00001.parquet.bak"]
+    for name in copies:
+        shutil.copy(tmp_path / "shard-00000.parquet", tmp_path / name)
+    assert collect(Played(4), batches(x, y), shards=tmp_path, shard_size=32).n == 90
+    assert all((tmp_path / name).exists() for name in copies)
+
+
+def test_temporary_files_of_any_shard_are_removed(tmp_path):
+    collect(Played(4), [logits(20)], shards=tmp_path)
+    old, new = tmp_path / ".shard-00099.parquet.abc.part", tmp_path / ".manifest.json.def.part"
+    old.touch()
+    os.utime(old, (0, 0))
+    new.touch()  # perhaps still being written
+    collect(Played(4), [logits(20)], shards=tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"identity": None},
+        {"notes": None},
+        {"shards": None},
+        {"identity": []},
+        {"notes": {"data": [1]}},
+        {"notes": {"data": [{"n": "20", "hashes": {}}]}},
+        {"notes": {"data": [{"n": 21, "hashes": {}}]}},
+        {"notes": {"left_out": {"x": []}}},
+        {"notes": {"batches": 3}},
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(tmp_path, changes):
+    collect(Played(4), [logits(20)], shards=tmp_path)
+    manifest = tmp_path / "manifest.json"
+    content = json.loads(manifest.read_text()) | changes
+    del content["checksum"]
+    content = {name: value for name, value in content.items() if value is not None}
+    manifest.write_text(json.dumps(content | {"checksum": json_checksum(content)}))
+    with pytest.raises(ValueError, match=r"manifest.json is not a manifest") as caught:
+        collect(Played(4), [logits(20)], shards=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_that_does_not_describe_a_shard(tmp_path):
+    x = logits(60)
+    collect(Played(4), x.split(20), shards=tmp_path, shard_size=20)
+    manifest = tmp_path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["checksum"], content["notes"]["data"][1:]
+    manifest.write_text(json.dumps(content | {"checksum": json_checksum(content)}))
+    model = Played(4)
+    assert_same(collect(model, x.split(20), shards=tmp_path), collect(Played(4), [x]))
+    assert model.begun == 40
+
+
+class Scaled(Played):
+    """Multiplies its outputs by a number that comes with each batch."""
+
+    def begin(self, batch):
+        outputs, scale = batch
+        return super().begin(outputs * scale)
+
+
+@pytest.mark.parametrize("size", [16, 10])
+def test_a_number_in_the_inputs_belongs_to_every_sample(tmp_path, size):
+    x, y = logits(60), labels(60)
+
+    def loader(size, scale=2.0):
+        for a, b in batches(x, y, size=size):
+            yield {"inputs": (a, torch.tensor(scale)), "labels": b}
+
+    with pytest.raises(InterruptedCollectionError):
+        collect(Scaled(4), broken(loader(16), 2), shards=tmp_path)
+    with pytest.raises(ValueError, match=r"inputs \(2\) differ"):
+        collect(Scaled(4), loader(size, 3.0), shards=tmp_path)
+    record = collect(Scaled(4), loader(size), shards=tmp_path)
+    assert_same(record, collect(Scaled(4), loader(16)))
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x.view(torch.int32), lambda x: x.reshape(len(x), 2, -1)]
+)
+def test_shards_are_bound_to_dtype_and_shape(other):
+    x = logits(12)
+    assert digest([x]) == digest(x.split(5))
+    assert digest([x]) != digest([other(x)])
+
+
+def digest(parts):
+    found = DataHash()
+    for part in parts:
+        found.update(Batch(part))
+    return found.digests()
+
+
+def test_text_has_the_same_hash_in_batches_of_any_size():
+    x, names = logits(3), ["a", "longer", "b"]
+    one, many = DataHash(), DataHash()
+    one.update(Batch(x, ids=names))
+    for i in range(3):
+        many.update(Batch(x[i : i + 1], ids=names[i : i + 1]))
+    assert one.digests() == many.digests()
 
 
 def test_two_runs_never_share_a_folder(tmp_path):
@@ -716,6 +839,9 @@ def test_arguments_are_checked_before_anything_runs():
         ("temperatures", (1.0, 1.0, -1.0, 1.0)),
         ("temperatures", (1.0, 1.0, 0.0, 1.0)),
         ("shard_size", 0),
+        ("shard_seconds", "a"),
+        ("shard_seconds", float("nan")),
+        ("shard_seconds", -1),
     ]:
         with pytest.raises((ValueError, TypeError), match=f"`{name.removesuffix('s')}s?`"):
             collect(model, [logits(5)], **{name: value})

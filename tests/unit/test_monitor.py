@@ -274,6 +274,91 @@ def test_numbers_that_no_monitor_has_are_refused(tmp_path):
             Monitor.load(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"alarm_at": None}, "do not fit α"),
+        ({"alarm_at": None, "peak": 1.0}, "exceeds its peak"),
+        ({"alarm_at": 10**400}, "alarm_at"),
+        ({"alarm_at": 201}, "alarm cannot be at loss 201 of 200"),
+        ({"alarm_at": True}, "alarm_at"),
+        ({"n": 0}, "sum of 0 losses"),
+        ({"n": 0, "total": 0.0}, "exceeds its peak|before the first loss"),
+        ({"n": "200"}, "n:"),
+        ({"n": 10**400}, "n:"),
+        ({"total": 500.0}, "sum of 200 losses cannot be 500"),
+        ({"total": -1.0}, "sum of 200 losses"),
+        ({"recent": 2.0}, "recent losses cannot be 2"),
+        ({"alpha": 0.0}, "alpha"),
+        ({"alpha": 1e-100}, "do not fit α"),
+        ({"epsilon": 7.0}, "epsilon"),
+        ({"epsilon": 10**400}, "epsilon"),
+        ({"loss_range": [1, 0]}, "loss_range"),
+        ({"risk": 3}, "risk"),
+    ],
+)
+def test_states_that_no_losses_lead_to_are_refused(tmp_path, changes, message):
+    from swiftsure.files import json_checksum
+
+    path = tmp_path / "state.json"
+    monitor = Monitor(0.05)
+    monitor.update_many(losses(200, risk=0.5))
+    assert monitor.alarm
+    monitor.save(path)
+    content = json.loads(path.read_text())
+    content["monitor"].update(changes)
+    content["checksum"] = json_checksum({"monitor": content["monitor"]})
+    path.write_text(json.dumps(content))
+    for load in (Monitor.load, Watch.load):
+        with pytest.raises(ValueError, match=f"damaged monitor state .*: .*({message})") as caught:
+            load(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_alarm_cannot_be_removed_from_a_new_state(tmp_path):
+    from swiftsure.files import json_checksum
+
+    path = tmp_path / "state.json"
+    Monitor(0.05).save(path)
+    content = json.loads(path.read_text())
+    content["monitor"]["wealth"] = [1e5] * 12
+    content["checksum"] = json_checksum({"monitor": content["monitor"]})
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="exceeds its peak"):
+        Monitor.load(path)
+
+
+def test_numbers_that_are_too_large_are_refused():
+    huge = 10**400
+    monitor = Monitor(0.05)
+    for fold in (monitor.update, lambda loss: RequestOrder(monitor).arrive(1, loss)):
+        for value in (huge, -huge):
+            with refused("loss"):
+                fold(value)
+    assert monitor.n == 0
+    for arguments in ({"epsilon": huge}, {"epsilon": 0.1, "alpha": huge}):
+        with refused(next(reversed(arguments))):
+            Monitor(**arguments)
+    for values in ((0, huge), (-huge, 1), (0, "1"), 3):
+        with refused("loss_range"):
+            Monitor(0.05, loss_range=values)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Monitor(0.1, risk=3), "risk"),
+        (lambda: Monitor(0.1, loss=["x"]), "loss"),
+        (lambda: RequestOrder(None), "monitor"),
+        (lambda: RequestOrder(0.05), "monitor"),
+    ],
+)
+def test_other_types_are_refused_at_once(make, name):
+    with pytest.raises(TypeError, match=f"`{name}` must be"):
+        make()
+
+
 def test_other_files_are_told_apart(tmp_path, policy):
     path = tmp_path / "policy.json"
     policy.save(path)

@@ -1,12 +1,18 @@
 """What users do with records and policies: split, evaluate, edit, show, look up one request."""
 
+import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.bounds import BOUNDS
+from swiftsure.control import Control
 from swiftsure.exits import exit_indices
+from swiftsure.planning import lowest_epsilon
+from swiftsure.risks import RISKS
 from unit.builders import random_record
 
 RECORD = random_record(n=900)
@@ -237,11 +243,45 @@ def resaved(path, change):
         (lambda c: c["certificate"]["promises"][0].update(calibration_risk=3), "calibration_risk"),
         (lambda c: c["certificate"]["promises"][0].update(upper_bound=-9), "upper_bound"),
         (lambda c: c["certificate"].update(path="x" * 10**6), "path"),
+        (lambda c: c.update(threshold=-5), "threshold"),
+        (lambda c: c.update(threshold=1e300), "threshold"),
+        (lambda c: c.update(threshold="0.5"), "threshold"),
+        (lambda c: c.update(threshold=True), "threshold"),
+        (lambda c: c.update(threshold=10**400), "threshold"),
+        (lambda c: c.update(threshold=[0.5, 0.5, -5.0]), "threshold"),
+        (lambda c: c.update(strict="yes"), "strict"),
+        (lambda c: c.update(strict=1), "strict"),
+        (lambda c: c.update(version=True), "version"),
+        (lambda c: c.update(score=None), "score"),
+        (lambda c: c.update(score=""), "score"),
+        (lambda c: c.update(dtype="int3"), "dtype"),
+        (lambda c: c.update(min_exit=10**400), "min_exit"),
+        (lambda c: c.update(temperatures=[1e-320] * 4), "temperatures"),
+        (lambda c: c["certificate"].update(n=True), "certificate.n"),
+        (lambda c: c["certificate"].update(n=10**400), "certificate.n"),
+        (lambda c: c["certificate"].update(n=2), "n is too small"),
+        (lambda c: c["certificate"].update(delta=1e-300), "n is too small"),
+        (lambda c: c["certificate"].update(index=0), "index"),
+        (lambda c: c["certificate"].update(control="magic"), "control"),
+        (lambda c: c["certificate"].update(control="budget"), "epsilon must be upper_bound"),
+        (lambda c: c["certificate"].update(unit="groups"), "max_group_size"),
+        (lambda c: c["certificate"].update(average="group"), "average"),
+        (lambda c: c["certificate"].update(max_group_size=3), "max_group_size"),
+        (lambda c: c["certificate"].update(not_worth=True), "not_worth"),
+        (lambda c: c["certificate"].update(not_worth=True, index=None), "threshold"),
+        (lambda c: c["certificate"]["promises"][0].update(epsilon=10**400), "epsilon"),
+        (lambda c: c["certificate"]["promises"][0].update(epsilon=-0.1), "epsilon"),
+        (lambda c: c["certificate"]["promises"][0].update(risk="luck"), "risk"),
+        (lambda c: c["certificate"]["promises"][0].update(upper_bound=0.5), "upper_bound"),
+        (
+            lambda c: c["certificate"]["promises"][0].update(calibration_risk=0.5),
+            "calibration_risk",
+        ),
     ],
 )
 def test_impossible_values_are_refused_even_with_a_checksum(tmp_path, change, field):
     path = tmp_path / "policy.json"
-    policy().save(path)
+    policy(bound="hoeffding").save(path)
     resaved(path, change)
     with pytest.raises(ValueError, match=f"damaged policy: .*{field}") as caught:
         ss.Policy.load(path, accept_edited=True)
@@ -281,3 +321,95 @@ def test_an_unsigned_policy_is_refused_where_there_is_a_key(tmp_path, monkeypatc
     monkeypatch.setenv("SWIFTSURE_POLICY_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(ValueError, match="not both"):
         ss.Policy.load(path)
+
+
+@pytest.mark.parametrize("name", ["SWIFTSURE_POLICY_KEY", "SWIFTSURE_POLICY_KEY_FILE"])
+def test_a_key_that_is_set_must_not_be_empty(tmp_path, monkeypatch, name):
+    path = tmp_path / "policy.json"
+    policy().save(path)
+    (tmp_path / "empty").write_text(" \n")
+    values = ["", " "] if name.endswith("KEY") else ["", str(tmp_path / "empty")]
+    for value in values:
+        monkeypatch.setenv(name, value)
+        for use in (ss.Policy.load, policy().save):
+            with pytest.raises(ValueError, match=name):
+                use(path)
+
+
+def test_a_key_may_be_any_bytes(tmp_path, monkeypatch):
+    path, key = tmp_path / "policy.json", tmp_path / "key"
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", " \udcff\udc80secret\n")  # bytes, not UTF-8
+    policy().save(path)
+    ss.Policy.load(path)
+    monkeypatch.delenv("SWIFTSURE_POLICY_KEY")
+    key.write_bytes(b"\xff\x80secret\n")
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY_FILE", str(key))
+    ss.Policy.load(path)  # the same key
+
+
+@pytest.mark.parametrize("signature", ["hmac-é", None, 3, ["x"], {"x": 1}])
+def test_odd_signatures_are_refused(tmp_path, monkeypatch, signature):
+    path = tmp_path / "policy.json"
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    policy().save(path)
+    content = json.loads(path.read_text()) | {"signature": signature}
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"signature|signed"):
+        ss.Policy.load(path)
+
+
+def own_curves():
+    """Yield curves of every kind: of 0-1, ternary and real losses, alone and in groups."""
+    for n, seed in itertools.product((60, 400), range(3)):
+        record = random_record(n=n, seed=seed)
+        for risk, loss in itertools.product(RISKS, ("zero_one", "brier")):
+            yield record.curve(risk, loss)
+            yield record.curve(risk, loss, path=[0.9, 0.5, -1.0, 7.0])
+            for average in ({}, {"average": "sample", "max_group_size": 4}):
+                yield replace(record, groups=np.arange(n) // 3).curve(risk, loss, **average)
+
+
+def own_controls():
+    for name, zero_bounded in itertools.product(("ucb", "ltt"), (False, True)):
+        for bound in ("auto", *BOUNDS):
+            yield Control(name, bound, zero_bounded=zero_bounded)
+    yield Control("ltt", "hoeffding", correction="bonferroni")
+    yield Control("empirical")
+    yield from (Control("crc"), Control("crc", method="ucb"), Control("crc", selection="paper"))
+
+
+def test_every_policy_of_the_library_is_read_again(tmp_path):
+    path, read, certified = tmp_path / "policy.json", 0, 0
+    rng = np.random.default_rng(0)
+    for curve in own_curves():
+        for control in own_controls():
+            for epsilon, delta in [(0.02, 0.1), (0.2, 0.1), (0.3, 0.6), (0.6, 1e-3)]:
+                if rng.random() < 0.95:
+                    continue
+                try:
+                    made = ss.calibrate(curve, epsilon=epsilon, delta=delta, control=control)
+                except ValueError:
+                    continue  # a bound that does not fit these losses
+                made.save(path)
+                assert ss.Policy.load(path) == made
+                read += 1
+                certified += not made.runs_full_model
+    assert read > 200
+    assert certified > 50
+
+
+@pytest.mark.parametrize("risk", list(RISKS))
+@pytest.mark.parametrize("bound", ["auto", "star", "hoeffding"])
+@pytest.mark.parametrize("saving", [1e-9, 0.1, 0.4])
+def test_every_policy_of_a_budget_is_read_again(tmp_path, risk, bound, saving):
+    path = tmp_path / "policy.json"
+    for n in (40, 400):
+        record = random_record(n=n)
+        for goal in ({"saving": saving}, {"budget": 4.0}, {"budget": 1e9}):
+            try:
+                made = lowest_epsilon(record, risk=risk, loss="brier", bound=bound, **goal).policy
+            except ValueError as error:
+                assert "saving" in str(error) or "bound" in str(error)  # noqa: PT017
+                continue
+            made.save(path)
+            assert ss.Policy.load(path) == made

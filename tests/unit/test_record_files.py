@@ -1,5 +1,6 @@
 """Records as files: what goes in comes out, and what is no record is told so."""
 
+import hashlib
 import json
 import re
 import zipfile
@@ -397,6 +398,31 @@ def test_an_edited_header_is_refused(tmp_path):
     expect(path, "its header does not fit its checksum")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": {}},
+        {"order": {"seed": "", "drawn": True}},
+        {"order": {"seed": [], "drawn": True}},
+        {"order": {"seed": {}, "drawn": True}},
+        {"order": {"seed": -1, "drawn": True}},
+        {"order": {"seed": None, "drawn": True}},
+        {"order": {"seed": 1, "drawn": 1}},
+        {"order": {}},
+        {"kind": "thresholds"},
+        {"thresholds": [None, 0.5]},
+    ],
+)
+def test_a_header_of_another_shape_is_refused(tmp_path, changes):
+    path = tmp_path / "record.parquet"
+    exit_record().save(path)
+    table = pq.read_table(path)
+    text = json.dumps(json.loads(table.schema.metadata[files.KEY]) | changes).encode()
+    metadata = {files.KEY: text, files.CHECKSUM: hashlib.sha256(text).hexdigest().encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    expect(path, r"is not a valid record: [^\n]*$")
+
+
 def test_exchanged_columns_are_refused(tmp_path):
     path = tmp_path / "record.parquet"
     exit_record().save(path)
@@ -415,6 +441,28 @@ def test_an_npz_that_claims_more_than_it_holds(tmp_path):
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(ValueError, match=r"'ids' claims 8,000,000,000,000 bytes, but the file"):
         ss.load_record(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 14), (10, 12), (8, 0x40), (8, 0x20)])
+def test_an_encrypted_or_oddly_packed_npz(tmp_path, offset, value):
+    path = tmp_path / "a.npz"
+    np.savez(path, confidences=[[0.5]], **{"losses.zero_one": [[0, 1]]})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] = value  # in the directory
+    path.write_bytes(content)
+    expect(path, "is not a readable npz file")
+
+
+def test_an_npz_with_names_that_are_not_text(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, ids=[1], **{"é.x": [1]})
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xff\xfe"))
+    expect(path, "is not a readable npz file")
+
+
+def test_an_error_in_a_file_that_is_not_text_names_it(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.npz: .* can't decode"), files.reading("a.npz"):
+        b"\xff".decode()
 
 
 def test_an_npz_that_unpacks_to_far_more_than_its_size(tmp_path, monkeypatch):

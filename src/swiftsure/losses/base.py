@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure import checks
 from swiftsure.registry import Registry
 
 __all__ = ["LOSSES", "Loss", "LossRange", "TensorFunctions"]
@@ -39,8 +40,8 @@ class LossRange:
 
     def __post_init__(self) -> None:
         """Refuse ranges that are empty, infinite, or not above 0."""
-        object.__setattr__(self, "low", float(self.low))
-        object.__setattr__(self, "high", float(self.high))
+        object.__setattr__(self, "low", checks.number("loss_range", self.low))
+        object.__setattr__(self, "high", checks.number("loss_range", self.high))
         if not (np.isfinite(self.low) and np.isfinite(self.high) and self.low < self.high):
             raise ValueError(
                 f"`loss_range` must be (low, high) with low < high, but got"
@@ -65,7 +66,7 @@ class LossRange:
         if isinstance(value, LossRange):
             return value
         try:
-            low, high = (float(each) for each in value)
+            low, high = (checks.number("loss_range", each) for each in value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"`loss_range` must be a pair (low, high), but got {value!r}."

@@ -116,6 +116,8 @@ class RequestOrder:
     def __init__(
         self, monitor: Monitor, *, patience: int | None = None, missing: str = "lowest"
     ) -> None:
+        if not isinstance(monitor, Monitor):
+            raise TypeError(f"`monitor` must be a Monitor, but got {type(monitor).__name__}.")
         self.monitor = monitor
         self.patience = None if patience is None else checks.count("patience", patience)
         self.missing = checks.choice("missing", missing, MISSING)

@@ -3,11 +3,11 @@
 import math
 import os
 import threading
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swiftsure import checks
 from swiftsure._html import html_card
@@ -40,8 +40,33 @@ class MonitorState(Section):
     total: float
     recent: float
     peak: float = Field(ge=1.0)
-    alarm_at: int | None = Field(ge=1)
+    alarm_at: int | None = Field(ge=1, le=2**53)
     wealth: tuple[Wealth, ...] = Field(min_length=_evidence.BETS, max_length=_evidence.BETS)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        """Refuse numbers that no stream of losses leads to: an alarm might be lost."""
+        Monitor(self.epsilon, self.alpha, self.loss_range)
+        low, high = self.loss_range
+        slack = SLACK * max(abs(low), abs(high))
+        if not (low - slack) * self.n <= self.total <= (high + slack) * self.n:
+            raise ValueError(f"the sum of {self.n:,} losses cannot be {self.total:g}")
+        if self.n and not low - slack <= self.recent <= high + slack:
+            raise ValueError(f"the mean of recent losses cannot be {self.recent:g}")
+        evidence = float(_evidence.unspent(float(self.n))) + sum(self.wealth)
+        if not min(evidence, _evidence.MAX_WEALTH) <= self.peak * (1 + 1e-9):
+            raise ValueError(f"the evidence, {evidence:g}, exceeds its peak, {self.peak:g}")
+        if self.n == 0 and (self.peak, sum(self.wealth)) != (1.0, 0.0):
+            raise ValueError("there cannot be evidence before the first loss")
+        if self.alarm_at is not None and self.alarm_at > self.n:
+            raise ValueError(f"the alarm cannot be at loss {self.alarm_at:,} of {self.n:,}")
+        certain = self.peak * self.alpha
+        if certain < 1 - 1e-9 if self.alarm_at is not None else certain > 1 + 1e-9:
+            raise ValueError(
+                f"evidence of {self.peak:g} and alarm_at = {self.alarm_at} do not fit α ="
+                f" {self.alpha:g}"
+            )
+        return self
 
 
 class Monitor:
@@ -100,6 +125,9 @@ class Monitor:
         self.alpha = checks.between("alpha", alpha, 0.0, 1.0)
         if self.alpha < LEAST_ALPHA:
             raise ValueError(f"`alpha` must be at least {LEAST_ALPHA:g}, but got {self.alpha:g}.")
+        for name, text in {"risk": risk, "loss": loss}.items():
+            if not isinstance(text, str | None):
+                raise TypeError(f"`{name}` must be a name, but got {text!r:.200}.")
         self.risk, self.loss = risk, loss
         self._low, self._high = low, high
         self._goal = 1.0 / self.alpha

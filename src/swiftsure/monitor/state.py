@@ -8,7 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import NotJSONError, json_checksum, locked, read_json, writable, write_text
+from swiftsure.files import (
+    NotJSONError,
+    json_checksum,
+    locked,
+    read_json,
+    validation_message,
+    writable,
+    write_text,
+)
 
 __all__ = ["Section", "read_state", "write_state"]
 
@@ -97,15 +105,12 @@ def read_state(
         raise _damaged(path, f"it has no part {required!r}")
     try:
         sections = {
-            name: kind.model_validate_json(json.dumps(content[name]))
+            name: kind.model_validate_json(json.dumps(content[name]), strict=True)
             for name, kind in kinds.items()
             if name in content
         }
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        raise _damaged(path, f"{where}: {what}" if where else what) from None
+        raise _damaged(path, validation_message(error)) from None
     return sections, str(checksum)
 
 
@@ -117,7 +122,7 @@ def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise _damaged(path, f"it is not JSON ({error.why})") from None
     del content["format"]
     version = content.pop("version", None)
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise _damaged(path, f"its version is {version!r}")
     return content
 

@@ -13,6 +13,10 @@ from swiftsure.losses import LOSSES, LossRange
 from swiftsure.risks import RISKS
 
 __all__ = [
+    "COLDEST",
+    "DTYPES",
+    "HOTTEST",
+    "check_dtype",
     "choose",
     "chosen_loss",
     "confidence_array",
@@ -32,6 +36,12 @@ __all__ = [
 Array = NDArray[Any]
 Record = TypeVar("Record")
 Ranges = Mapping[str, LossRange | tuple[float, float]]
+
+DTYPES = ("bfloat16", "float16", "float32")
+"""Inference dtypes by name."""
+
+COLDEST, HOTTEST = 1e-30, 1e30
+"""Range of temperatures; logits divided by one fit float64 with room to spare."""
 
 ROUNDING = 1e-6
 """How far outside [0, 1] a confidence may be, due to rounding."""
@@ -198,14 +208,21 @@ def _names(argument: str, values: ArrayLike, n: int) -> Array:
     return array
 
 
+def check_dtype(dtype: str | None) -> str | None:
+    """Return the dtype; raise if it is not one of `DTYPES`."""
+    return dtype if dtype is None else checks.choice("dtype", dtype, DTYPES)
+
+
 def temperature_tuple(values: ArrayLike | None, n_exits: int) -> tuple[float, ...] | None:
     """Return one positive temperature per exit, or None."""
     if values is None:
         return None
     array = checks.numbers("temperatures", values, np.float64)
     checks.of_shape("temperatures", array, {"n_exits": n_exits})
-    if not (np.isfinite(array).all() and (array > 0).all()):
-        raise ValueError(f"`temperatures` must be positive and finite, but got {array.tolist()}.")
+    if not ((array >= COLDEST) & (array <= HOTTEST)).all():  # also refuses NaN
+        raise ValueError(
+            f"`temperatures` must be in [{COLDEST:g}, {HOTTEST:g}], but got {array.tolist()}."
+        )
     return tuple(array.tolist())
 
 

@@ -157,6 +157,7 @@ class ExitRecord(Record):
             ids=record_checks.id_array(self.ids, n),
             groups=record_checks.group_array(self.groups, n),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
+            dtype=record_checks.check_dtype(self.dtype),
             order=SampleOrder.of(self.order, "order"),
             full_costs=record_checks.full_cost_mapping(self.full_costs, costs),
         )

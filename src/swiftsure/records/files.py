@@ -8,20 +8,31 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from swiftsure import checks
-from swiftsure.files import atomic_write, max_unpacked, npz, shortened
+from swiftsure.files import atomic_write, max_unpacked, npz, shortened, validation_message
 from swiftsure.losses import LossRange
 from swiftsure.sample_order import SampleOrder
 
-__all__ = ["VERSION", "keeps_order", "kind", "load", "logits", "reading", "save"]
+__all__ = [
+    "VERSION",
+    "checksum",
+    "keeps_order",
+    "kind",
+    "load",
+    "logits",
+    "packed",
+    "reading",
+    "save",
+    "write",
+]
 
 VERSION = 1
 """Version of the file layout; newer versions are refused."""
@@ -39,12 +50,17 @@ Array = NDArray[Any]
 
 
 def save(record: Any, path: str | os.PathLike[str], *, durable: bool = True) -> None:
-    """Write a record: one column per table, and the rest in the file's metadata."""
+    """Write a record as a Parquet file, atomically."""
     suffix = Path(path).suffix.lower()
     if suffix in OTHERS:
         raise ValueError(
             f"`path` must not end in {suffix}: a record is a Parquet file; got {path}."
         )
+    write(packed(record), path, durable=durable)
+
+
+def packed(record: Any) -> pa.Table:
+    """Return a record as a table: one column per table, and the rest in its metadata."""
     columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
     if record.groups is not None:
         columns["group"] = pa.array(record.groups)
@@ -74,7 +90,11 @@ def save(record: Any, path: str | os.PathLike[str], *, durable: bool = True) -> 
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
     text = json.dumps(header).encode()
-    table = pa.table(columns).replace_schema_metadata({KEY: text, CHECKSUM: _sha256(text)})
+    return pa.table(columns).replace_schema_metadata({KEY: text, CHECKSUM: _sha256(text)})
+
+
+def write(table: pa.Table, path: str | os.PathLike[str], *, durable: bool = True) -> None:
+    """Write what `packed` returns, atomically."""
     with atomic_write(path, durable=durable) as temporary, temporary.open("wb") as file:
         pq.write_table(
             table,
@@ -84,6 +104,11 @@ def save(record: Any, path: str | os.PathLike[str], *, durable: bool = True) -> 
             write_statistics=False,
             write_page_checksum=True,
         )
+
+
+def checksum(schema: pa.Schema) -> str:
+    """Return the checksum of a record's header, which holds digests of all columns."""
+    return str((schema.metadata or {}).get(CHECKSUM, b""), "ascii", "replace")
 
 
 def kind(path: str | os.PathLike[str]) -> str:
@@ -102,7 +127,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         if str(path) in str(error):
             raise
-        raise type(error)(f"{path}: {error}") from None
+        expected = TypeError if isinstance(error, TypeError) else ValueError
+        raise expected(f"{path}: {error}") from None
 
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
@@ -167,7 +193,7 @@ def _load_parquet(
         "ids": data["id"],
         "groups": data.get("group"),
         "fingerprint": header.fingerprint,
-        "order": SampleOrder(**header.order),
+        "order": SampleOrder(header.order.seed, header.order.drawn),
         "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
         "inconsistency_ranges": {
             name: LossRange(*each) for name, each in header.inconsistency_ranges.items()
@@ -253,18 +279,27 @@ def _selection(
     return [name for name in only if name in names]
 
 
-class _Header(BaseModel):
-    """What a record file says besides its columns."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+
+class _Order(_Strict):
+    """The order in which the samples are tested."""
+
+    seed: int = Field(ge=0)
+    drawn: bool
+
+
+class _Header(_Strict):
+    """What a record file says besides its columns."""
+
     kind: Literal["exits", "thresholds"]
-    version: Literal[1]
+    version: int = Field(ge=1, le=VERSION)
     costs: dict[str, list[float]]
     loss_ranges: dict[str, tuple[float, float, bool]]
     inconsistency_ranges: dict[str, tuple[float, float, bool]]
     fingerprint: str | None
-    order: dict[str, Any]
+    order: _Order
     columns: dict[str, str]
     """A digest of each column's values."""
     temperatures: tuple[float, ...] | None = None
@@ -273,6 +308,14 @@ class _Header(BaseModel):
     thresholds: list[float | None] | None = None
     dial: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if "id" not in self.columns:
+            raise ValueError("it has no column of ids")
+        if (self.kind == "thresholds") != (self.thresholds is not None):
+            raise ValueError("thresholds must be given for a record of thresholds, and only there")
+        return self
 
 
 def _header(path: str | os.PathLike[str]) -> _Header:
@@ -306,9 +349,7 @@ def _header(path: str | os.PathLike[str]) -> _Header:
     try:
         return _Header.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path} is not a valid record: {where}: {first['msg']}.") from None
+        raise ValueError(f"{path} is not a valid record: {validation_message(error)}.") from None
 
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:

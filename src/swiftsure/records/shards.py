@@ -2,21 +2,45 @@
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from swiftsure.files import json_checksum, locked, read_json, write_text
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from swiftsure.files import (
+    json_checksum,
+    locked,
+    read_json,
+    remove_stale,
+    validation_message,
+    write_text,
+)
+from swiftsure.records import files
 from swiftsure.records.exit_record import ExitRecord
 from swiftsure.records.threshold_record import ThresholdRecord
 
 __all__ = ["Shards"]
 
 MANIFEST = "manifest.json"
+SHARD = re.compile(r"shard-([0-9]{5,})\.parquet")
 
 Record = TypeVar("Record", ExitRecord, ThresholdRecord)
+
+
+class _Manifest(BaseModel):
+    """What the manifest of a folder holds besides its checksum."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    identity: dict[str, Any]
+    notes: dict[str, Any]
+    shards: dict[str, str]
+    """The checksum of each shard's header, by file name."""
 
 
 class Shards(Generic[Record]):
@@ -68,6 +92,7 @@ class Shards(Generic[Record]):
         self._durable = durable
         self._identity = json.loads(json.dumps(identity))
         self._stack = ExitStack()
+        self._checksums: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         if self.folder is not None:
@@ -92,13 +117,16 @@ class Shards(Generic[Record]):
         return [self.records[number] for number in sorted(self.records)]
 
     def put(self, number: int, record: Record, **notes: Any) -> None:
-        """Add a finished shard and save it, after its notes."""
+        """Add a finished shard and save it, after its notes and its checksum."""
         self.records[number] = record  # before saving, so that a full disk does not lose it
-        if notes:
-            self.note(**notes)
-        if self.folder is not None:
-            record.save(self._file(number), durable=self._durable)
-            self.saved.add(number)
+        if self.folder is None:
+            self.notes |= notes
+            return
+        file, table = self._file(number), files.packed(record)
+        self._checksums[file.name] = files.checksum(table.schema)
+        self.note(**notes)
+        files.write(table, file, durable=self._durable)
+        self.saved.add(number)
 
     def drop_from(self, number: int) -> None:
         """Remove this shard and all after it."""
@@ -106,46 +134,69 @@ class Shards(Generic[Record]):
             del self.records[each]
             self.saved.discard(each)
             self._file(each).unlink(missing_ok=True)
+            self._checksums.pop(self._file(each).name, None)
 
     def note(self, **notes: Any) -> None:
         """Save data, as JSON, that a resumed run needs besides the shards."""
         self.notes |= notes
         if self.folder is not None:
-            content = {"identity": self._identity, "notes": json.loads(json.dumps(self.notes))}
+            content = {
+                "identity": self._identity,
+                "notes": json.loads(json.dumps(self.notes)),
+                "shards": self._checksums,
+            }
             whole = content | {"checksum": json_checksum(content)}
-            write_text(self.folder / MANIFEST, json.dumps(whole, indent=2) + "\n")
+            write_text(self.manifest, json.dumps(whole, indent=2) + "\n")
 
-    def _file(self, number: int) -> Path:
+    @property
+    def manifest(self) -> Path:
+        """The file that describes the run."""
         if self.folder is None:
             raise ValueError("Shards without a folder have no files.")
-        return self.folder / f"shard-{number:05d}.parquet"
+        return self.folder / MANIFEST
+
+    def _file(self, number: int) -> Path:
+        return self.manifest.with_name(f"shard-{number:05d}.parquet")
 
     def _open(self, folder: Path) -> None:
         """Read the manifest and the shards of an interrupted run, or start a new manifest."""
-        paths = {int(path.stem[6:]): path for path in folder.glob("shard-[0-9]*.parquet")}
-        manifest = folder / MANIFEST
-        if not (manifest.exists() or paths):
+        remove_stale(folder)
+        matches = [SHARD.fullmatch(path.name) for path in folder.iterdir()]
+        numbers = sorted(int(match[1]) for match in matches if match)
+        if not (self.manifest.exists() or numbers):
             self.note()
             return
-        found: dict[str, Any] = {"identity": {}, "notes": {}}
-        if manifest.exists():
-            found = read_json(manifest, "a manifest of shards")
-            if found.pop("checksum", None) != json_checksum(found):
-                raise ValueError(
-                    f"{manifest} is damaged: its checksum does not fit its content. Delete"
-                    f" {folder} and start again."
-                )
-        identity, notes = found["identity"], found["notes"]
-        other = [name for name, value in self._identity.items() if identity.get(name) != value]
+        found = _Manifest(identity={}, notes={}, shards={})
+        if self.manifest.exists():
+            found = _read_manifest(self.manifest)
+        other = [n for n, value in self._identity.items() if found.identity.get(n) != value]
         if other:
             raise ValueError(
                 f"`shards`: {folder} holds another run, with other {', '.join(other)}: choose"
                 " another folder, or delete it."
             )
-        self.notes = notes
-        for number, path in sorted(paths.items()):
+        self.notes, self._checksums = dict(found.notes), dict(found.shards)
+        for number in numbers:
+            path = self._file(number)
             try:
-                self.records[number] = self._kind.load(path)
-                self.saved.add(number)
+                record = self._kind.load(path)
+                if files.checksum(pq.read_schema(path)) != found.shards.get(path.name):
+                    raise ValueError(f"{path} is not the shard that {MANIFEST} names")
             except ValueError as error:
                 warnings.warn(f"This shard is made again: {error}", UserWarning, stacklevel=4)
+            else:
+                self.records[number] = record
+                self.saved.add(number)
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    content = read_json(path, "a manifest of shards")
+    start_again = f"Delete {path.parent} and start again."
+    if content.pop("checksum", None) != json_checksum(content):
+        raise ValueError(f"{path} is damaged: its checksum does not fit its content. {start_again}")
+    try:
+        return _Manifest.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} is not a manifest of shards: {validation_message(error)}. {start_again}"
+        ) from None

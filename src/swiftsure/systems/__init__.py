@@ -7,7 +7,8 @@
 | `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
 """
 
-from swiftsure.systems.binding import PolicyBinding, check_dtype, check_same
+from swiftsure.records.checks import check_dtype
+from swiftsure.systems.binding import PolicyBinding, check_same
 from swiftsure.systems.rules import Rule, ThresholdRule, same_exits, threshold_levels
 from swiftsure.systems.sweep import RunBatch, Runs, Sweep, sweep_grid
 

@@ -3,16 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swiftsure import checks
 from swiftsure.policy import Policy
+from swiftsure.records.checks import check_dtype
 
-__all__ = ["DTYPES", "SYSTEM", "PolicyBinding", "check_dtype", "check_same"]
+__all__ = ["SYSTEM", "PolicyBinding", "check_same"]
 
 SYSTEM = "system"
 """The setting of a record and its policies that names the system they are for."""
-
-DTYPES = ("bfloat16", "float16", "float32")
-"""Inference dtypes by name."""
 
 
 class PolicyBinding:
@@ -126,11 +123,6 @@ class PolicyBinding:
                 f" fingerprint is {expected[:19]}…, but this model's is {found[:19]}…. Calibrate"
                 " again."
             )
-
-
-def check_dtype(dtype: str | None) -> str | None:
-    """Return an inference dtype, or None, unchanged; raises if it is unknown."""
-    return dtype if dtype is None else checks.choice("dtype", dtype, DTYPES)
 
 
 def check_same(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from swiftsure.torch.staged import batch_size
+
 __all__ = ["Batch", "DataHash", "moved"]
 
 
@@ -46,7 +48,9 @@ class Batch(NamedTuple):
     def rows(self, which: slice) -> "Batch":
         """Return some of the samples."""
         kinds = (Tensor, np.ndarray)
-        inputs = pytree.tree_map_only(kinds, lambda leaf: leaf[which], self.inputs)
+        inputs = pytree.tree_map_only(  # a 0-dim leaf belongs to every sample
+            kinds, lambda leaf: leaf[which] if leaf.ndim else leaf, self.inputs
+        )
         return Batch(inputs, *(None if part is None else part[which] for part in self[1:]))
 
 
@@ -55,6 +59,7 @@ class DataHash:
 
     def __init__(self) -> None:
         self._hashes: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}
 
     def update(self, batch: Batch) -> None:
         """Add the samples of a batch."""
@@ -63,21 +68,33 @@ class DataHash:
             leaves = pytree.tree_leaves(part) if name == "inputs" else [part]
             for number, leaf in enumerate(leaves):
                 key = name if len(leaves) == 1 else f"{name} ({number + 1})"
-                self._hashes.setdefault(key, hashlib.blake2b(digest_size=16)).update(_bytes(leaf))
+                kind, content = _content(leaf)
+                found = self._hashes.setdefault(key, hashlib.blake2b(digest_size=16))
+                if self._kinds.get(key) != kind:
+                    found.update(kind.encode())
+                    self._kinds[key] = kind
+                repeats = batch_size(batch.inputs) if kind.endswith("single") else 1
+                for _ in range(repeats):  # once per sample, however they are batched
+                    found.update(content)
 
     def digests(self) -> dict[str, str]:
         """Return the hash of every part so far."""
         return {name: found.hexdigest() for name, found in self._hashes.items()}
 
 
-def _bytes(leaf: Any) -> bytes | memoryview:
-    """Return the values of one leaf as bytes."""
+def _content(leaf: Any) -> tuple[str, bytes | memoryview]:
+    """Return the dtype and shape of one sample of a leaf, and the leaf's values as bytes."""
     if isinstance(leaf, Tensor):
-        leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy()
-    values = np.asarray(leaf)
-    if values.dtype.kind in "OUS":
-        return "".join(f"{each!r}," for each in values.ravel().tolist()).encode()
-    return np.ascontiguousarray(values).data
+        shape, dtype = tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
+        values = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        values = np.asarray(leaf)
+        shape, dtype = values.shape, values.dtype.name
+    content: bytes | memoryview = np.ascontiguousarray(values).data
+    if values.dtype.kind in "OUS":  # NumPy's dtype of text depends on the longest of a batch
+        dtype = "text"
+        content = "".join(f"{each!r}," for each in values.ravel().tolist()).encode()
+    return f"{dtype} {list(shape[1:]) if shape else 'single'}", content
 
 
 def moved(tree: Any, device: torch.device | None) -> Any:

@@ -4,6 +4,7 @@ Scores and losses are reduced on the device, batch by batch, so memory grows wit
 but not with classes or pixels. With a folder for shards, a killed run can be resumed.
 """
 
+import json
 import os
 import time
 import warnings
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure import checks
+from swiftsure.files import validation_message
 from swiftsure.losses import Loss
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord
@@ -125,11 +128,14 @@ def collect(
     """
     run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
     size = checks.count("shard_size", shard_size)
+    wait = checks.number("shard_seconds", shard_seconds)
+    if not wait >= 0:  # also refuses NaN
+        raise ValueError(f"`shard_seconds` must be at least 0, but got {wait:g}.")
     total = _length(loader)
     # Without a folder, one shard holds everything and the fingerprint is not needed yet.
     identity = {} if shards is None else run.identity()
     with Shards(shards, ExitRecord, identity, durable=durable) as kept:
-        collected = _Collection(run, kept, size, shard_seconds)
+        collected = _Collection(run, kept, size, wait)
         try:
             with steps("collecting", total, progress) as advance:
                 for batch in collected.remaining(loader):
@@ -177,15 +183,16 @@ class _Collection:
         self._digests_pending: dict[str, Any] = {}  # and of those that are running
         # What the manifest says of each shard. It is written before its shard, and a shard may
         # have been lost: samples from the first missing shard on are collected again.
-        described = shards.notes.get("data", [])
-        n_whole = next(k for k in range(len(described) + 1) if k not in shards.records)
+        notes = _checked_notes(shards)
+        described = notes.data
+        n_whole = next(
+            (k for k in range(len(described)) if k not in shards.records), len(described)
+        )
         if shards.folder is not None:
             shards.drop_from(n_whole)
-        self.data: list[dict[str, Any]] = described[:n_whole]
+        self.data = [each.model_dump() for each in described[:n_whole]]
         self.left_out_of: dict[int, list[Any]] = {
-            int(number): ids
-            for number, ids in shards.notes.get("left_out", {}).items()
-            if int(number) < n_whole
+            number: ids for number, ids in notes.left_out.items() if number < n_whole
         }
         for record in shards.all[:1]:
             run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
@@ -307,6 +314,45 @@ class _Collection:
         # A shard with a missing label lacks the losses that need every label, so drop them.
         common = set.intersection(*(set(record.losses) for record in records))
         return ExitRecord.concatenate([_with_losses(record, common) for record in records])
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _ShardData(_Strict):
+    """What a manifest says of the data of one shard."""
+
+    n: int = Field(ge=1)
+    """Samples up to the end of the shard."""
+    hashes: dict[str, str]
+
+
+class _Notes(_Strict):
+    """The notes of a manifest."""
+
+    batches: list[str] | None = None
+    data: list[_ShardData] = Field(default_factory=list)
+    left_out: dict[int, list[Any]] = Field(default_factory=dict)
+
+
+def _checked_notes(shards: Shards[ExitRecord]) -> _Notes:
+    """Return the notes of the interrupted run; raise if they do not fit its shards."""
+    try:
+        notes = _Notes.model_validate_json(json.dumps(shards.notes))
+        start = 0
+        for number, each in enumerate(notes.data):
+            n = each.n - start - len(notes.left_out.get(number, []))
+            if number in shards.records and n != shards[number].n:
+                raise ValueError(f"data.{number}.n: the shard has {shards[number].n:,} samples")
+            start = each.n
+    except ValueError as error:
+        what = validation_message(error) if isinstance(error, ValidationError) else error
+        raise ValueError(
+            f"{shards.manifest} is not a manifest of `collect`: {what}. Delete"
+            f" {shards.folder} and start again."
+        ) from None
+    return notes
 
 
 def _with_losses(record: ExitRecord, names: set[str]) -> ExitRecord:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from swiftsure import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
 from swiftsure.records import ExitRecord
-from swiftsure.records.checks import temperature_tuple
+from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds, full_seconds
@@ -75,9 +75,7 @@ class Reducer:
             raise ValueError("`scores` must name at least one score, but is empty.")
         self.scores = [score_name("scores", name) for name in scores]
         self.seconds = seconds
-        if dtype is not None:
-            checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
-        self.dtype = dtype
+        self.dtype = check_dtype(dtype)
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
