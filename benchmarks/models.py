@@ -3,8 +3,8 @@
 By default the network that comes with the library. For one that was trained and recorded as in
 `experiments/image_classification` or `experiments/segmentation`, run
 `python benchmarks/models.py --results FOLDER --name NAME [--images FILE.npy] [--device cuda]`, with
-test images (n, 3, height, width) of uint8 in the file; CIFAR-10's by default. For segmentation add
-`--loss miou --score mean_top1`.
+test images (n, 3, height, width) of uint8 in the file; Fashion-MNIST's by default. For segmentation
+add `--loss miou --score mean_top1`.
 """
 
 import argparse
@@ -118,7 +118,9 @@ def _wait(device: str) -> None:
 def run(device: str = "cpu", batches: tuple[int, ...] = (1, 64)) -> list[Result]:
     model, record = models.embedded_msdnet(), assets.record()
     x = models.prepared(assets.sample_images().images[:N_IMAGES]).to(device)
-    return [r for batch in batches for r in measure("MSDNet, CIFAR-10", model, record, x, batch)]
+    return [
+        r for batch in batches for r in measure("MSDNet, Fashion-MNIST", model, record, x, batch)
+    ]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A plain network made early-exit: attach heads, train them, certify, run.
 
-The network is the small one that comes with the library, three convolutions trained on CIFAR-10. A
-network this small has little to save; the steps are the same for a large one.
+The network is the small one that comes with the library: three convolutions, trained on
+Fashion-MNIST. A network this small has little to save; the steps are the same for a large one.
 """
 
 import torch

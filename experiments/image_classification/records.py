@@ -48,7 +48,7 @@ def main() -> None:
             losses=["zero_one", "brier"],
         )
         record.save(file.with_suffix(".parquet"))
-        accuracy = 1 - record.losses["zero_one"].mean(axis=0)
+        accuracy = 1 - record.losses["zero_one"].mean(axis=0, dtype=float)
         report["test_accuracy"] = accuracy.round(4).tolist()
         report["flops"] = record.costs["flops"].tolist()
         file.write_text(json.dumps(report, indent=2) + "\n")

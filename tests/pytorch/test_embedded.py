@@ -28,9 +28,9 @@ def test_its_record_is_what_it_does(model, sample):
     x, y = prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150])
     found = collect(model, [(x, y)], scores=["top1", "entropy"], progress=False)
     for loss in ("zero_one", "brier"):
-        np.testing.assert_allclose(found.losses[loss], record.losses[loss], atol=1e-3)
+        np.testing.assert_allclose(found.losses[loss], record.losses[loss], atol=1e-5)
     for score in ("top1", "entropy"):
-        np.testing.assert_allclose(found.confidences[score], record.confidences[score], atol=1e-3)
+        np.testing.assert_allclose(found.confidences[score], record.confidences[score], atol=1e-5)
     np.testing.assert_array_equal(found.costs["flops"], record.costs["flops"])
 
 
@@ -48,7 +48,7 @@ def test_its_exits_improve():
     record = assets.record()
     accuracy = 1 - record.losses["zero_one"].mean(axis=0)
     assert (np.diff(accuracy) > 0).all()
-    assert accuracy[-1] > 0.94
+    assert accuracy[-1] > 0.9
     np.testing.assert_allclose(accuracy, assets.network()["test_accuracy"], atol=1e-4)
 
 
@@ -62,7 +62,7 @@ def test_images_and_labels_belong_together(sample):
 
 def test_flops_are_counted(model):
     np.testing.assert_allclose(
-        exit_flops(model, torch.zeros(1, 3, 32, 32)), assets.network()["flops"]
+        exit_flops(model, torch.zeros(1, 3, 28, 28)), assets.network()["flops"]
     )
 
 
@@ -82,7 +82,7 @@ def test_the_small_network_is_what_its_record_is_of():
     part = record.take(sample.ids[:150])
     batch = (prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150]))
     found = collect(model, [batch], losses=["zero_one"], progress=False)
-    np.testing.assert_allclose(found.confidences["top1"], part.confidences["top1"], atol=1e-4)
+    np.testing.assert_allclose(found.confidences["top1"], part.confidences["top1"], atol=1e-5)
     np.testing.assert_array_equal(found.losses["zero_one"], part.losses["zero_one"])
     np.testing.assert_array_equal(found.costs["flops"], assets.network(small=True)["flops"])
     accuracy = 1 - record.losses["zero_one"].mean(axis=0)

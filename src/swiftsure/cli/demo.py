@@ -41,9 +41,9 @@ def demo(
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
-    The network is an MSDNet with five exits, trained on CIFAR-10, or, if
-    swiftsure-assets is not installed, a small network with three exits. It is
-    calibrated on some test images, then runs on others to measure what it
+    The network is an MSDNet with five exits, trained on Fashion-MNIST, or,
+    if swiftsure-assets is not installed, a small network with three exits. It
+    is calibrated on some test images, then runs on others to measure what it
     saves and loses.
 
     [bold]Example[/bold]
@@ -75,7 +75,9 @@ def demo(
         name = "A small network" if small else "MSDNet"
         accuracy = assets.network(small)["test_accuracy"]
         accuracies = ", ".join(f"{100 * a:.1f}" for a in accuracy)
-        print_text(f"{name} on CIFAR-10: accuracies {accuracies} % at its {len(accuracy)} exits.\n")
+        print_text(
+            f"{name} on Fashion-MNIST: accuracies {accuracies} % at its {len(accuracy)} exits.\n"
+        )
         print_policy(policy)
         _print_tradeoff(tradeoff, n, others.n)
     files = [output / "policy.json", output / "policy.png"]
@@ -223,7 +225,7 @@ def _images_figure(images: "SampleImages", exits: np.ndarray, path: Path) -> Non
 
     n_exits, columns = int(exits.max()) + 1, 12
     figure = new_figure(columns * 0.62 + 0.8, n_exits * 0.66 + 0.5)
-    figure.suptitle("CIFAR-10 images, by the exit they took", fontsize=10)
+    figure.suptitle("Fashion-MNIST images, by the exit they took", fontsize=10)
     axes = figure.subplots(n_exits, columns, squeeze=False)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
