@@ -97,7 +97,9 @@ def main() -> None:
     record = collect(model, loader, losses=["zero_one"])
     record.save(assets.SMALL / "record.parquet")
     described |= {
-        "test_accuracy": (1 - record.losses["zero_one"].mean(axis=0, dtype=float)).round(4).tolist(),
+        "test_accuracy": (1 - record.losses["zero_one"].mean(axis=0, dtype=float))
+        .round(4)
+        .tolist(),
         "flops": record.costs["flops"].tolist(),
     }
     write(assets.SMALL / "network.json", described)
