@@ -28,6 +28,7 @@ RULES = {
     "softmax, decay": CalmRule(1.0, decay=Decay(TOKENS)),
     "softmax, strict, late": CalmRule(1.0, strict=True, min_exit=1),
     "softmax, shortlist": CalmRule(1.0, shortlist=4),
+    "softmax, few looks": CalmRule(1.0, look_at=(0, 2)),
     "saturation": CalmRule(1.0, score="saturation"),
     "meta": CalmRule(1.0, score="meta"),
 }

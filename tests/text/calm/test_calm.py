@@ -169,6 +169,16 @@ def test_costs_count_what_runs():
     assert early.flops[0] == pytest.approx(expected)
 
 
+def test_looks_only_where_it_is_told():
+    model = t5()
+    fast = CalmModel(model, CalmRule(-1.0, look_at=[2]))
+    output = fast.generate(**batch(3, model), max_new_tokens=4, eos_token_id=None)
+    assert (output.exit_layers == 3).all()
+    seen = np.isfinite(output.depths.confidences)
+    assert seen[..., 2].all()
+    assert not seen[..., :2].any()
+
+
 def test_skipped_blocks_do_not_run():
     model = t5()
     calls = []

@@ -30,7 +30,7 @@ SOME_RULES = {name: RULES[name] for name in ("softmax, shortlist", "saturation",
 
 def test_every_family_is_tested():
     tested = {kind(name).config.model_type for name in KINDS}
-    assert tested | {"t5", "mt5", "llama"} == set(FAMILIES)
+    assert tested | {"t5", "mt5", "llama"} == set(FAMILIES) - {"opt"}  # of the documentation
 
 
 @pytest.mark.parametrize("name", [*KINDS, *MODELS])
@@ -152,6 +152,7 @@ OPT = Family(
 
 
 def test_an_unknown_family_says_how_to_declare_it(monkeypatch):
+    monkeypatch.delitem(FAMILIES, "opt", raising=False)  # an example of the documentation adds it
     model = opt()
     with pytest.raises(ValueError, match="'opt'") as error:
         CalmModel(model, 0.5)

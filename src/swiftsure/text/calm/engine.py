@@ -73,7 +73,12 @@ class Engine:
         self._stack_names = _argument_names(type(decoder.stack).forward)
         self._cache_name = decoder.family.cache
         self._projects = [partial(decoder.project, index) for index in range(len(self.blocks))]
-        self._first = max(rule.min_exit, confidence.first_exit)
+        first = max(rule.min_exit, confidence.first_exit)
+        self._exits = set(range(first, len(self.blocks) - 1))
+        if rule.look_at is not None:
+            self._exits &= set(rule.look_at)
+        if decoder.exit_heads is not None:
+            self._exits &= set(decoder.exit_heads.exits)
         self._thread = threading.get_ident()
         self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
@@ -150,10 +155,6 @@ class Engine:
             return _with_states(output, _apply_exit_heads(heads, step, _states(output)))
         return output
 
-    def _is_exit(self, exit_index: int) -> bool:
-        heads = self.decoder.exit_heads
-        return heads is None or exit_index in heads.exits
-
     def _run_block(
         self,
         step: Step,
@@ -163,7 +164,7 @@ class Engine:
         kwargs: Mapping[str, Any],
     ) -> Any:
         states: Tensor = args[0] if args else kwargs["hidden_states"]
-        if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
+        if step.may_exit and step.n_active and index - 1 in self._exits:
             look = step.look(index - 1, states)
             scores = self.confidence.measure(look)
             step.exit_confident(look, scores, self.confidence.computed, strict=self.rule.strict)
