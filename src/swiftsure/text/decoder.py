@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
+from swiftsure.torch.modes import refuse_training
 
 __all__ = ["Decoder", "attention_width", "check_family", "decoder_of", "matrix_flops"]
 
@@ -259,7 +260,8 @@ def check_family(model: Any) -> None:
     Raises
     ------
     ValueError
-        If the keys, values or logits that the family leads to are not the model's own.
+        If the keys, values or logits that the family leads to are not the model's own, the family
+        is unknown, or the model is in training mode.
 
     Examples
     --------
@@ -268,6 +270,7 @@ def check_family(model: Any) -> None:
     >>> check_family(GPT2LMHeadModel(config).eval())
     """
     decoder = decoder_of(model)
+    refuse_training(model)
     crossed = bool(model.config.is_encoder_decoder)
     ids = torch.arange(3, 8, device=model.device)[None] % decoder.head.weight.shape[0]
     cache: Any = DynamicCache()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from swiftsure.text import FAMILIES, CalmModel, Family, check_family, early_exits, fit_exit_heads
 from text.builders import (
@@ -138,6 +139,15 @@ def test_exit_heads_are_fitted(name):
     heads = fit_exit_heads(model, texts(12), tokenizer(), max_new_tokens=6)
     output = CalmModel(model, 0.3, heads=heads).generate(**batch(3, model), max_new_tokens=6)
     assert output.sequences.shape[0] == 3
+
+
+def test_a_window_that_has_dropped_positions_is_refused():
+    model = kind("Mistral")
+    inputs = batch(1, model)
+    cache = DynamicCache(config=model.config)
+    first = model.generate(**inputs, max_new_tokens=8, past_key_values=cache, eos_token_id=None)
+    with pytest.raises(ValueError, match="dropped positions"), early_exits(model, None):
+        model.generate(first, max_new_tokens=3, past_key_values=cache)
 
 
 # ----------------------------------------------------------------------------- families to declare
