@@ -2,10 +2,11 @@
 
 `python benchmarks/calm.py [--model FOLDER] [--device cuda] [--batch 1 8 32]` runs a random T5, or a
 saved one, on random inputs, at thresholds that save about half of the decoder's blocks. With
-`--texts FILE`, thresholds limit the BLEU gap, and the model is the library's translator, or yours
-with its sweeps (`--model FOLDER --records FOLDER`). The time of a decoder with half the blocks and
-no decisions is the limit of what such a saving can gain: encoder, head and the loop of `generate`
-remain. Ratios are of best times in one run.
+`--every 2 4`, rules also look at every second or fourth block only. With `--texts FILE`, thresholds
+limit the BLEU gap, and the model is the library's translator, or yours with its sweeps
+(`--model FOLDER --records FOLDER`). The time of a decoder with half the blocks and no decisions is
+the limit of what such a saving can gain: encoder, head and the loop of `generate` remain. Ratios
+are of best times in one run.
 """
 
 import argparse
@@ -179,17 +180,24 @@ def run(
     batches: Sequence[int] = (1, 8, 32),
     model: Any = None,
     repeats: int = 3,
+    every: Sequence[int] = (),
 ) -> list[Result]:
     """Measure on random inputs, at thresholds that save about half of the blocks."""
     chosen = (random_t5() if model is None else model).to(device)
     judge = MetaClassifier(chosen.config.d_model).to(device).eval()
     options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    last, rules = len(chosen.decoder.block) - 1, dict(RULES)
+    for step in every:
+        rules |= {
+            f"{name}, every {step} blocks": replace(rule, look_at=range(step - 1, last, step))
+            for name, rule in RULES.items()
+        }
     results = []
     for batch in batches:
         torch.manual_seed(batch)
         ids = torch.randint(5, chosen.config.vocab_size - 100, (batch, SOURCE), device=device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        fast = {name: halfway(chosen, rule, judge, inputs) for name, rule in RULES.items()}
+        fast = {name: halfway(chosen, rule, judge, inputs) for name, rule in rules.items()}
         where = f"{device}, batch {batch}: "
         results += measure(chosen, where, [inputs], options, fast, repeats)
     return results
@@ -246,6 +254,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--every", type=int, nargs="+", default=[], help="look at fewer blocks")
     arguments = parser.parse_args()
     folder = arguments.model or (arguments.texts and assets.TRANSLATOR)
     if folder is None:
@@ -255,7 +264,8 @@ def main() -> None:
     model = model.to(arguments.device)
     repeats = arguments.repeats
     if arguments.texts is None:
-        show(TITLE, run(arguments.device, arguments.batch, model, repeats), Console())
+        results = run(arguments.device, arguments.batch, model, repeats, arguments.every)
+        show(TITLE, results, Console())
         return
     records = arguments.records or assets.CALM
     beside = [folder / "meta.safetensors", *records.glob("*_meta.safetensors")]

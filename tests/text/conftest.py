@@ -21,3 +21,9 @@ else:
         """Both ways of working on a batch: that of a CPU, and that of a GPU, tried on a CPU."""
         kind = {"rows": steps.Step, "mask": steps.MaskedStep}[request.param]
         monkeypatch.setattr(engine, "step_on", lambda _: kind)
+
+    @pytest.fixture(params=["compacted", "all rows"])
+    def way(request, monkeypatch):
+        """Both ways to run a block for some rows only."""
+        monkeypatch.setattr(steps, "COMPACT_FROM", 2)
+        monkeypatch.setattr(steps, "COMPACT_BELOW", 1.0 if request.param == "compacted" else -1.0)

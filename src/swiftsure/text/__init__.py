@@ -21,6 +21,7 @@ from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
+from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
 
@@ -44,6 +45,7 @@ __all__ = [
     "Speculative",
     "TextSample",
     "calm_fingerprint",
+    "check_family",
     "cnn_dailymail",
     "early_exits",
     "fit_exit_heads",

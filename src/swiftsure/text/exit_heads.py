@@ -114,6 +114,7 @@ def solve_exit_heads(
     exits: Iterable[int],
     *,
     ridge: float = 1e-3,
+    normed: bool = True,
     trained_on: Iterable[str] = (),
 ) -> ExitHeads:
     """Fit exit heads by ridge regression.
@@ -126,6 +127,8 @@ def solve_exit_heads(
         As in `ExitHeads`.
     ridge : float
         Penalty on large weights, as a share of the states' mean square.
+    normed : bool
+        Whether the model has a norm after its last block, so that the size of states is irrelevant.
     """
     if not ridge >= 0:
         raise ValueError(f"`ridge` must be at least 0, but got {ridge}.")
@@ -135,7 +138,7 @@ def solve_exit_heads(
     products: dict[int, Any] = dict.fromkeys(chosen, 0.0)
     n = width = 0
     for states in answers:
-        goal = scaled(states[-1]).double()
+        goal = (scaled(states[-1]) if normed else states[-1]).double()
         n, width = n + len(goal), goal.shape[1]
         for k in chosen:
             if k >= len(states) - 1:

@@ -13,7 +13,6 @@ from transformers import (
 )
 
 from swiftsure.systems import check_same
-from swiftsure.text.families import Family
 
 __all__ = [
     "check_length",
@@ -81,10 +80,16 @@ def check_token_ids(input_ids: Tensor) -> None:
         )
 
 
-def check_length(family: Family, prompt: int, new: int, name: str = "model") -> None:
-    """Raise if a prompt and its answer exceed the model's context."""
-    limit = family.context_length
-    if limit is not None and prompt + new > limit:
+def check_length(model: Any, prompt: int, new: int, name: str = "model") -> None:
+    """Raise if a prompt and its answer exceed the model's positions; T5's have no limit."""
+    config = model.config
+    limit = getattr(config, "max_position_embeddings", None)
+    # A source and its answer have positions of their own.
+    needed = max(prompt, new) if config.is_encoder_decoder else prompt + new
+    short = getattr(config, "original_max_position_embeddings", None)
+    if short is not None and prompt <= short:
+        limit = short  # beyond it Phi-3 changes its rotation and drops the cache
+    if limit is not None and needed > limit:
         raise ValueError(
             f"A prompt of {prompt} tokens and `max_new_tokens` of {new} are more than the {name}'s"
             f" {limit} positions: shorten one of them."

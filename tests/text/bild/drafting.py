@@ -4,9 +4,9 @@ import copy
 
 import torch
 
-from text.builders import batch, llama, single, t5
+from text.builders import PAD, batch, kind, llama, opt, single, t5
 
-__all__ = ["PAIRS", "greedy", "inputs", "logits", "near", "slow_bild"]
+__all__ = ["OTHERS", "PAIRS", "greedy", "inputs", "logits", "near", "slow_bild"]
 
 
 def near(model, scale=0.15, seed=0):
@@ -36,6 +36,19 @@ PAIRS = {
     "Llama": _pair(lambda: llama(layers=2), 0.25),
     "Llama, tied": _pair(lambda: llama(layers=2, tie_word_embeddings=True), 0.25),
 }
+OTHERS = {
+    "GPT-2": _pair(lambda: kind("GPT2")),
+    "Qwen2": _pair(lambda: kind("Qwen2")),
+    "Gemma 3, sliding windows": _pair(lambda: kind("Gemma3"), 0.3),
+    "Mistral, sliding windows": _pair(lambda: kind("Mistral")),
+    "GPT-NeoX": _pair(lambda: kind("GPTNeoX")),
+    "OPT, in no table": _pair(opt),
+    "BART": _pair(lambda: kind("Bart"), 0.6),
+    "Marian": lambda: (kind("Marian"), kind("Marian", 1)),
+    "Qwen2 and GPT-2": lambda: (kind("Qwen2"), kind("GPT2")),
+    "T5 and BART": lambda: (t5(), kind("Bart", decoder_start_token_id=PAD)),
+}
+"""Of other families, and of two."""
 
 
 def inputs(model, row=0, seed=0):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import MambaConfig, MambaForCausalLM
 
 from swiftsure.text import (
     BigLittle,
@@ -16,8 +17,8 @@ from swiftsure.text import (
     Speculative,
     self_draft,
 )
-from text.bild.drafting import PAIRS, greedy, inputs, near, slow_bild
-from text.builders import EOS, batch, llama, new_tokens, t5
+from text.bild.drafting import OTHERS, PAIRS, greedy, inputs, near, slow_bild
+from text.builders import EOS, batch, kind, llama, new_tokens, t5
 from text.tokenizing import tokenizer
 
 N = 12
@@ -55,6 +56,30 @@ def test_the_safe_end_is_generate(name):
     assert torch.equal(output.sequences, expected)
     assert (output.large_passes <= 1).all()
     assert output.large_passes.min() < 1
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_pairs_of_any_families(name):
+    """The safe end is the large model's `generate`; above it, tokens are as from scratch."""
+    large, small = OTHERS[name]()
+    given = batch(3, large)
+    expected = large.generate(**given, max_new_tokens=N, do_sample=False)
+    keen = {"fallback": 0.0, "max_draft": 4}
+    output = BigLittle(large, small, Rollback(0.0, **keen)).generate(**given, max_new_tokens=N)
+    assert torch.equal(output.sequences, expected)
+    assert sum(run.rollbacks for run in output.runs) > 0
+    rule = Rollback(3.0, **keen)
+    for row in range(2):
+        source = inputs(large, row)
+        run = written((large, small, rule), source)
+        assert list(run.tokens) == slow_bild(large, small, source, rule, N, [EOS])
+
+
+def test_caches_that_cannot_be_cropped():
+    config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
+    recurrent = MambaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="`small` must have a cache that can be cropped"):
+        BigLittle(llama(), recurrent)
 
 
 @pytest.mark.parametrize("name", ["T5", "T5, other size", "Llama"])
@@ -226,12 +251,12 @@ def test_batches_are_sequences_one_by_one():
                 assert said[row].tolist() == tokens + [0] * (said.shape[1] - len(tokens))
 
 
-@pytest.mark.parametrize("name", ["T5", "Llama"])
+@pytest.mark.parametrize("name", ["T5", "Llama", "GPT-2", "BART", "OPT, in no table"])
 def test_flops_are_those_that_torch_counts(name):
-    large, small = PAIRS[name]()
+    large, small = (PAIRS | OTHERS)[name]()
     large.set_attn_implementation("eager")
     # From one token on, so that no pass has scores that a causal mask hides.
-    source = inputs(large) if name == "T5" else inputs(large)[:, :1]
+    source = inputs(large) if large.config.is_encoder_decoder else inputs(large)[:, :1]
     pair = BigLittle(large, small, Rollback(None))
     with FlopCounterMode(display=False) as counter:
         run = pair.generate(source, max_new_tokens=6, eos_token_id=None).runs[0]
@@ -263,6 +288,19 @@ def test_drafts_of_a_model_by_itself():
     assert len(list(model.parameters())) == kept
     draft.register_forward_hook(lambda *_: pytest.fail("the draft's hooks are its own"))
     model(source)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Qwen2, sliding", "Gemma2", "GPTNeoX", "Phi3"])
+def test_drafts_of_other_families(name):
+    model = kind(name)
+    draft = self_draft(model, 2, own_head=True)
+    source = inputs(model)
+    # An exit after the second block is the draft; the first token reads the prompt in full.
+    exiting = CalmModel(model, CalmRule(-1.0, score="saturation"))
+    out = exiting.generate(source, max_new_tokens=2, eos_token_id=None).sequences
+    assert draft(out[:, :-1]).logits[0, -1].argmax() == out[0, -1]
+    run = written((model, draft, Rollback(0.0, **EAGER)), source)
+    assert list(run.tokens) == greedy(model, source, N, [EOS])
 
 
 def test_a_head_of_its_own():

@@ -100,7 +100,7 @@ def test_a_sweep_is_one_run_for_each_level(name, rule, grid, monkeypatch):
 @pytest.mark.parametrize("name", ["T5", "Llama"])
 def test_models_run_once_on_what_runs_have_in_common(name, monkeypatch):
     pair = BigLittle(*PAIRS[name](), EAGER)
-    source = encode(texts(1), tokenizer(), pair.large.model)["input_ids"]
+    source = encode(texts(1), tokenizer(), pair.large)["input_ids"]
     ran = []
     run = ModelReader._run
 

@@ -1,7 +1,6 @@
 """Generation with early exits: equal to the full model, to the rule, and at every batch size."""
 
 import copy
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -11,54 +10,21 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.exits import exit_indices
-from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
+from swiftsure.text import CalmModel, CalmRule, early_exits
 from swiftsure.text.calm import steps
 from swiftsure.text.calm.confidences import Logits
-from text.builders import EOS, MODELS, batch, llama, new_tokens, single, t5
+from text.builders import MODELS, batch, llama, new_tokens, single, t5
+from text.calm.slow import (
+    OPTIONS,
+    RULES,
+    TOKENS,
+    at_once,
+    classifier,
+    fast_model,
+    frozen_after_exit,
+)
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_step")
-
-TOKENS = 10
-ENDS = [EOS, 5, 17, 30, 41, 44, 46]
-"""Several end tokens, so that answers of random models end at all."""
-OPTIONS = {"max_new_tokens": TOKENS, "eos_token_id": ENDS}
-RULES = {
-    "softmax": CalmRule(1.0),
-    "softmax, decay": CalmRule(1.0, decay=Decay(TOKENS)),
-    "softmax, strict, late": CalmRule(1.0, strict=True, min_exit=1),
-    "softmax, shortlist": CalmRule(1.0, shortlist=4),
-    "saturation": CalmRule(1.0, score="saturation"),
-    "meta": CalmRule(1.0, score="meta"),
-}
-
-
-def fast_model(model, rule):
-    """The model under the rule, at a threshold that its own confidences reach now and then."""
-    judge = classifier(rule)
-    looking = replace(rule, threshold=0.999, strict=False, shortlist=None)
-    seen = CalmModel(model, looking, classifier=judge).generate(
-        **batch(6, model), max_new_tokens=TOKENS, eos_token_id=None
-    )
-    surest = np.nan_to_num(seen.depths.confidences, nan=-1.0).max(axis=2).ravel()
-    surest = np.sort(surest[surest > -1])
-    middle = surest[len(surest) // 3 : 2 * len(surest) // 3]
-    gap = np.diff(middle).argmax()  # where rounding decides nothing
-    level = float(middle[gap : gap + 2].mean())
-    return CalmModel(model, replace(rule, threshold=level), classifier=judge)
-
-
-def classifier(rule, seed=3):
-    if rule.score != "meta":
-        return None
-    torch.manual_seed(seed)
-    return MetaClassifier(16).eval()
-
-
-@pytest.fixture(params=["compacted", "all rows"])
-def way(request, monkeypatch):
-    """Both ways to run a block for some rows only."""
-    monkeypatch.setattr(steps, "COMPACT_FROM", 2)
-    monkeypatch.setattr(steps, "COMPACT_BELOW", 1.0 if request.param == "compacted" else -1.0)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "deeper" not in name])
@@ -113,49 +79,6 @@ def test_exits_are_the_rules(name, rule):
         assert np.array_equal(output.exit_layers[running, step], wanted[running] + 1)
     if first:
         assert (output.exit_layers[:, 0] == 4).all()
-
-
-@contextmanager
-def frozen_after_exit(model, depths):
-    """Let each position keep its state once it left; `depths` (n, positions) says after what."""
-    stack = model.decoder.block if model.config.is_encoder_decoder else model.model.layers
-
-    def keep(index, inputs, output):
-        left = torch.from_numpy(depths <= index)[:, :, None]
-        if isinstance(output, tuple):
-            return (torch.where(left, inputs[0], output[0]), *output[1:])
-        return torch.where(left, inputs[0], output)
-
-    hooks = [
-        block.register_forward_hook(lambda _, inputs, output, k=k: keep(k, inputs, output))
-        for k, block in enumerate(stack)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@torch.no_grad()
-def at_once(model, inputs, sequences, exit_layers):
-    """Logits of all tokens from one pass without a cache, given where each token exited.
-
-    A block makes keys and values from the states that it gets, which are exit states for positions
-    that left: state propagation without any cache.
-    """
-    fed = sequences[:, :-1]
-    if model.config.is_encoder_decoder:
-        with frozen_after_exit(model, exit_layers):
-            return model(**inputs, decoder_input_ids=fed, use_cache=False).logits
-    prompt = inputs["input_ids"].shape[1]
-    full = np.full((len(fed), prompt - 1), 4)
-    mask = inputs["attention_mask"]
-    whole = torch.cat([mask, mask.new_ones(len(fed), fed.shape[1] - prompt)], dim=1)
-    positions = (whole.cumsum(dim=1) - 1).clamp(min=0)
-    with frozen_after_exit(model, np.concatenate([full, exit_layers], axis=1)):
-        logits = model(fed, attention_mask=whole, position_ids=positions, use_cache=False).logits
-    return logits[:, prompt - 1 :]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -244,6 +167,16 @@ def test_costs_count_what_runs():
     kept, look = 2 * 2 * width * inner, 6 * width
     expected = 2 * (6 * block + attention.sum()) + 6 * (2 * kept + look + head)
     assert early.flops[0] == pytest.approx(expected)
+
+
+def test_looks_only_where_it_is_told():
+    model = t5()
+    fast = CalmModel(model, CalmRule(-1.0, look_at=[2]))
+    output = fast.generate(**batch(3, model), max_new_tokens=4, eos_token_id=None)
+    assert (output.exit_layers == 3).all()
+    seen = np.isfinite(output.depths.confidences)
+    assert seen[..., 2].all()
+    assert not seen[..., :2].any()
 
 
 def test_skipped_blocks_do_not_run():

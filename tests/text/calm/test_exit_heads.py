@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from swiftsure.text import CalmModel, ExitHeads, calm_fingerprint, fit_exit_heads, sweep, train_meta
+from swiftsure.text.decoder import decoder_of
 from swiftsure.text.exit_heads import scaled, solve_exit_heads
-from swiftsure.text.families import family_of
 from text.builders import MODELS, batch, llama, t5
 from text.tokenizing import texts, tokenizer
 
@@ -36,14 +36,14 @@ def test_least_squares_finds_a_linear_map():
 def test_tokens_that_leave_go_through_their_head(name, score):
     """The logits of a first token that exits at a known block, computed by hand."""
     model = MODELS[name]()
-    family = family_of(model)
+    decoder = decoder_of(model)
     torch.manual_seed(1)
     heads = ExitHeads(16, [1, 2]).eval()
     inputs = batch(3, model)
     fast = CalmModel(model, -1.0, score=score, heads=heads)
     options = {"output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 2}
     seen, states = [], {}
-    block = family.blocks[1]
+    block = decoder.blocks[1]
 
     def note(_module, _inputs, output):
         states[len(states)] = output[0] if isinstance(output, tuple) else output
@@ -62,11 +62,11 @@ def test_tokens_that_leave_go_through_their_head(name, score):
         hook.remove()
         del model.generate
     # All leave after the second block, the first with a head; a prompt runs in full.
-    first = 0 if family.first_token_may_exit else 1
+    first = 0 if model.config.is_encoder_decoder else 1
     exiting = out.exit_layers[:, first]
     assert (exiting[exiting > 0] == 2).all()
     exit_states = states[first][:, -1]
-    expected = family.head(family.head_input(heads(1, exit_states)))
+    expected = decoder.head(decoder.head_input(heads(1, exit_states)))
     running = torch.from_numpy(exiting > 0)
     torch.testing.assert_close(
         seen[0].logits[first][running], expected[running].detach(), atol=1e-4, rtol=1e-4

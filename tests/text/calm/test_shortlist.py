@@ -6,7 +6,7 @@ import torch
 
 from swiftsure.text import CalmModel, CalmRule
 from swiftsure.text.calm.confidences import Look, Softmax
-from swiftsure.text.families import family_of
+from swiftsure.text.decoder import decoder_of
 from swiftsure.torch.scoring import top_diff
 from text.builders import batch, t5
 
@@ -26,7 +26,7 @@ def looks(model, n=64):
 @pytest.mark.parametrize("size", [2, 8, 40])
 def test_tokens_exit_as_confident_as_on_the_whole_vocabulary(size):
     model = t5()
-    short, whole = Softmax(family_of(model), size), Softmax(family_of(model))
+    short, whole = Softmax(decoder_of(model), size), Softmax(decoder_of(model))
     short.begin()
     level = 0.3
     for k, states in enumerate(looks(model)):
@@ -56,14 +56,14 @@ def test_a_list_of_nearly_all_misses_no_exit():
 
 
 def test_a_list_of_all_is_none():
-    assert Softmax(family_of(t5()), 48).size is None
+    assert Softmax(decoder_of(t5()), 48).size is None
 
 
 @torch.no_grad()
 def test_confidences_are_the_known_score():
     model = t5()
     states = looks(model)[0]
-    measure = Softmax(family_of(model))
+    measure = Softmax(decoder_of(model))
     found = measure.measure(Look(0, states, states, None, len(states), 0.5))
     logits = model.lm_head(model.decoder.final_layer_norm(states) * 16**-0.5)
     torch.testing.assert_close(found, top_diff(logits))

@@ -41,6 +41,7 @@ def one_by_one(model, rule, classifier=None, **options):
         ("T5", CalmRule(None), {}),
         ("T5", CalmRule(None, strict=True, decay=Decay(6)), {}),
         ("T5", CalmRule(None, shortlist=4), {}),
+        ("T5", CalmRule(None, look_at=[0, 2]), {}),
         ("T5 v1.1", CalmRule(None, score="saturation"), {}),
         ("T5", CalmRule(None), {"do_sample": True, "temperature": 0.7, "top_k": 9}),
         ("Llama", CalmRule(None), {}),
@@ -132,13 +133,14 @@ def test_batches_are_of_texts_of_like_length(monkeypatch):
 
 def test_from_a_record_to_generation(tmp_path):
     """The whole way: sweep, calibrate, save, load, generate."""
-    model = t5()
-    record = small(model, texts=texts(80), rule=CalmRule(None, min_exit=1, decay=Decay(6)))
+    model, options = t5(), {"min_exit": 1, "look_at": (1, 2), "decay": Decay(6)}
+    record = small(model, texts=texts(80), rule=CalmRule(None, **options))
+    assert record.settings["look_at"] == [1, 2]
     policy = ss.calibrate(record, risk="consistency", loss="rouge_l", epsilon=0.6)
     policy.save(tmp_path / "policy.json")
     loaded = ss.Policy.load(tmp_path / "policy.json")
     fast = CalmModel(model, loaded)
-    assert fast.rule == CalmRule(policy.threshold, min_exit=1, decay=Decay(6))
+    assert fast.rule == CalmRule(policy.threshold, **options)  # what was certified is what runs
     output = fast.generate(**encode(texts(3), tokenizer(), model))
     assert output.sequences.shape[1] <= 7
     with pytest.raises(ValueError, match="another model"):

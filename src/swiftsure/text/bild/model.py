@@ -13,7 +13,7 @@ from swiftsure import checks
 from swiftsure.policy import Policy
 from swiftsure.text.bild.decoding import decoding_of
 from swiftsure.text.bild.pair import (
-    checked_pair,
+    check_pair,
     pair_fingerprint,
     refuse_other_tokenizer,
     start_token,
@@ -45,8 +45,8 @@ class BigLittle:
     Parameters
     ----------
     large, small : PreTrainedModel
-        From known families (`swiftsure.text.FAMILIES`), with the same vocabulary, in evaluation
-        mode.
+        Of any families, both causal or both with an encoder, with the same vocabulary and a cache
+        that can be cropped, in evaluation mode.
     policy : Policy, DraftRule, float or None
         A policy made from a record of `sweep_pair`, checked against both models once, here; or
         `Rollback`, `Speculative` or a bare rollback threshold, which promise nothing. None runs the
@@ -86,8 +86,9 @@ class BigLittle:
         *,
         tokenizers: tuple[Any, Any] | None = None,
     ) -> None:
-        self.large, self.small = checked_pair(large, small)
-        self._flops = Flops(self.large), Flops(self.small)
+        check_pair(large, small)
+        self.large, self.small = large, small
+        self._flops = Flops(large), Flops(small)
         self.rule = DraftRule.of(policy)
         self.policy = policy if isinstance(policy, Policy) else None
         if tokenizers is not None:
@@ -151,17 +152,17 @@ class BigLittle:
         With `remember`, logits are kept, so that runs with a common prefix compute it once.
         """
         checks.count("max_new_tokens", max_new_tokens)
-        for name, family in (("large", self.large), ("small", self.small)):
-            check_length(family, source.shape[1], max_new_tokens, f"{name} model")
-        start = start_token(self.large.model)
-        source = source.to(self.large.model.device)
+        for name, model in (("large", self.large), ("small", self.small)):
+            check_length(model, source.shape[1], max_new_tokens, f"{name} model")
+        start = start_token(self.large)
+        source = source.to(self.large.device)
         reader = RememberingReader if remember else ModelReader
         return Passage(
             large=reader(self.large, self._flops[0], source),
             small=reader(self.small, self._flops[1], source),
             begin=tuple(source[0].tolist()) if start is None else (start,),
             max_new_tokens=max_new_tokens,
-            ends=end_tokens(self.large.model, eos_token_id),
+            ends=end_tokens(self.large, eos_token_id),
             seed=checks.count("seed", seed, 0),
             sequence=checks.count("sequence_ids", sequence, 0),
         )
@@ -172,7 +173,7 @@ class BigLittle:
         absent = {"max_new_tokens": None, "eos_token_id": "model"}
         given = {name: value for name, value in options.items() if value != absent[name]}
         if made_for:
-            check_options(given, made_for, self.large.model)
+            check_options(given, made_for, self.large)
         found = {**absent, **made_for, **given}
         if found["max_new_tokens"] is None:
             raise ValueError("`max_new_tokens` is required: the maximum length of an answer.")
@@ -180,8 +181,8 @@ class BigLittle:
 
     def _sequences(self, input_ids: Tensor, runs: Sequence[BildRun]) -> Tensor:
         """Return the sequences as `generate` does, padded to the longest."""
-        start, ends = start_token(self.large.model), end_tokens(self.large.model, "model")
-        pad = self.large.model.generation_config.pad_token_id
+        start, ends = start_token(self.large), end_tokens(self.large, "model")
+        pad = self.large.generation_config.pad_token_id
         filler = pad if pad is not None else next(iter(ends), 0)
         longest = max(len(run.tokens) for run in runs)
         new = [[*run.tokens, *[filler] * (longest - len(run.tokens))] for run in runs]

@@ -1,18 +1,19 @@
 """Pairs of models: compatibility checks, and a draft model made of a model's first blocks."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from swiftsure import checks
+from swiftsure.text.decoder import check_generates, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
-from swiftsure.text.families import Family, family_of
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["checked_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]
+__all__ = ["check_pair", "pair_fingerprint", "refuse_other_tokenizer", "self_draft"]
 
 NEUTRAL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
@@ -39,20 +40,21 @@ def pair_fingerprint(large: nn.Module, small: nn.Module) -> str:
     return fingerprint(nn.ModuleDict({"large": large, "small": small}))
 
 
-def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
-    """Return the families of two models, checked to be compatible.
+def check_pair(large: Any, small: Any) -> None:
+    """Raise if two models cannot draft and verify for each other.
 
     Raises
     ------
     TypeError
         If one is not a Hugging Face model with a language-model head.
     ValueError
-        If a model's family is unknown, a model is in training mode, they differ in kind,
+        If a model is in training mode or its cache cannot be cropped, they differ in kind,
         vocabulary, start token or device, or the large model's generation config has unsupported
         options.
     """
-    families = family_of(large), family_of(small)
-    for model in (large, small):
+    for name, model in (("large", large), ("small", small)):
+        check_generates(model)
+        _check_cache(name, model)
         refuse_training(model)
     facts: dict[str, Callable[[Any], object]] = {
         "are both encoder-decoder models or both causal": lambda m: m.config.is_encoder_decoder,
@@ -68,7 +70,6 @@ def checked_pair(large: Any, small: Any) -> tuple[Family, Family]:
                 f" {found[1]}."
             )
     _check_generation_config(large)
-    return families
 
 
 def start_token(model: Any) -> int | None:
@@ -81,6 +82,20 @@ def start_token(model: Any) -> int | None:
             if token is not None:
                 return int(token)
     raise ValueError("`model` must have a start token: set config.decoder_start_token_id.")
+
+
+def _check_cache(name: str, model: Any) -> None:
+    """Raise if a model cannot forget the last tokens that it read, as a rejected draft requires."""
+    if getattr(model, "_is_stateful", False):
+        why = "it folds all tokens into one state"
+    elif "past_key_values" not in inspect.signature(model.forward).parameters:
+        why = "its `forward` takes no `past_key_values`"
+    else:
+        return
+    raise ValueError(
+        f"`{name}` must have a cache that can be cropped, to drop rejected tokens, but"
+        f" {type(model).__name__} has none: {why}."
+    )
 
 
 def _check_generation_config(model: Any) -> None:
@@ -156,10 +171,10 @@ def self_draft(
     >>> len(draft.model.layers), draft.lm_head is model.lm_head
     (4, True)
     """
-    family = family_of(model)
+    decoder = decoder_of(model)
     if model.config.is_encoder_decoder:
         raise ValueError("`model` must be a causal model, but it has an encoder.")
-    n_blocks = len(family.blocks)
+    n_blocks = len(decoder.blocks)
     if checks.count("n_layers", n_layers) >= n_blocks:
         raise ValueError(
             f"`n_layers` must be less than the model's {n_blocks} blocks, but got {n_layers}."
@@ -170,23 +185,22 @@ def self_draft(
             f"`heads` must have one for the model's first {n_layers} blocks, but has those for"
             f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
         )
-    # Shallow copies: new modules that share the model's submodules.
-    stack, draft = _shallow_copy(family.stack), _shallow_copy(model)
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = n_layers
-    stack.config = draft.config = config
+    draft, family = _shallow_copy(model), decoder.family
+    draft.config = copy.deepcopy(model.config)
+    draft.config.num_hidden_layers = n_layers
     draft.generation_config = copy.deepcopy(model.generation_config)
-    blocks = nn.ModuleList(list(family.blocks)[:n_layers])
-    blocks.training = family.blocks.training  # not train(), which would change the model's blocks
-    _replace_submodule(stack, family.blocks, blocks)
-    norm = family.norm
+    blocks = nn.ModuleList(list(decoder.blocks)[:n_layers])
+    blocks.training = decoder.blocks.training  # not train(), which would change the model's blocks
+    _replace_submodule(draft, f"{family.stack}.{family.blocks}", blocks)
+    norm = copy.deepcopy(decoder.norm) if own_head else decoder.norm
+    if heads is not None:
+        norm = HeadedNorm(heads, n_layers - 1, norm)
+    if family.norm is not None:
+        _replace_submodule(draft, f"{family.stack}.{family.norm}", norm)
     if own_head:
-        norm = copy.deepcopy(norm)
-        _replace_submodule(draft, family.head, copy.deepcopy(family.head))
-    _replace_submodule(
-        stack, family.norm, norm if heads is None else HeadedNorm(heads, n_layers - 1, norm)
-    )
-    _replace_submodule(draft, family.stack, stack)
+        head = next(name for name, part in model.named_modules() if part is decoder.head)
+        _replace_submodule(draft, head, copy.deepcopy(decoder.head))
+    draft.get_submodule(family.stack).config = draft.config
     return draft
 
 
@@ -199,7 +213,11 @@ def _shallow_copy(module: nn.Module) -> Any:
     return twin
 
 
-def _replace_submodule(owner: nn.Module, part: nn.Module, other: nn.Module) -> None:
-    """Replace a direct submodule of `owner` with another module."""
-    name = next(name for name, child in owner.named_children() if child is part)
-    setattr(owner, name, other)
+def _replace_submodule(owner: nn.Module, path: str, part: nn.Module) -> None:
+    """Replace a submodule; modules on the way to it are copied, and share all others."""
+    name, _, rest = path.partition(".")
+    if rest:
+        twin = _shallow_copy(owner.get_submodule(name))
+        _replace_submodule(twin, rest, part)
+        part = twin
+    setattr(owner, name, part)

@@ -1,14 +1,16 @@
 """Readers: a model and its cache for one sequence, which can be extended and cropped."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.pytorch_utils import Conv1D
 
-from swiftsure.text.families import Family, matrix_flops
+from swiftsure.text.decoder import attention_width, matrix_flops
 
 __all__ = ["Flops", "ModelReader", "RememberingReader"]
 
@@ -18,20 +20,22 @@ class ModelReader:
 
     Parameters
     ----------
-    family : the model's family
+    model : PreTrainedModel
     counts : Flops
     source : (1, positions)
         The encoder's input; a causal model's prompt is read like any other tokens.
     """
 
-    def __init__(self, family: Family, counts: "Flops", source: Tensor) -> None:
-        self.family = family
+    def __init__(self, model: Any, counts: "Flops", source: Tensor) -> None:
+        self.model = model
         self.counts = counts
         self.passes = 0
         self.flops = 0.0
-        self._crossed = bool(family.model.config.is_encoder_decoder)
+        self._crossed = bool(model.config.is_encoder_decoder)
         self._source = source
         self._encoded: BaseModelOutput | None = None
+        # Without its configuration, so that sliding windows keep all positions and can be cropped;
+        # the model's own mask hides the old ones.
         self._cache: Any = DynamicCache()
         if self._crossed:
             self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -63,20 +67,21 @@ class ModelReader:
 
     def _run(self, new: Sequence[int], last: int) -> Tensor:
         """Run the model on tokens after the cached ones; return the last logits."""
-        model, fed = self.family.model, torch.tensor([new], device=self.family.model.device)
+        fed = torch.tensor([new], device=self.model.device)
+        given: dict[str, Any] = {"past_key_values": self._cache, "use_cache": True}
         if self._crossed:
-            output = model(
-                decoder_input_ids=fed, encoder_outputs=self._states(), past_key_values=self._cache
-            )
+            given |= {"decoder_input_ids": fed, "encoder_outputs": self._states()}
         else:
-            output = model(input_ids=fed, past_key_values=self._cache, logits_to_keep=last)
-        logits: Tensor = output.logits[0, -last:].float()
+            given["input_ids"] = fed
+            if self.counts.keeps_last:
+                given["logits_to_keep"] = last
+        logits: Tensor = self.model(**given).logits[0, -last:].float()
         return logits
 
     def _states(self) -> BaseModelOutput:
         """Return the encoder's states, computed on first use."""
         if self._encoded is None:
-            states = self.family.model.get_encoder()(input_ids=self._source).last_hidden_state
+            states = self.model.get_encoder()(input_ids=self._source).last_hidden_state
             self._encoded = BaseModelOutput(last_hidden_state=states)
         return self._encoded
 
@@ -84,7 +89,7 @@ class ModelReader:
         if self.passes == 0:
             self.flops += self.counts.encoding(self.source_length)
         self.passes += 1
-        heads = end - start if self._crossed else last  # T5's head runs on all fed tokens
+        heads = last if self.counts.keeps_last else end - start
         self.flops += self.counts.reading(start, end, heads, self.source_length)
 
     def forget(self, length: int) -> None:
@@ -100,8 +105,8 @@ class RememberingReader(ModelReader):
     FLOPs are counted as if each run were alone.
     """
 
-    def __init__(self, family: Family, counts: "Flops", source: Tensor) -> None:
-        super().__init__(family, counts, source)
+    def __init__(self, model: Any, counts: "Flops", source: Tensor) -> None:
+        super().__init__(model, counts, source)
         self._length = 0
         self._cached: list[int] = []
         self._known: dict[tuple[int, ...], Tensor] = {}
@@ -144,19 +149,23 @@ class Flops:
 
     Parameters
     ----------
-    family : the model's family
+    model : PreTrainedModel
     """
 
-    def __init__(self, family: Family) -> None:
-        blocks = [family.block_flops(block) for block in family.blocks]
-        self._token = float(sum(blocks) + matrix_flops(family.norm))  # `HeadedNorm` has a map
-        self._attended = 4.0 * family.attention_width * len(blocks)
-        self._head = 2.0 * family.head.weight.numel()
+    def __init__(self, model: Any) -> None:
+        config, head = model.config, model.get_output_embeddings()
+        self.keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        """Whether the head can run on the last tokens only."""
+        self._head: float = 2.0 * head.weight.numel()
         self._source = self._source_attended = 0.0
-        if family.model.config.is_encoder_decoder:
-            crossing = sum(map(matrix_flops, family.blocks)) - sum(blocks)
-            self._source = matrix_flops(family.model.get_encoder()) + crossing
-            self._source_attended = 4.0 * family.attention_width * family.model.config.num_layers
+        token: float = matrix_flops(model)
+        if config.is_encoder_decoder:
+            token, self._source = _probed_flops(model)
+            encoder = _entry(config, "encoder_layers", "num_layers", "num_hidden_layers")
+            self._source_attended = 4.0 * attention_width(config) * encoder
+        self._token = float(token - matrix_flops(head))
+        layers = _entry(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")
+        self._attended = 4.0 * attention_width(config) * layers
 
     def encoding(self, source: int) -> float:
         """Return the FLOPs of encoding a source, including its keys and values in the decoder."""
@@ -171,3 +180,32 @@ class Flops:
     def alone(self, begin: int, end: int, source: int) -> float:
         """Return the FLOPs of a model that generates the tokens from `begin` to `end` alone."""
         return self.encoding(source) + self.reading(0, end - 1, end - begin, source)
+
+
+@torch.inference_mode()
+def _probed_flops(model: Any) -> tuple[float, float]:
+    """Return the FLOPs of linear layers per token of an answer, and per token of its source.
+
+    One pass tells them apart: cross-attention has layers for both.
+    """
+    flops = {2: 0.0, 3: 0.0}
+    source = torch.ones((1, 3), dtype=torch.long, device=model.device)
+
+    def count(layer: Any, inputs: tuple[Tensor, ...], _output: Any) -> None:
+        positions = inputs[0].shape[:-1].numel()
+        if positions in flops:
+            flops[positions] += matrix_flops(layer)
+
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        model(input_ids=source, decoder_input_ids=source[:, :2], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return flops[2], flops[3]
+
+
+def _entry(config: Any, *names: str) -> int:
+    """Return the first of these entries that a configuration has."""
+    return next(int(getattr(config, name)) for name in names if getattr(config, name, None))

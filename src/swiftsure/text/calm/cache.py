@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 __all__ = ["ExitLayer", "prepare_cache", "rows_of_cache"]
 
@@ -83,19 +88,22 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
     """Replace the layers of an empty or partly filled cache with `ExitLayer`s.
 
+    Sliding windows keep all positions from then on; the model's own mask hides the old ones.
+
     Raises
     ------
     ValueError
-        If its layers do not simply grow: static, offloaded, quantised or sliding caches.
+        If its layers do not simply grow: static, offloaded or quantised caches, and sliding windows
+        that have dropped positions.
     """
     crossed = isinstance(cache, EncoderDecoderCache)
     inner = cache.self_attention_cache if crossed else cache
     plain = isinstance(inner, Cache) and not inner.offloading
-    if not plain or any(type(layer) not in (DynamicLayer, ExitLayer) for layer in inner.layers):
+    if not plain or not all(map(_is_whole, inner.layers)):
         raise ValueError(
-            "Early exits need a DynamicCache without offloading, quantisation or sliding windows,"
-            f" but got {type(inner).__name__}: call generate without `cache_implementation` and"
-            " `past_key_values`."
+            "Early exits need a DynamicCache without offloading, quantisation or windows that have"
+            f" dropped positions, but got {type(inner).__name__}: call generate without"
+            " `cache_implementation` and `past_key_values`."
         )
     # One per block, however many layers were given: `generate` may count the encoder's instead.
     layers = [ExitLayer(project) for project in projects]
@@ -107,6 +115,13 @@ def prepare_cache(cache: Any, projects: Sequence[Project]) -> None:
         cross = cache.cross_attention_cache
         missing = len(layers) - len(cross.layers)
         cross.layers.extend(DynamicLayer() for _ in range(missing))  # type: ignore[no-untyped-call]
+
+
+def _is_whole(layer: Any) -> bool:
+    """Whether a layer of a cache has the keys of all positions and may grow."""
+    if type(layer) is DynamicSlidingWindowLayer:
+        return layer.keys is None or layer.keys.shape[-2] == layer.get_seq_length()
+    return type(layer) in (DynamicLayer, ExitLayer)
 
 
 def rows_of_cache(

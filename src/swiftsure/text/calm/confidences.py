@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
-from swiftsure.text.families import Family
+from swiftsure.text.decoder import Decoder
 
 __all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
 
@@ -33,7 +33,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits over the whole vocabulary that a confidence computed on the way."""
+    """The head's output over the whole vocabulary, which a confidence computed on the way."""
 
     index: Tensor | None
     """Positions among the m tokens; None: all of them."""
@@ -87,10 +87,10 @@ class Softmax(Confidence):
 
     through_heads = True
 
-    def __init__(self, family: Family, shortlist: int | None = None) -> None:
-        self.family = family
+    def __init__(self, decoder: Decoder, shortlist: int | None = None) -> None:
+        self.decoder = decoder
         self.size = shortlist
-        if shortlist is not None and shortlist >= family.head.weight.shape[0]:
+        if shortlist is not None and shortlist >= decoder.head.weight.shape[0]:
             self.size = None  # it would be the whole vocabulary
         self.listed: Tensor | None = None
 
@@ -101,11 +101,12 @@ class Softmax(Confidence):
 
     def measure(self, look: Look) -> Tensor:
         """Return p₁ − p₂ of each token."""
-        inputs = self.family.exit_input(look.exit_index, look.states)
+        inputs = self.decoder.exit_input(look.exit_index, look.states)
         if self.listed is not None:
             return self._shortlist_scores(look, inputs)
-        logits = self.family.head(inputs)
-        self.computed = Logits(None, logits)
+        scores = self.decoder.head(inputs)
+        self.computed = Logits(None, scores)
+        logits = self.decoder.logits(scores)
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
@@ -113,23 +114,24 @@ class Softmax(Confidence):
 
     def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
-        head = self.family.head
+        head = self.decoder.head
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
         if head.bias is not None:
             short = short + head.bias[listed]
-        scores = _probability_gap(short)
+        scores = _probability_gap(self.decoder.logits(short, listed))
         candidates = (scores >= look.levels).nonzero().squeeze(1)
         self.computed = None
         if len(candidates):
             logits = head(inputs[candidates])
             self.computed = Logits(candidates, logits)
-            sure = torch.minimum(scores[candidates], _probability_gap(logits))
+            whole = _probability_gap(self.decoder.logits(logits))
+            sure = torch.minimum(scores[candidates], whole)
             scores = scores.index_copy(0, candidates, sure)
         return scores
 
     def flops(self) -> int:
         """Return the FLOPs of the shortlist."""
-        return 2 * (self.size or 0) * int(self.family.head.weight.shape[1])
+        return 2 * (self.size or 0) * int(self.decoder.head.weight.shape[1])
 
 
 class Saturation(Confidence):
@@ -137,8 +139,8 @@ class Saturation(Confidence):
 
     first_exit = 1
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
 
     def measure(self, look: Look) -> Tensor:
         """Return the cosine similarity of each token."""
@@ -146,25 +148,25 @@ class Saturation(Confidence):
 
     def flops(self) -> int:
         """Return the FLOPs of three inner products."""
-        return 6 * int(self.family.head.weight.shape[1])
+        return 6 * int(self.decoder.head.weight.shape[1])
 
 
 class Meta(Confidence):
     """A classifier's probability that the block gives the same token as the full model."""
 
-    def __init__(self, family: Family, classifier: MetaClassifier) -> None:
-        width = int(family.head.weight.shape[1])
+    def __init__(self, decoder: Decoder, classifier: MetaClassifier) -> None:
+        width = int(decoder.head.weight.shape[1])
         if classifier.width != width:
             raise ValueError(
                 f"`classifier` takes states of width {classifier.width}, but the model's have"
                 f" {width}."
             )
-        self.family = family
+        self.decoder = decoder
         self.classifier = classifier
 
     def measure(self, look: Look) -> Tensor:
         """Return the probability of each token."""
-        logits: Tensor = self.classifier(self.family.norm(look.states))
+        logits: Tensor = self.classifier(self.decoder.norm(look.states))
         return logits.float().softmax(dim=1)[:, 1]
 
     def flops(self) -> int:
@@ -173,7 +175,7 @@ class Meta(Confidence):
 
 
 def confidence_of(
-    rule: CalmRule, family: Family, classifier: MetaClassifier | None = None
+    rule: CalmRule, decoder: Decoder, classifier: MetaClassifier | None = None
 ) -> Confidence:
     """Return the confidence that a rule asks for."""
     if rule.score == "meta":
@@ -182,12 +184,12 @@ def confidence_of(
                 "`score` 'meta' needs its `classifier`: train one with"
                 " swiftsure.text.train_meta, or load a published one."
             )
-        return Meta(family, classifier)
+        return Meta(decoder, classifier)
     if classifier is not None:
         raise ValueError(f"`classifier` belongs to score 'meta', but the score is {rule.score!r}.")
     if rule.score == "saturation":
-        return Saturation(family)
-    return Softmax(family, rule.shortlist)
+        return Saturation(decoder)
+    return Softmax(decoder, rule.shortlist)
 
 
 def _probability_gap(logits: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
+from swiftsure.text.decoder import Decoder
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import Family
 
 __all__ = ["Engine"]
 
@@ -45,8 +45,8 @@ class Engine:
 
     Parameters
     ----------
-    family : Family
-        The model; its forward methods call `run_stack`, `run_block` and `run_head`.
+    decoder : Decoder
+        The model's; its forward methods call `run_stack`, `run_block` and `run_head`.
     rule : CalmRule
     confidence : Confidence
     thresholds : float32 array
@@ -57,21 +57,28 @@ class Engine:
 
     def __init__(
         self,
-        family: Family,
+        decoder: Decoder,
         rule: CalmRule,
         confidence: Confidence,
         thresholds: NDArray[np.float32],
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        self.family = family
+        self.decoder = decoder
         self.rule = rule
         self.confidence = confidence
         self.thresholds = thresholds
-        self.blocks = list(family.blocks)
+        self.blocks = list(decoder.blocks)
         self.trace: Trace | None = None
         self._names = [_argument_names(type(block).forward) for block in self.blocks]
-        self._projects = [partial(family.project, block) for block in self.blocks]
-        self._first = max(rule.min_exit, confidence.first_exit)
+        self._stack_names = _argument_names(type(decoder.stack).forward)
+        self._cache_name = decoder.family.cache
+        self._projects = [partial(decoder.project, index) for index in range(len(self.blocks))]
+        first = max(rule.min_exit, confidence.first_exit)
+        self._exits = set(range(first, len(self.blocks) - 1))
+        if rule.look_at is not None:
+            self._exits &= set(rule.look_at)
+        if decoder.exit_heads is not None:
+            self._exits &= set(decoder.exit_heads.exits)
         self._thread = threading.get_ident()
         self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
@@ -83,13 +90,14 @@ class Engine:
     def run_stack(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the decoder on one token of every sequence, or on a prompt."""
         self._refuse_other_threads()
-        cache, tokens = kwargs.get("past_key_values"), kwargs.get("input_ids")
-        fed = tokens if tokens is not None else kwargs.get("inputs_embeds")
+        given = dict(zip(self._stack_names, args, strict=False), **kwargs)
+        cache, tokens = given.get("past_key_values"), given.get("input_ids")
+        fed = tokens if tokens is not None else given.get("inputs_embeds")
         if cache is None or fed is None:
             return forward(*args, **kwargs)  # not generating
         past = cache.get_seq_length()
         if cache is not self._cache or past == 0:
-            self._begin_generation(cache, past, fed, _attended(past, fed, kwargs))
+            self._begin_generation(cache, past, fed, _attended(past, fed, given))
         trace: Trace = self.trace  # type: ignore[assignment]
         number = past + fed.shape[1] - trace.prompt
         if number > 0 and tokens is not None:
@@ -124,7 +132,9 @@ class Engine:
         levels = self.rule.levels(self.thresholds, number)
         reachable = levels < 1 if self.rule.strict else levels <= 1
         may_exit = (
-            alone and bool(reachable.any()) and (number > 0 or self.family.first_token_may_exit)
+            alone
+            and bool(reachable.any())
+            and (number > 0 or self.decoder.config.is_encoder_decoder)
         )
         make = step_on(fed.device)
         step = make(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
@@ -140,14 +150,10 @@ class Engine:
         if step is None:
             return forward(*args, **kwargs)
         output = self._run_block(step, index, forward, args, kwargs)
-        heads = self.family.exit_heads
+        heads = self.decoder.exit_heads
         if heads is not None and index == len(self.blocks) - 1 and step.exits_taken:
             return _with_states(output, _apply_exit_heads(heads, step, _states(output)))
         return output
-
-    def _is_exit(self, exit_index: int) -> bool:
-        heads = self.family.exit_heads
-        return heads is None or exit_index in heads.exits
 
     def _run_block(
         self,
@@ -158,7 +164,7 @@ class Engine:
         kwargs: Mapping[str, Any],
     ) -> Any:
         states: Tensor = args[0] if args else kwargs["hidden_states"]
-        if step.may_exit and index > self._first and step.n_active and self._is_exit(index - 1):
+        if step.may_exit and step.n_active and index - 1 in self._exits:
             look = step.look(index - 1, states)
             scores = self.confidence.measure(look)
             step.exit_confident(look, scores, self.confidence.computed, strict=self.rule.strict)
@@ -167,9 +173,9 @@ class Engine:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
-            layer = _self_attention_layers(arguments["past_key_values"])[index]
+            layer = _self_attention_layers(arguments[self._cache_name])[index]
             layer.owe(states, arguments.get("position_embeddings"))
-            return self.family.skipped(states, arguments)
+            return self.decoder.skipped(states, arguments)
         if step.compacts:
             split: SplitRows = step.split  # type: ignore[assignment]
             return self._run_compacted(split, index, forward, states, arguments)
@@ -184,15 +190,15 @@ class Engine:
         states: Tensor,
         arguments: dict[str, Any],
     ) -> Any:
-        block, cache = self.blocks[index], arguments["past_key_values"]
+        cache = arguments[self._cache_name]
         rows, exited = split.active, split.exited
-        self.family.fill_cross_attention(block, index, arguments)
+        self.decoder.fill_cross_attention(index, arguments)
         turned = rows_of(arguments.get("position_embeddings"), exited, split.n)
-        propagated = self.family.project(block, states.index_select(0, exited), turned)
+        propagated = self.decoder.project(index, states.index_select(0, exited), turned)
         chosen = {
             name: value if name == SHARED else split.of(value) for name, value in arguments.items()
         }
-        chosen["past_key_values"] = rows_of_cache(cache, index, rows, exited, propagated)
+        chosen[self._cache_name] = rows_of_cache(cache, index, rows, exited, propagated)
         output = forward(**chosen)
         return _with_states(output, states.index_copy(0, rows, _states(output)))
 

@@ -18,8 +18,8 @@ from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
+from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import Family, family_of
 from swiftsure.text.generation import check_length, check_options, check_token_ids, end_tokens
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
@@ -42,7 +42,7 @@ class EarlyExits:
         trace = self._engine.trace
         if trace is None or not trace.steps:
             raise RuntimeError("Nothing was generated yet: call the model's `generate` first.")
-        return trace.summary(self._engine.family, self._engine.confidence)
+        return trace.summary(self._engine.decoder, self._engine.confidence)
 
 
 class CalmModel:
@@ -86,10 +86,10 @@ class CalmModel:
         classifier: MetaClassifier | None = None,
         heads: ExitHeads | None = None,
     ) -> None:
-        self.family = with_heads(family_of(model), heads)
+        self.decoder = with_heads(decoder_of(model), heads)
         refuse_training(model)
         self.model = model
-        self.n_exits = len(self.family.blocks)
+        self.n_exits = len(self.decoder.blocks)
         self.rule = _resolve_exit_rule(policy, score)
         self.rule.check_exits(self.n_exits)
         self.classifier = classifier
@@ -99,7 +99,7 @@ class CalmModel:
             binding = CalmRule.bind(self.policy)
             binding.check_exits(self.n_exits)
             binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
-        self._confidence = confidence_of(self.rule, self.family, classifier)
+        self._confidence = confidence_of(self.rule, self.decoder, classifier)
 
     def generate(
         self,
@@ -128,7 +128,7 @@ class CalmModel:
         options = self._with_policy_options(options)
         if input_ids is not None:
             options["input_ids"] = input_ids
-        _check_inputs(self.family, options)
+        _check_inputs(self.model, options)
         config = options.get("generation_config") or self.model.generation_config
         if options.pop("do_sample", config.do_sample):
             options |= sampling_processors(options, config, seed, sequence_ids)
@@ -144,7 +144,7 @@ class CalmModel:
         """Return the engine that runs the decoder's blocks for one generation."""
         given = self.rule.threshold if thresholds is None else thresholds
         levels = threshold_levels("thresholds", given)
-        return Engine(self.family, self.rule, self._confidence, levels, ends)
+        return Engine(self.decoder, self.rule, self._confidence, levels, ends)
 
     def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options merged with the policy's; raise if they contradict it."""
@@ -222,17 +222,17 @@ def calm_fingerprint(
     return fingerprint(nn.ModuleDict({"model": model, **given}) if given else model)
 
 
-def with_heads(family: Family, heads: ExitHeads | None) -> Family:
-    """Attach exit heads to a family and return it; raise if they do not fit the model."""
+def with_heads(decoder: Decoder, heads: ExitHeads | None) -> Decoder:
+    """Attach exit heads to a decoder and return it; raise if they do not fit the model."""
     if heads is not None:
-        width, n_blocks = int(family.head.weight.shape[1]), len(family.blocks)
+        width, n_blocks = int(decoder.head.weight.shape[1]), len(decoder.blocks)
         if heads.width != width or heads.exits[-1] >= n_blocks - 1:
             raise ValueError(
                 f"`heads` are for states of width {heads.width} and a block after number"
                 f" {heads.exits[-1] + 1}, but the model has width {width} and {n_blocks} blocks."
             )
-    family.exit_heads = heads
-    return family
+    decoder.exit_heads = heads
+    return decoder
 
 
 def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | None) -> CalmRule:
@@ -267,12 +267,12 @@ def _exclusive(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _patched(engine: Engine) -> Iterator[EarlyExits]:
     """Route the decoder, its blocks and the head through the engine within this context."""
-    family = engine.family
-    with _exclusive(family.model), ExitStack() as undo:
+    decoder = engine.decoder
+    with _exclusive(decoder.model), ExitStack() as undo:
         for index, block in enumerate(engine.blocks):
             undo.enter_context(_replaced_forward(block, partial(engine.run_block, index)))
-        undo.enter_context(_replaced_forward(family.stack, engine.run_stack))
-        undo.enter_context(_replaced_forward(family.head, engine.run_head))
+        undo.enter_context(_replaced_forward(decoder.stack, engine.run_stack))
+        undo.enter_context(_replaced_forward(decoder.head, engine.run_head))
         undo.callback(engine.release)
         yield EarlyExits(engine)
 
@@ -292,9 +292,9 @@ def _replaced_forward(module: nn.Module, through: Callable[..., Any]) -> Iterato
             own["forward"] = before
 
 
-def _check_inputs(family: Family, options: dict[str, Any]) -> None:
+def _check_inputs(model: Any, options: dict[str, Any]) -> None:
     """Raise for options that early exits do not support or that `generate` fails on unclearly."""
-    config = options.get("generation_config") or family.model.generation_config
+    config = options.get("generation_config") or model.generation_config
     beams = options.get("num_beams") or config.num_beams or 1
     if beams > 1:
         raise ValueError(
@@ -310,4 +310,4 @@ def _check_inputs(family: Family, options: dict[str, Any]) -> None:
     if not isinstance(inputs, Tensor):
         return
     check_token_ids(inputs)
-    check_length(family, inputs.shape[1], options.get("max_new_tokens") or 0)
+    check_length(model, inputs.shape[1], options.get("max_new_tokens") or 0)

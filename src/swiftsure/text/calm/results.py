@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.text.calm.confidences import Confidence
-from swiftsure.text.families import Family
+from swiftsure.text.decoder import Decoder, attention_width
 
 __all__ = ["CalmOutput", "Depths", "Trace"]
 
@@ -88,7 +88,7 @@ class Trace:
     steps: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = field(default_factory=list)
     """`Step.results` of each token: depths, confidences and heads."""
 
-    def summary(self, family: Family, confidence: Confidence) -> Depths:
+    def summary(self, decoder: Decoder, confidence: Confidence) -> Depths:
         """Return the log as arrays."""
         empty: tuple[NDArray[Any], ...] = (
             np.full(self.n, self.n_exits, np.int64),
@@ -99,31 +99,32 @@ class Trace:
         # Drop tokens past the end of the longest sequence: a device may run one step too many.
         tokens = max(1, int((depths > 0).any(axis=0).sum()))
         depths, looks, heads = depths[:, :tokens], looks[:, :tokens], heads[:, :tokens]
-        flops = self._flops(family, confidence, depths, looks, heads)
+        flops = self._flops(decoder, confidence, depths, looks, heads)
         return Depths(depths, looks, flops)
 
     def _flops(
         self,
-        family: Family,
+        decoder: Decoder,
         confidence: Confidence,
         depths: NDArray[Any],
         looks: NDArray[Any],
         heads: NDArray[Any],
     ) -> NDArray[np.float64]:
-        run = np.asarray([family.block_flops(block) for block in family.blocks], np.float64)
-        kept = np.asarray([family.kept_flops(block) for block in family.blocks], np.float64)
+        blocks = range(self.n_exits)
+        run = np.asarray([decoder.block_flops(index) for index in blocks], np.float64)
+        kept = np.asarray([decoder.kept_flops(index) for index in blocks], np.float64)
         ran = np.concatenate([[0.0], np.cumsum(run)])[depths]
         owed = kept.sum() - np.concatenate([[0.0], np.cumsum(kept)])[depths]
         start = self.attended.cpu().numpy() if isinstance(self.attended, Tensor) else self.attended
         positions = np.reshape(start, (-1, 1)) + np.arange(depths.shape[1])
-        attention = 4.0 * family.attention_width * positions * depths
-        head = 2.0 * family.head.weight.numel()
+        attention = 4.0 * attention_width(decoder.config) * positions * depths
+        head = 2.0 * decoder.head.weight.numel()
         n_looks = np.isfinite(looks).sum(axis=2)
         measured = confidence.flops() * n_looks
-        if family.exit_heads is not None:
+        if decoder.exit_heads is not None:
             exited_early = (depths > 0) & (depths < self.n_exits)
             mapped = n_looks if confidence.through_heads else exited_early
-            measured = measured + family.exit_heads.flops * mapped
+            measured = measured + decoder.exit_heads.flops * mapped
         total = ran + owed + attention + head * heads + measured
         found: NDArray[np.float64] = np.where(depths > 0, total, 0.0).sum(axis=1)
         return found

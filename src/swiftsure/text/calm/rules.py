@@ -1,6 +1,7 @@
 """The exit rule for generation: score, threshold and the threshold's decay over the answer."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -76,6 +77,9 @@ class CalmRule(ThresholdRule):
         For "softmax": after the first exit, score only the tokens that are most probable there,
         this many of them, and check the whole vocabulary only before a token exits. Exits are as
         confident as without it, but some may be missed.
+    look_at : ints, optional
+        The exits at which to measure the confidence; all by default. A look may cost more than the
+        block that it saves.
 
     Examples
     --------
@@ -89,6 +93,7 @@ class CalmRule(ThresholdRule):
     score: str = "softmax"  # type: ignore[misc]
     decay: Decay | None = field(default=None, kw_only=True)
     shortlist: int | None = field(default=None, kw_only=True)
+    look_at: Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -101,6 +106,20 @@ class CalmRule(ThresholdRule):
                     "`shortlist` shortens the vocabulary of score 'softmax', not of"
                     f" {self.score!r}."
                 )
+        if self.look_at is not None:
+            exits = sorted({checks.count("look_at", each, 0) for each in self.look_at})
+            if not exits:
+                raise ValueError("`look_at` must name at least one exit, but is empty.")
+            object.__setattr__(self, "look_at", tuple(exits))
+
+    def check_exits(self, n_exits: int) -> None:
+        """Raise if an exit that the rule names is not one of the model's."""
+        super().check_exits(n_exits)
+        if self.look_at is not None and self.look_at[-1] >= n_exits - 1:
+            raise ValueError(
+                f"`look_at` must name exits before the last of the model's {n_exits}, from 0 on,"
+                f" but got {self.look_at[-1]}."
+            )
 
     def levels(self, thresholds: NDArray[np.float32], step: int) -> NDArray[np.float32]:
         """Return each threshold as it applies at this token, counted from 0."""
@@ -109,6 +128,8 @@ class CalmRule(ThresholdRule):
     def settings(self, n_exits: int) -> dict[str, Any]:
         """Return everything but the threshold, as stored in a record and its policies."""
         found = super().settings(n_exits)
+        if self.look_at is not None:
+            found["look_at"] = list(self.look_at)
         if found.pop("decay", None) is not None:
             found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(Decay)}
         return found

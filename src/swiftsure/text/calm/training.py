@@ -1,6 +1,7 @@
 """Training exit heads and the meta-classifier on the full model's own answers."""
 
 import copy
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -15,8 +16,8 @@ from swiftsure import checks
 from swiftsure.progress import steps
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, with_heads
+from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, solve_exit_heads
-from swiftsure.text.families import Family, family_of
 from swiftsure.text.inputs import Source, encode, input_hashes
 from swiftsure.torch.modes import refuse_training
 
@@ -83,7 +84,7 @@ def train_meta(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
-    head = family_of(model).head.weight
+    head = decoder_of(model).head.weight
     classifier = classifier.to(head.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
     best, kept = math.inf, classifier.state_dict()  # a live view, until it is replaced by a copy
@@ -136,8 +137,8 @@ def fit_exit_heads(
         In evaluation mode, with the model's device and dtype.
     """
     refuse_training(model)
-    family = family_of(model)
-    chosen = range(len(family.blocks) - 1) if exits is None else exits
+    decoder = decoder_of(model)
+    chosen = range(len(decoder.blocks) - 1) if exits is None else exits
     answers = _answer_states(
         model,
         texts,
@@ -146,8 +147,14 @@ def fit_exit_heads(
         max_source_length=max_source_length,
         batch_size=batch_size,
     )
-    heads = solve_exit_heads(answers, chosen, ridge=ridge, trained_on=input_hashes(texts))
-    return heads.to(family.head.weight)
+    heads = solve_exit_heads(
+        answers,
+        chosen,
+        ridge=ridge,
+        normed=decoder.family.norm is not None,
+        trained_on=input_hashes(texts),
+    )
+    return heads.to(decoder.head.weight)
 
 
 @torch.no_grad()
@@ -167,14 +174,15 @@ def agreement_examples(
     labels : (examples,)
         1 if the block's most probable token is also the full model's, otherwise 0.
     """
-    family = with_heads(family_of(model), heads)
-    exits = range(len(family.blocks) - 1) if heads is None else heads.exits
+    decoder = with_heads(decoder_of(model), heads)
+    exits = range(len(decoder.blocks) - 1) if heads is None else heads.exits
     states, labels = [], []
     for outputs in _answer_states(model, texts, tokenizer, **generation):
-        full = family.head(family.head_input(outputs[-1])).argmax(dim=1)
+        full = decoder.logits(decoder.head(decoder.head_input(outputs[-1]))).argmax(dim=1)
         for k in exits:
-            token = family.head(family.exit_input(k, outputs[k])).argmax(dim=1)
-            states.append(family.norm(outputs[k]).float())
+            scores = decoder.head(decoder.exit_input(k, outputs[k]))
+            token = decoder.logits(scores).argmax(dim=1)
+            states.append(decoder.norm(outputs[k]).float())
             labels.append((token == full).long())
     if not states:
         raise ValueError("`texts` must not be empty.")
@@ -197,12 +205,12 @@ def _answer_states(
         part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
         given = Source(model, part, batch_size).rows(range(len(part["input_ids"])))
         output = full.generate(**given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1)
-        yield _replay_states(full.family, given, output.sequences)
+        yield _replay_states(full.decoder, given, output.sequences)
 
 
-def _replay_states(family: Family, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
+def _replay_states(decoder: Decoder, given: dict[str, Any], sequences: Tensor) -> list[Tensor]:
     """Run the answers through the model in one pass; return their states after each block."""
-    model = family.model
+    model = decoder.model
     prompt = 1 if "encoder_outputs" in given else given["input_ids"].shape[1]
     outputs: list[Tensor] = []
 
@@ -210,15 +218,18 @@ def _replay_states(family: Family, given: dict[str, Any], sequences: Tensor) -> 
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
     with ExitStack() as undo:
-        for block in family.blocks:
+        for block in decoder.blocks:
             undo.callback(block.register_forward_hook(record).remove)
         if "encoder_outputs" in given:
             model(**given, decoder_input_ids=sequences[:, :-1], use_cache=False)
         else:
             mask = given["attention_mask"]
-            more = mask.new_ones((len(mask), sequences.shape[1] - mask.shape[1]))
-            whole = torch.cat([mask, more], dim=1)[:, :-1]
-            model(sequences[:, :-1], attention_mask=whole, use_cache=False)
+            new = mask.new_ones((len(mask), sequences.shape[1] - mask.shape[1]))
+            whole = torch.cat([mask, new], dim=1)[:, :-1]
+            more = {}
+            if "position_ids" in inspect.signature(model.forward).parameters:
+                more["position_ids"] = (whole.cumsum(dim=1) - 1).clamp(min=0)  # as in `generate`
+            model(sequences[:, :-1], attention_mask=whole, use_cache=False, **more)
     # The state at a position predicts the next token; positions after a sequence's end are dropped.
     counted = _before_end(sequences[:, prompt:], model.generation_config.eos_token_id)
     return [states[:, prompt - 1 :][counted] for states in outputs]
