@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,14 @@ FEWEST = 8
 """Smallest number of images to generate, in several batches if those are smaller."""
 
 
-def random_network() -> UViT:
-    """Return a random U-ViT with 9 blocks whose uncertainty differs between exits."""
+SMALL = {"patch_size": 4, "width": 128, "depth": 9, "n_heads": 4, "uncertainty_ratio": 1.0}
+PUBLISHED: dict[str, Any] = {}  # the default arguments of UViT
+
+
+def random_network(**options: Any) -> UViT:
+    """Return a U-ViT with random weights whose uncertainty differs between exits."""
     torch.manual_seed(0)
-    model = UViT(image_size=32, patch_size=4, width=128, depth=9, n_heads=4, uncertainty_ratio=1.0)
+    model = UViT(**options)
     with torch.no_grad():
         model.UEM[0].weight.normal_(0, 0.3)
         model.UEM[2].weight.normal_(0, 0.3)
@@ -89,12 +94,17 @@ def with_graphs(fast: DeeDiff) -> DeeDiff:
 
 
 def measure(
-    name: str, variants: dict[str, DeeDiff], batches: Sequence[int], repeats: int
+    name: str,
+    variants: dict[str, DeeDiff],
+    batches: Sequence[int],
+    repeats: int,
+    with_eager: bool = True,
 ) -> list[Result]:
     full = variants["full"]
     device = next(full.model.parameters()).device.type
     if device == "cuda":
-        variants = variants | {f"{key}, graphs": with_graphs(it) for key, it in variants.items()}
+        recorded = {f"{key}, graphs": with_graphs(it) for key, it in variants.items()}
+        variants = variants | recorded if with_eager else recorded
     results = []
     for batch in batches:
         n = max(batch, FEWEST)
@@ -110,8 +120,8 @@ def measure(
         made = {key: run(fast) for key, fast in variants.items()}
         for key in [each for each in variants if not each.startswith("full")]:
             against = "full, graphs" if variants[key].graphs else "full"
-            layers = 1 - made[key].layers.mean() / made["full"].layers.mean()
-            flops = 1 - made[key].flops.mean() / made["full"].flops.mean()
+            layers = 1 - made[key].layers.mean() / made[against].layers.mean()
+            flops = 1 - made[key].flops.mean() / made[against].flops.mean()
             note = (
                 f"{n / seconds[against]:.3g} images a second in full, {n / seconds[key]:.3g} so;"
                 f" layers saved {100 * layers:.0f} %, FLOPs {100 * flops:.0f} %"
@@ -124,7 +134,7 @@ def measure(
 def run(
     device: str = "cpu", batches: Sequence[int] = (1, 16), steps: int = 5, repeats: int = 3
 ) -> list[Result]:
-    variants = saving(random_network().to(device), DDIM(steps))
+    variants = saving(random_network(**SMALL).to(device), DDIM(steps))
     return measure("random U-ViT", variants, batches, repeats)
 
 
@@ -135,20 +145,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of DDIM; a record has its own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default; a record's is its")
+    parser.add_argument("--no-eager", action="store_true", help="on a GPU, only recorded steps")
+    parser.add_argument("--published", action="store_true", help="the published size, random")
     parser.add_argument("--results", type=Path, help="folder of a trained network and its record")
     parser.add_argument("--name", help="of its recipe")
     parser.add_argument("--record", type=Path, help="the one in that folder by default")
     parser.add_argument("--loss", nargs="+", default=["lpips"], help="of its record, one or more")
     arguments = parser.parse_args()
     if arguments.results is None:
-        name, model = "random U-ViT", random_network().to(arguments.device)
+        options = PUBLISHED if arguments.published else SMALL
+        name, model = "random U-ViT", random_network(**options).to(arguments.device)
         variants = saving(model, DDIM(arguments.steps), arguments.dtype)
     else:
         name = arguments.name
         model = trained(arguments.results, name).to(arguments.device)
         record = ThresholdRecord.load(arguments.record or arguments.results / f"{name}.parquet")
         variants = certified(model, record, arguments.loss)
-    show(TITLE, measure(name, variants, arguments.batch, arguments.repeats), Console())
+    with_eager = not arguments.no_eager
+    found = measure(name, variants, arguments.batch, arguments.repeats, with_eager)
+    show(TITLE, found, Console())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Studies of many records: the options that every experiment takes, and tables of their results."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -9,7 +11,18 @@ from numpy.typing import ArrayLike
 from swiftsure.evaluation import Study, evaluate
 from swiftsure.progress import steps
 
-__all__ = ["StudyOptions", "column", "evaluate_all", "labelled", "layers_table", "summary"]
+__all__ = [
+    "DATA_FOLDER",
+    "StudyOptions",
+    "column",
+    "evaluate_all",
+    "labelled",
+    "layers_table",
+    "summary",
+]
+
+DATA_FOLDER = Path(os.environ.get("SWIFTSURE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+"""Folder of data that we may not distribute; by default beside the repository."""
 
 Rows = list[dict[str, Any]]
 

@@ -10,8 +10,16 @@ import swiftsure
 
 ROOT = Path(swiftsure.__file__).parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-EXTRAS = ("torch", "transformers", "safetensors", "sacrebleu", "rouge_score", "sentencepiece")
-"""What the optional parts of the library need."""
+EXTRAS = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "sacrebleu",
+    "rouge_score",
+    "sentencepiece",
+    "triton",
+)
+"""What the optional parts of the library need; Triton comes with PyTorch for CUDA."""
 
 
 def module_names():

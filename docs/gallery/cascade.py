@@ -1,7 +1,7 @@
-"""A cascade of two trained networks: the large one is asked only where the small one is unsure.
+"""A cascade of two trained networks: the large one runs only if the small one is unsure.
 
-Both come with the library and were trained on CIFAR-10: three convolutions with 74 % accuracy, and
-an MSDNet with 94 %, of which only the last exit is used here.
+Both come with the library and were trained on CIFAR-10. The small one has three convolutions and
+74 % accuracy. The large one is an MSDNet with 94 %; only its last exit is used here.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""A plain network made early-exit: attach heads, train them, certify, run.
+"""Turn a plain network into an early-exit one: attach heads, train them, calibrate and run.
 
-The network is the small one that comes with the library, three convolutions trained on CIFAR-10. A
-network this small has little to save; the steps are the same for a large one.
+The network is the small one that comes with the library: three convolutions trained on CIFAR-10.
+Such a small network has little to save, but the steps are the same for a large one.
 """
 
 import torch
@@ -20,7 +20,7 @@ def batches(first, last):
     return [(images[i : i + 100], labels[i : i + 100]) for i in range(first, last, 100)]
 
 
-# Exits after the first and the second block; the trained network itself stays as it is.
+# Add exits after the first and the second block. The trained network itself does not change.
 model = attach_heads(plain, ["2", "5"], images[:2])
 train_heads(model, batches(0, 1000), epochs=4, progress=False)
 

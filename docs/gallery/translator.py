@@ -1,7 +1,7 @@
-"""A translator that stops at the first decoder layer which has settled on a word.
+"""A translator that stops at the first decoder layer that is confident of the next token.
 
-A T5 with eight decoder layers, trained on captions of photographs (Multi30k, German to English, 41
-BLEU), comes with the library, and so do its losses on 2,461 test captions at 26 thresholds.
+The library includes a T5 with eight decoder layers, trained on photo captions (Multi30k, German to
+English, 41 BLEU), and its losses on 2,461 test captions at 26 thresholds.
 """
 
 import torch

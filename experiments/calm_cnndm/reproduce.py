@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from experiments.studies import StudyOptions, evaluate_all, layers_table, summary
+from experiments.studies import DATA_FOLDER, StudyOptions, evaluate_all, layers_table, summary
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
 from swiftsure.evaluation import Study
@@ -21,8 +21,6 @@ from swiftsure.report import study_figure
 __all__ = ["CalmCnndmResult", "calm_cnndm", "load_measurements"]
 
 FILE = "calm_cnndm.npz"
-FOLDER = Path(os.environ.get("SWIFTSURE_DATA", Path(__file__).parents[3] / "shared" / "data"))
-"""Folder of data that we may not distribute; by default beside the repository."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,12 @@ def calm_cnndm(
     sizes : calibration sizes
     options : see `StudyOptions`; 400 splits by default
     """
-    if data is None and not (FOLDER / FILE).is_file():
+    if data is None and not (DATA_FOLDER / FILE).is_file():
         raise FileNotFoundError(
-            f"{FOLDER} has no {FILE}, the paper's own measurements; set SWIFTSURE_DATA to its"
+            f"{DATA_FOLDER} has no {FILE}, the paper's own measurements; set SWIFTSURE_DATA to its"
             " folder (experiments/calm_cnndm/README.md says where it comes from)."
         )
-    record = load_measurements(data or FOLDER / FILE)
+    record = load_measurements(data or DATA_FOLDER / FILE)
     cases = {(n,): {"record": record, "n_calibration": n} for n in sizes}
     given = {"epsilons": EPSILONS, "splits": 400, **options}
     return CalmCnndmResult(evaluate_all(cases, controls=CONTROLS, **given))

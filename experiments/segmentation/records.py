@@ -2,9 +2,9 @@
 `python -m experiments.segmentation.records --data FOLDER`.
 
 Reads NAME.safetensors and NAME.json in the folder of results, for the given names or else for all,
-and writes NAME.parquet (all losses, all nine scores), NAME.npz (labels, predictions and confidence
-maps of the scenes with the highest and lowest confidence at the first exit, for the figure), and
-the test scores into NAME.json.
+and writes NAME.parquet (all losses, all nine scores), NAME.npz (predictions and confidence maps of
+the scenes with the highest and lowest confidence at the first exit, for the figure), and the test
+scores into NAME.json.
 """
 
 import argparse
@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader
 from experiments.commands import device as best_device
 from experiments.commands import load_weights
 from experiments.segmentation.data import TEST_PART, in_memory, scenes
+from experiments.segmentation.scenes import SHOWN_SIZE, shown_scenes
 from experiments.segmentation.train import HERE, mean_ious
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
 from swiftsure.torch.models import ADPC
 from swiftsure.torch.road_scenes import RoadScenes
 from swiftsure.torch.scoring import IMAGE_SCORES, top1
-
-SHOWN_SIZE = (180, 240)
 
 
 def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
@@ -40,13 +39,11 @@ def load(path: Path, recipe: dict[str, Any]) -> nn.Module:
 
 @torch.inference_mode()
 def shown(model: nn.Module, data: RoadScenes, index: int, device: str) -> dict[str, np.ndarray]:
-    """Return label, predictions and confidences of a scene at all exits, at a small size."""
-    image, label, _ = data[index]
+    """Return predictions and confidences of a scene at all exits, at a small size."""
+    image = data[index][0]
     maps = torch.stack([output[0] for output in model(image[None].to(device))])
     maps = interpolate(maps, size=SHOWN_SIZE, mode="bilinear", align_corners=False)
-    small = interpolate(label[None, None].float(), size=SHOWN_SIZE, mode="nearest")[0, 0]
     return {
-        "label": small.numpy().astype(np.uint8),
         "predictions": maps.argmax(dim=1).cpu().numpy().astype(np.uint8),
         "confidences": (255 * top1(maps)).round().cpu().numpy().astype(np.uint8),
     }
@@ -72,8 +69,7 @@ def main() -> None:
             scores=list(IMAGE_SCORES),
         )
         record.save(file.with_suffix(".parquet"))
-        order = np.argsort(record.confidences["mean_top1"][:, 0])
-        both = {"early": int(order[-1]), "late": int(order[0])}
+        both = shown_scenes(record)
         arrays = {
             f"{name}_{key}": array
             for name, row in both.items()

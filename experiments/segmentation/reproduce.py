@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.figures import exits_figure
-from experiments.segmentation.scenes import scenes_figure
+from experiments.segmentation.scenes import camvid_labels, scenes_figure
 from experiments.studies import StudyOptions, column, evaluate_all, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
@@ -70,7 +70,7 @@ class SegmentationResult:
     delta: float
     seed: int
     scenes: Mapping[str, NDArray[np.uint8]] | None = None
-    """Labels, predictions and confidence maps of two scenes, for the figure that shows them."""
+    """Predictions and confidence maps of two scenes, and their labels if CamVid is at hand."""
 
     def table(self, gain: str = "exit") -> list[dict[str, Any]]:
         """Return the table of gains (%), one row per score; "–" if no split certified anything.
@@ -196,6 +196,8 @@ def segmentation(
         if file.with_suffix(".npz").is_file():
             with npz(file.with_suffix(".npz")) as held:
                 scenes = {name: held[name] for name in held}
+            if data is None:
+                scenes |= camvid_labels(record)
     missing = [score for score in SCORES if score not in record.confidences]
     if missing:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,14 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from experiments.studies import DATA_FOLDER
 from swiftsure.losses import VOID
+from swiftsure.records import ExitRecord
 from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
 
-__all__ = ["scenes_figure"]
+__all__ = ["SHOWN_SIZE", "camvid_labels", "scenes_figure", "shown_scenes"]
+
+SHOWN_SIZE = (180, 240)
 
 CLASS_COLORS = (
     "#6fa8dc", "#8c6d62", "#d9a441", "#7a5c8e", "#d16ba5", "#5a8f4e", "#c94f4f",
@@ -34,8 +39,9 @@ def scenes_figure(
     differences : one array per exit
         How much the last exit would change the loss of the images that exit there.
     scenes : mapping, optional
-        "early_label" (height, width), "early_predictions" and "early_confidences" (n_exits, height,
-        width) of a scene that exits early, and the same for a late one. Confidences are in 255ths.
+        "early_predictions" and "early_confidences" (n_exits, height, width) of a scene that exits
+        early, optionally "early_label" (height, width), and the same for a late one. Confidences
+        are in 255ths.
     path : path, optional
         Where to save it.
     """
@@ -47,8 +53,34 @@ def scenes_figure(
     sides: Any = figure.subfigures(1, 2, width_ratios=(1, 3.2))
     left, right = sides
     _draw_differences(left.subplots(), differences)
-    _draw_scenes(right.subplots(2, 5), scenes)
+    _draw_scenes(right.subplots(2, 5 if "early_label" in scenes else 4), scenes)
     return finished(figure, path)
+
+
+def shown_scenes(record: ExitRecord) -> dict[str, int]:
+    """Return the rows of the scenes with the highest and lowest confidence at the first exit."""
+    order = np.argsort(record.confidences["mean_top1"][:, 0])
+    return {"early": int(order[-1]), "late": int(order[0])}
+
+
+def camvid_labels(record: ExitRecord) -> dict[str, NDArray[np.uint8]]:
+    """Return the labels of the shown scenes, where CamVid is in the folder of data; else nothing.
+
+    CamVid's terms do not allow us to distribute them.
+    """
+    if not (DATA_FOLDER / "camvid").is_dir() or find_spec("torch") is None:
+        return {}
+    from swiftsure.torch.road_scenes import CamVid
+
+    part = CamVid(DATA_FOLDER / "camvid", "test")
+    labels = {}
+    for kind, row in shown_scenes(record).items():
+        label = part[row][1].numpy()
+        rows, columns = (
+            np.arange(new) * old // new for new, old in zip(SHOWN_SIZE, label.shape, strict=True)
+        )
+        labels[f"{kind}_label"] = label[np.ix_(rows, columns)].astype(np.uint8)
+    return labels
 
 
 def _draw_differences(axis: Any, differences: Sequence[NDArray[np.float64]]) -> None:
@@ -71,12 +103,13 @@ def _draw_scenes(axes: Any, scenes: Mapping[str, NDArray[np.uint8]]) -> None:
     for line, kind in zip(axes, ("early", "late"), strict=True):
         predictions, confidences = scenes[f"{kind}_predictions"], scenes[f"{kind}_confidences"]
         parts: list[tuple[str, NDArray[np.uint8], bool]] = [
-            ("label", scenes[f"{kind}_label"], True),
             ("first exit", predictions[0], True),
             ("its confidence", confidences[0], False),
             ("last exit", predictions[-1], True),
             ("its confidence", confidences[-1], False),
         ]
+        if f"{kind}_label" in scenes:
+            parts.insert(0, ("label", scenes[f"{kind}_label"], True))
         for axis, (title, image, of_classes) in zip(line, parts, strict=True):
             if of_classes:
                 shown = np.where(image == VOID, len(CLASS_COLORS), image)

@@ -1,8 +1,8 @@
 """Swiftsure: fast inference with a guarantee.
 
 To read the code, follow the data: `records` (losses at every exit), `curves` (losses and costs
-along a path of settings), `control` (the fastest setting that is safe), `policy` (the setting and
-its certificate).
+along a path of settings), `control` (chooses the fastest safe setting) and `policy` (the setting
+and its certificate).
 
 Modules are imported on first use, so `import swiftsure` is fast.
 """

@@ -1,6 +1,6 @@
 """`python -m swiftsure`: the command line."""
 
-from swiftsure.cli import main
-
 if __name__ == "__main__":
+    from swiftsure.cli import main
+
     main()

@@ -41,14 +41,14 @@ def calibrate(
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
-    """Find the fastest setting that keeps the risk at ε, and certify it.
+    """Find and certify the fastest setting whose risk is at most ε.
 
     **Guarantee**: for `control="ucb"` and `"ltt"`, the risk of the policy on new samples is at most
     ε with probability at least 1 − δ over the draw of the calibration record; for `"crc"`, its mean
-    over that draw is at most ε. Provided that calibration and new samples are independent draws of
-    one distribution, and that record, path, losses, ε, δ, control, bound and seed were fixed before
-    the calibration losses were seen: running this again with other arguments until one pleases
-    voids it.
+    over that draw is at most ε. Both hold provided that calibration and new samples are independent
+    draws of one distribution, and that record, path, losses, ε, δ, control, bound and seed were
+    fixed before the calibration losses were seen. Running this again with other arguments until a
+    result pleases voids the guarantee.
 
     Parameters
     ----------
@@ -56,10 +56,10 @@ def calibrate(
         The calibration samples. A curve does not record its score, exits and model, so a policy
         made from one cannot be checked against a model, and the runtimes refuse it.
     epsilon : float
-        The largest risk that is allowed; required, unless `risks` are given.
+        The largest risk allowed; required, unless `risks` are given.
     risk, loss
-        The risk to control, as in `record.curve`; by default "gap", or the curve's own. `loss` may
-        be left out if the record has just one.
+        The risk to control, as in `record.curve`; by default "gap", or the curve's own. You may
+        omit `loss` if the record has just one.
     risks : sequence of Risk, optional
         Several risks to control at once, instead of `epsilon`, `risk` and `loss`.
     control : {"ucb", "ltt", "crc", "empirical"} or Control
@@ -70,9 +70,9 @@ def calibrate(
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
     average, max_group_size
-        For records with groups, as in `ExitRecord.curve`: whether the risk is the average over
-        groups of each group's average ("group", the default), or the average per sample of groups
-        with at most `max_group_size` samples ("sample").
+        For records with groups, as in `ExitRecord.curve`: whether the risk is the mean of the
+        group means ("group", the default), or the mean over samples, for groups of at most
+        `max_group_size` samples ("sample").
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -146,7 +146,7 @@ def curve_of(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> RiskCurve:
-    """Return the curve of a record, or a RiskCurve itself, which has all but a name already."""
+    """Return a record's curve; a RiskCurve is returned as it is, with a name if it has none."""
     options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if isinstance(record, ExitRecord | ThresholdRecord):
         return record.curve(risk or "gap", loss, score, path, **options)

@@ -1,4 +1,4 @@
-"""Argument checks; each error is one line with the argument, what was expected and what came."""
+"""Argument checks; each error is one line: the argument, what was expected, what was received."""
 
 import difflib
 import math

@@ -6,7 +6,7 @@
 | `crc` | E[risk] ≤ ε over the draw of the calibration set |
 | `ucb`, `ltt` | P(risk ≤ ε) ≥ 1 − δ over the draw of the calibration set |
 
-A control uses nothing but the curve.
+A control sees only the curve.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ class ControlResult:
     threshold : float, tuple of float, or None
         The threshold there; a tuple if each exit has its own.
     guarantee : {"probability", "expectation", "none"}
-        What is promised: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
+        The promise: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
     epsilon, delta
         The level, and the failure probability if there is one.
     control, bound : str
-        Their names; `bound` is None for controls that use none.
+        Names of the control and the bound; `bound` is None for controls that use none.
     n : int
         Number of calibration samples, or groups.
     seed : int or None
@@ -94,7 +94,7 @@ class Control:
     correction : {"fixed_sequence", "bonferroni"}
         For `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
     monotone, method, selection, delta_prime
-        For `crc`; see there.
+        For `crc`; see its documentation.
     """
 
     name: str
@@ -354,8 +354,8 @@ def empirical(
 
     As in the paper, it may come after settings that fail.
 
-    **Guarantee**: none. It exceeds ε about half of the time; it is here for comparison. `delta` and
-    `bound` are ignored; they are accepted so that controls are interchangeable.
+    **Guarantee**: none. It exceeds ε about half of the time and is meant for comparison. `delta`
+    and `bound` are ignored; they are accepted so that controls are interchangeable.
 
     Examples
     --------
@@ -400,10 +400,10 @@ def crc(
         Replace each sample's loss by its running maximum from the safe end: valid but cautious.
     method : {"crc", "ucb"}
         "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
-        losses, and far less cautious from about 1000 samples on.
+        losses, and far less cautious with about 1000 samples or more.
     selection : {"contiguous", "paper"}, optional
-        On the losses as they are: the last setting before the first failure, or the paper's Eq. 10,
-        the fastest setting that passes. No finite-sample guarantee.
+        Select on the unmodified losses: the last setting before the first failure, or, as in the
+        paper's Eq. 10, the fastest setting that passes. No finite-sample guarantee.
     delta_prime : float, optional
         δ′ of `method="ucb"`, fixed beforehand.
     seed : int, optional
@@ -498,7 +498,7 @@ def ltt(
     """Control the risk with high probability by multiple testing (Learn then Test).
 
     With a fixed sequence it chooses the same setting as `ucb` with the same bound. The paper's
-    comparison of the two really compares bounds: WSR on plain losses against Hoeffding-Bentkus on
+    comparison of the two really compares bounds: WSR on plain losses and Hoeffding-Bentkus on
     zero-bounded ones (`bound="hoeffding_bentkus", zero_bounded=True`).
 
     **Guarantee**: as for `ucb`. With `correction="bonferroni"` every setting is tested at δ/K, and

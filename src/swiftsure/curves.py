@@ -1,4 +1,4 @@
-"""RiskCurve: loss and cost of each sample at each setting of a path, the input of controls."""
+"""RiskCurve: each sample's loss and cost at each setting of a path, the input to controls."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -33,11 +33,11 @@ UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 
 @dataclass(frozen=True)
 class RiskCurve:
-    """Losses relative to the full model, and costs, of n samples along a path of settings.
+    """Losses (relative to the full model) and costs of n samples along a path of settings.
 
-    Made by `record.curve(...)`, or by `RiskCurve.from_losses` from plain arrays. In exit form it
-    holds one loss per exit and the path's thresholds, and looks up the loss at a setting when it is
-    needed: an (n, K) matrix is made only by `losses()`.
+    Make one with `record.curve(...)`, or with `RiskCurve.from_losses` from plain arrays. In exit
+    form it holds one loss per exit and the path's thresholds, and looks up the loss at a setting
+    when it is needed. Only `losses()` makes an (n, K) matrix.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class RiskCurve:
     costs : mapping
         Costs by name, per exit (or setting), or per sample and exit (or setting).
     full_costs : mapping
-        Cost of running the full model alone, by name, if it differs from that of setting 0.
+        Cost of running the full model alone, by name, if it differs from the cost of setting 0.
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
     n_samples : int or None
@@ -67,7 +67,7 @@ class RiskCurve:
     order : SampleOrder
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
-        Assumptions of a promise made from these losses, besides those of every promise.
+        Assumptions of a promise made from these losses, besides those that every promise has.
     data : Losses
         The arrays, as the compiled kernels take them.
     """
@@ -355,7 +355,7 @@ class RiskCurve:
         return totals
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
-        """Return the share of samples that take each exit, (K, n_exits)."""
+        """Return the fraction of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting has no exits.")
         selected = self._rows(rows)
@@ -371,7 +371,7 @@ class RiskCurve:
         return per_sample.risk(rows)
 
     def exit_shares_at(self, index: int) -> Floats:
-        """Return the share of samples that take each exit at one setting, (n_exits,)."""
+        """Return the fraction of samples that take each exit at one setting, (n_exits,)."""
         exits = _kernels.exit_indices(
             self.confidences, self.data.thresholds[index], self.strict, self.min_exit
         )
@@ -482,9 +482,9 @@ class RiskCurve:
         groups : (n,)
             Labels of dependent rows (requests of one user, frames of one video).
         average : {"group", "sample"}
-            What is weighted equally. "group": the risk is the average over groups of each group's
-            average loss. "sample": it is the average over samples, that is, the expected sum of a
-            group's losses divided by the expected size of a group.
+            What is weighted equally. "group": the risk is the mean of the groups' mean losses.
+            "sample": it is the mean over samples, that is, the expected sum of a group's losses
+            divided by the expected size of a group.
         max_group_size : int
             Required for "sample": the largest number of samples M that a group can have, declared
             before the data are seen.

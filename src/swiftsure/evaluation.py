@@ -2,10 +2,10 @@
 
 It answers two different questions:
 
-- *Test risk and exceedance*: calibrate on one part of the pool and test on the rest. How often the
-  test risk exceeds ε includes the noise of the test part, so it can be above δ for a valid control.
-- *Violations*: draw calibration sets with replacement and compare the risk of the whole pool, which
-  is then the true risk, with ε. This is the rate that δ bounds.
+- *Test risk and exceedance*: calibrate on one part of the pool and test on the rest. The fraction
+  of test risks above ε includes the test part's noise, so it can exceed δ for a valid control.
+- *Violations*: draw calibration sets with replacement and compare the whole pool's risk, which is
+  then the true risk, with ε. δ bounds this rate.
 """
 
 from collections.abc import Iterable, Mapping
@@ -65,7 +65,7 @@ def evaluate(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> "Study":
-    """Calibrate on many random parts of a record and test on the rest.
+    """Split a record at random many times, calibrate on one part and test on the other.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def evaluate(
     splits : int
         Number of random splits into calibration and test part.
     cost : str, optional
-        The cost for `mean_cost` and `gain`; by default layers, or the number of the exit. Gains are
+        The cost for `mean_cost` and `gain`; by default layers, or the exit number. Gains are
         relative to running the full model alone.
     draws : int, optional
         Number of calibration sets drawn with replacement, for the violation rate; `splits` by
@@ -191,16 +191,16 @@ class Study:
         What was split and drawn ("samples" or "groups"), and what has equal weight in risks and
         costs ("sample" or "group").
     test_risk : {label: (splits, epsilons)}
-        Mean loss of the test part.
+        Mean loss on the test part.
     test_exceedance : {label: (splits, epsilons)}
         Whether it is above ε. This is not the violation rate: it includes the test part's noise.
     mean_cost, gain, flops_gain : {label: (splits, epsilons)}
-        Mean cost of the test part (layers, if the record has them), the saving relative to the full
-        model in per cent, and the saving in FLOPs.
+        Mean cost on the test part (layers, if the record has them), percentage saved relative to
+        the full model, and percentage of FLOPs saved.
     thresholds : {label: (splits, epsilons) or (splits, epsilons, n_exits - 1)}
         The chosen thresholds; infinity for the full model.
     pool_risk : {label: (draws, epsilons)}
-        True risk, that of the pool, at the setting chosen on each set drawn with replacement.
+        True risk (the pool's) at the setting chosen on each set drawn with replacement.
     violations : {label: Rates of (epsilons,)}
         How often the true risk is above ε: at most δ for `ucb` and `ltt`; `crc` promises only that
         its mean is at most ε.
@@ -235,7 +235,7 @@ class Study:
     average: str = "sample"
 
     def __str__(self) -> str:
-        """Return what was evaluated, and where the numbers are."""
+        """Return a summary of what was evaluated and which attributes hold the results."""
         return (
             f"Study of the {self.risk_words} under {', '.join(self.labels)}, at"
             f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
@@ -251,7 +251,7 @@ class Study:
         return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
 
     def plot(self) -> "Figure":
-        """Draw test risk and mean cost over ε, a line per control."""
+        """Plot test risk and mean cost against ε, with one line per control."""
         from swiftsure.report import study_figure
 
         return study_figure(self)

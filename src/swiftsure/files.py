@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import struct
@@ -27,6 +28,7 @@ if sys.platform != "win32":
 
 __all__ = [
     "STDOUT",
+    "LockedError",
     "NotJSONError",
     "atomic_write",
     "json_checksum",
@@ -36,6 +38,7 @@ __all__ = [
     "read_json",
     "remove_stale",
     "shortened",
+    "sync",
     "validation_message",
     "writable",
     "write_text",
@@ -47,6 +50,8 @@ STDOUT = Path("-")
 MAX_UNPACKED = 1 << 30
 """Largest unpacked size in bytes of a file that is much smaller on disk; see `max_unpacked`."""
 
+OPEN_FILE = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/[^/]+/fd/\d+")
+"""Paths that name a file that a process holds open."""
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How arrays of an npz file may be packed, as NumPy does it."""
 
@@ -102,11 +107,14 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Itera
     given = writable(path)
     if given == STDOUT or _is_special(given):
         with tempfile.TemporaryDirectory() as folder:
-            temporary = Path(folder) / given.name
+            temporary = Path(folder) / "content"
             temporary.touch()
             yield temporary
-            with temporary.open("rb") as source, _open_special(given) as sink:
-                shutil.copyfileobj(source, sink)
+            try:
+                with temporary.open("rb") as source, _open_special(given) as sink:
+                    shutil.copyfileobj(source, sink)
+            except OSError as error:
+                raise _not_written(given, error) from error
         return
     target = given.resolve()
     _remove_stale(target)
@@ -119,16 +127,15 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Itera
         yield temporary
         temporary.chmod(_mode(target))
         if durable:
-            _sync(temporary)
+            sync(temporary)
         temporary.replace(target)
         if durable:
-            _sync(target.parent)
+            sync(target.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError):
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(error.errno, f"{target} could not be written: {reason}") from error
+            raise _not_written(target, error) from error
         raise
     finally:
         os.close(handle)
@@ -142,7 +149,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = True)
 
 @contextmanager
 def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder or a lock file, which is made, so that no other process writes to its place.
+    """Lock a folder, or a lock file that this creates, so that no other process writes there.
 
     The system releases the lock if the process dies. File systems without locks are not protected.
 
@@ -154,7 +161,7 @@ def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
 
     Raises
     ------
-    ValueError
+    LockedError
         If another process, or another caller in this one, holds it.
     """
     if sys.platform == "win32":
@@ -171,7 +178,7 @@ def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
             if time.monotonic() < until:
                 time.sleep(0.01)
                 continue
-            raise ValueError(
+            raise LockedError(
                 f"{path} is locked by another process, which writes to the same place: wait for it"
                 " to end, or choose another place."
             ) from None
@@ -187,6 +194,10 @@ def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
             with suppress(OSError):
                 Path(path).unlink()
         os.close(handle)
+
+
+class LockedError(ValueError):
+    """Another process, or another caller in this one, holds a lock."""
 
 
 def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
@@ -245,7 +256,7 @@ def read_json(
 
 
 def json_checksum(content: Mapping[str, Any]) -> str:
-    """Return the checksum of what a JSON file holds besides it; spaces do not matter."""
+    """Return the checksum of a JSON file's content without its checksum; spaces do not matter."""
     text = json.dumps(content, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -385,14 +396,19 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
 
 
+def _not_written(path: Path, error: OSError) -> OSError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return OSError(error.errno, f"{path} could not be written: {reason}")
+
+
 def _is_special(path: Path) -> bool:
     """Return whether the path exists and leads to a pipe, device or socket, or to an open file."""
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except OSError:
         return False
     # /dev/stdout may lead to a regular file, which must not be replaced while it is open.
-    return not stat.S_ISREG(mode) or path.absolute().parts[1:2] in [("dev",), ("proc",)]
+    return not stat.S_ISREG(mode) or OPEN_FILE.fullmatch(str(path.absolute())) is not None
 
 
 def _open_special(path: Path) -> BinaryIO:
@@ -412,7 +428,7 @@ def _mode(target: Path) -> int:
     return 0o666 & ~umask
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     if os.name == "nt" and path.is_dir():
         return

@@ -1,4 +1,4 @@
-"""Planning: the calibration samples that a promise needs; the ε that a compute budget allows."""
+"""Planning: how many samples a promise needs, and which ε a compute budget allows."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -45,7 +45,7 @@ class SamplePlan:
     Attributes
     ----------
     n : int
-        Samples needed to certify a setting of risk `risk` with probability `power`.
+        Samples needed to certify a setting with risk `risk` with probability `power`.
     floor : int or None
         Samples needed even if every loss is 0; None if losses can be negative.
     bound : str
@@ -284,11 +284,11 @@ class GainPlan:
     ----------
     sizes : (m,)
     gain : (m,)
-        Mean saving in per cent.
+        Mean percentage saved.
     certified : (m,)
-        Share of calibration sets that certify any setting.
+        Fraction of calibration sets that certify any setting.
     reached : (m,)
-        Share of all sets that save at least `target` per cent; 1 without a target.
+        Fraction of all sets that save at least `target` per cent; 1 without a target.
     unit, average
         What `sizes` count ("samples" or "groups"), and what is weighted equally in risks and
         savings ("sample" or "group").
@@ -305,7 +305,7 @@ class GainPlan:
 
     @property
     def n(self) -> int | None:
-        """Smallest size from which on the target is reached with `power`, or None."""
+        """Smallest size at and above which the target is reached with `power`, or None."""
         order = np.argsort(self.sizes)
         short = np.flatnonzero(self.reached[order] < self.power)
         first = int(short[-1]) + 1 if short.size else 0
@@ -331,9 +331,9 @@ def gain_by_samples(
     average: Average | None = None,
     max_group_size: int | None = None,
 ) -> GainPlan:
-    """Return what more calibration samples would save, by resampling a pilot with replacement.
+    """Estimate what more calibration samples would save, by resampling a pilot with replacement.
 
-    An estimate, not a guarantee: it is only as good as the pilot. Do not calibrate on the pilot's
+    This is not a guarantee, and only as good as the pilot. Do not calibrate on the pilot's
     samples at an ε or size that was chosen with it. `average` and `max_group_size` are those of
     `record.curve`, for pilots with groups; sizes then count groups.
 
@@ -435,11 +435,11 @@ def lowest_epsilon(
     budget : float
         Largest mean cost, in the unit of `cost`.
     saving : float
-        Instead of `budget`: the least share of the full model's cost to save, in (0, 1).
+        Instead of `budget`: the smallest fraction of the full model's cost to save, in (0, 1).
     cost : str, optional
         Which cost; needed if the record has several besides the exit number.
     choice : float
-        Share of the samples, or groups, used to choose the setting.
+        Fraction of the samples, or groups, used to choose the setting.
     average, max_group_size
         For records with groups, as in `record.curve`: what is weighted equally in risk and costs.
     seed : int, optional

@@ -65,7 +65,7 @@ AVERAGES = {
         " group.",
     ),
 }
-"""What averages of grouped samples are, in a few words and in a sentence."""
+"""What is averaged for grouped samples, in a few words and in a sentence."""
 
 Guarantee = Literal["probability", "expectation", "none"]
 
@@ -115,7 +115,7 @@ class Promise(_Frozen):
 
     @property
     def name(self) -> str:
-        """The loss and what is bounded of it: "zero_one gap", "brier inconsistency"."""
+        """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
         return f"{self.loss} {risk_noun(self.risk)}"
 
     def __str__(self) -> str:
@@ -125,13 +125,13 @@ class Promise(_Frozen):
 
 
 class Certificate(_Frozen):
-    """The promise of a policy in numbers, and its conditions."""
+    """A policy's promise in numbers, and its conditions."""
 
     guarantee: Guarantee
     delta: float | None = Field(gt=0, lt=1)
     promises: tuple[Promise, ...] = Field(min_length=1)
     control: Name
-    """Name of the control that chose the setting, or "budget" if its cost did."""
+    """Name of the control that chose the setting, or "budget" if a compute budget did."""
     options: dict[str, Any]
     n: Count
     unit: Literal["samples", "groups"]
@@ -151,7 +151,7 @@ class Certificate(_Frozen):
     costs: dict[str, tuple[float, float]]
     """Mean costs of the full model and of the policy, on the calibration samples."""
     exit_shares: tuple[float, ...] | None
-    """Share of the calibration samples that take each exit."""
+    """Fraction of the calibration samples that take each exit."""
     data: str
     """Fingerprint of the calibration losses, confidences and settings."""
     model: str | None = None
@@ -159,7 +159,7 @@ class Certificate(_Frozen):
     seed_drawn: bool | None = None
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"
-    """What the first of each pair of `costs` belongs to."""
+    """What the first number of each pair in `costs` is the cost of."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
@@ -261,12 +261,12 @@ class PolicyEvaluation(NamedTuple):
     risks : tuple of float
         Mean loss for each promise.
     saving : float
-        Share of the full model's cost that is saved: FLOPs if the record has them, otherwise its
+        Fraction of the full model's cost that is saved: FLOPs if the record has them, otherwise its
         first cost.
     savings : dict
-        The share for every cost of the record.
+        The same for every cost in the record.
     exit_shares : (n_exits,) or None
-        Share of the samples that take each exit; None for systems without exits.
+        Fraction of the samples that take each exit; None for systems without exits.
     n : int
     """
 
@@ -281,8 +281,8 @@ class PolicyEvaluation(NamedTuple):
 class Policy(_Frozen):
     """A threshold, with a certificate of what it guarantees.
 
-    `threshold=None` means that the full model always runs. `str(policy)` says in one sentence what
-    is promised; `policy.certificate` holds the numbers.
+    `threshold=None` means that the full model always runs. `str(policy)` states the promise in one
+    sentence; `policy.certificate` holds the numbers.
     """
 
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
@@ -377,8 +377,8 @@ class Policy(_Frozen):
     def leaves(self, exit_index: int, confidence: float) -> bool:
         """Return whether a request with this confidence exits here; `exit_index` starts at 0.
 
-        The rule of `exits`, for code that runs one request at a time: call it at each exit, and
-        stop at the first True. At the last exit it is always True.
+        This is the same rule as `exits`, for code that runs one request at a time: call it at each
+        exit, and stop at the first True. At the last exit it is always True.
         """
         thresholds = self._exit_thresholds()
         checks.count("exit_index", exit_index, 0)
@@ -458,7 +458,7 @@ class Policy(_Frozen):
         return int(found[0])
 
     def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
-        """Draw the risk and the saving of a record along its default path."""
+        """Plot a record's risk and saving along its default path."""
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
@@ -526,7 +526,7 @@ class Policy(_Frozen):
         return policy
 
     def __str__(self) -> str:
-        """Return one sentence: what the policy does and what it promises."""
+        """Return one sentence that says what the policy does and promises."""
         return "".join(sentence_parts(self))
 
     def __repr__(self) -> str:
@@ -577,7 +577,7 @@ def _key() -> bytes | None:
 
 
 def percent(share: float) -> str:
-    """Write a share as a percentage without needless digits.
+    """Return a fraction as a percentage without needless digits.
 
     Examples
     --------
@@ -588,7 +588,7 @@ def percent(share: float) -> str:
 
 
 def sentence_parts(policy: Policy) -> tuple[str, str]:
-    """Return the two parts of a policy's sentence: its promise, and the conditions of that.
+    """Return the two parts of a policy's sentence: its promise and its conditions.
 
     Joined, they are the sentence; separately, they can be styled differently.
     """
@@ -641,7 +641,7 @@ def _averaged(certificate: Certificate, promise: Promise, article: str = "the") 
 
 
 def average_words(unit: str, average: str) -> str:
-    """Return what an average of groups is, for tables; "" for plain samples.
+    """Return how groups are averaged, for tables; "" for plain samples.
 
     Examples
     --------
@@ -652,7 +652,7 @@ def average_words(unit: str, average: str) -> str:
 
 
 def average_sentence(unit: str, average: str) -> str:
-    """Return a sentence about the averages of groups; "" for plain samples."""
+    """Return a sentence on how groups are averaged; "" for plain samples."""
     return "" if unit == "samples" else AVERAGES[average][1]
 
 

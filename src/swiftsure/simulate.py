@@ -85,8 +85,8 @@ class Population:
         exp(overconfidence) at the first exit and by less at each later one; the last exit stays
         calibrated. Accuracies do not change.
     overthinking : float
-        In [0, 1]. The probability that a sample leads the classifier astray: from a random exit
-        other than the first on, all answers are wrong, and as confident as before.
+        In [0, 1]. The probability that a sample leads the classifier astray: starting at a random
+        exit after the first, all answers are wrong, and as confident as before.
 
     Raises
     ------

@@ -47,7 +47,7 @@ def test_gains_of_a_pilot(run, thresholds):
     done = run("plan", "thresholds.parquet", *options)
     assert (done.status, done.err) == (0, "")
     header, *rows, reached, caution = [line.split("\t") for line in done.out.splitlines()]
-    assert caution[0].startswith("An estimate")
+    assert caution[0].startswith("This estimate")
     assert reached == ["200 samples reach a saving of 30 % with 90 % chance."]
     assert header == ["samples", "saved on average", "certify anything", "save 30 %"]
     plan = gain_by_samples(thresholds, cost="layers", epsilon=0.08, target=30.0, seed=2)
@@ -125,7 +125,7 @@ def test_a_plan_that_falls_short_says_so(run, record):
         shown = run(*command, "--seed", seed).out
         less, little = plan.cost / plan.full_cost > 0.3005, (plan.epsilon or 0) > 0.5
         assert (
-            "That is less than the 70 % asked: the setting was chosen on 1 sample," in shown
+            "That is less than the 70 % asked for: the setting was chosen on 1 sample," in shown
         ) is less
         assert ("is hardly a promise: no loss exceeds 1 anyway" in shown) is little
         seen |= {("less", less), ("little", little)}

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from experiments.calm_cnndm.reproduce import FILE, FOLDER, calm_cnndm, load_measurements
+from experiments.calm_cnndm.reproduce import FILE, calm_cnndm, load_measurements
+from experiments.studies import DATA_FOLDER
 from experiments.sweeps import CONTROLS
 
-AUTHORS = FOLDER / FILE
+AUTHORS = DATA_FOLDER / FILE
 LEVELS = np.array([0.03, 0.05, 0.10])
 
 

@@ -145,7 +145,7 @@ def test_results_go_beside_the_experiment_by_default(monkeypatch, capsys):
 
 
 def test_a_task_without_its_data_is_skipped_by_name(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("experiments.calm_cnndm.reproduce.FOLDER", tmp_path / "absent")
+    monkeypatch.setattr("experiments.calm_cnndm.reproduce.DATA_FOLDER", tmp_path / "absent")
     status, out, err = run("calm_cnndm", "diffusion", "--splits", 2)
     assert (status, err) == (0, "")
     assert out.startswith("Skipped calm_cnndm: ")

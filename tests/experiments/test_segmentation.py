@@ -16,7 +16,7 @@ from experiments.segmentation.reproduce import (
     published,
     segmentation,
 )
-from experiments.segmentation.scenes import scenes_figure
+from experiments.segmentation.scenes import camvid_labels, scenes_figure
 from swiftsure import assets
 from swiftsure.report import study_figure
 
@@ -145,6 +145,24 @@ def test_files_are_written(result, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == len(SCORES) * len(RISKS) * 2 * 3
     assert "by_video.csv" in names
+
+
+@pytest.mark.parametrize(("labelled", "panels"), [(True, 5), (False, 4)])
+def test_labels_are_drawn_where_they_are_at_hand(labelled, panels):
+    scenes = {}
+    for kind in ("early", "late"):
+        scenes[f"{kind}_predictions"] = scenes[f"{kind}_confidences"] = np.zeros((2, 9, 12), "u1")
+        if labelled:
+            scenes[f"{kind}_label"] = np.zeros((9, 12), np.uint8)
+    figure = scenes_figure([np.ones(3), np.zeros(0)], scenes)
+    assert len(figure.axes) == 1 + 2 * panels
+    assert ("label" in {axis.get_title(loc="left") for axis in figure.axes}) == labelled
+
+
+def test_labels_come_from_camvid_alone(monkeypatch, tmp_path):
+    record = ss.ExitRecord.load(ss.assets.SEGMENTATION)
+    monkeypatch.setattr("experiments.segmentation.scenes.DATA_FOLDER", tmp_path)
+    assert camvid_labels(record) == {}
 
 
 def test_the_figure_needs_no_scenes():

@@ -1,6 +1,9 @@
 """A full disk keeps the old file, leaves nothing half-written, and is named in the error."""
 
 import resource
+import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -64,3 +67,30 @@ def test_a_collection_says_what_is_on_the_disk(tmp_path):
         collect(Played(4), batches(90), shards=parts, shard_size=16)
     record = collect(Played(4), batches(90), shards=parts, shard_size=16)
     assert record.n == 90
+
+
+def test_an_alarm_is_seen_although_nothing_can_be_saved(tmp_path):
+    (tmp_path / "stream.jsonl").write_text('{"loss": 1}\n' * 50)
+    command = f"{sys.executable} -m swiftsure monitor - --epsilon 0.05 --state m.json"
+    for line in (
+        f"ulimit -f 0; cat stream.jsonl | {command}",  # a pipe, on a full disk
+        f"mkdir m.json.journal; cat stream.jsonl | {command}",
+        f"cat stream.jsonl | {command} > /dev/full",  # the log is full too
+    ):
+        for path in ("m.json", "m.json.journal"):
+            shutil.rmtree(tmp_path / path, ignore_errors=True)
+            (tmp_path / path).unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, line
+        assert "Alarm at loss" in done.stdout + done.stderr, line
+
+
+def test_closed_standard_output_is_not_an_alarm(tmp_path):
+    (tmp_path / "stream.jsonl").write_text('{"loss": 0}\n' * 50)
+    line = f"{sys.executable} -m swiftsure monitor stream.jsonl --epsilon 0.05 >&-"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pytorch.builders import Played, inputs, logits, network, refused
-from swiftsure.torch import Staged, cut, exit_flops, exit_seconds
+from swiftsure.torch import Staged, collect, cut, exit_flops, exit_seconds
 from swiftsure.torch.costs import stage_seconds
 
 
@@ -171,3 +171,16 @@ def test_counting_leaves_batch_statistics_alone():
     with refused("model"):
         exit_flops(model, inputs(4))
     assert torch.equal(model.stages[0][1].running_mean, before)
+
+
+def test_times_include_decisions_and_the_full_model_runs_alone():
+    class Heads(Sleepy):
+        def head(self, exit_index, state):
+            time.sleep(0.01)
+            return super().head(exit_index, state)
+
+    record = collect(Heads(3), [logits(4, 3)], losses=["zero_one"], seconds=True)
+    assert record.costs["seconds"].shape == (3,)
+    full = record.full_costs["seconds"]
+    assert full <= record.costs["seconds"][-1] - 2 * 0.009 / 4  # two heads less
+    assert record.take([0, 1]).full_costs == record.full_costs

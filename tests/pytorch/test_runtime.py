@@ -941,3 +941,8 @@ def test_weights_that_change_later_are_noticed():
         fast(batch)
     with pytest.raises(ValueError, match="was made for another model"):
         Stream(fast, 4).push(batch)
+    model.load_state_dict(network().state_dict())
+    fast(batch)
+    model.heads[0] = nn.Linear(16, 5)
+    with pytest.raises(ValueError, match="was made for another model"):
+        fast(batch)

@@ -434,6 +434,33 @@ def test_a_failing_stage_loses_only_its_own_samples(stage):
     assert torch.equal(outputs, expected.outputs[ids])
 
 
+def test_batches_of_other_shapes_run_apart():
+    class Pixels(Played):
+        def head(self, exit_index, state):
+            return state["logits"].flatten(1)[:, :5] * (exit_index + 1)
+
+    batches = [torch.randn(6, 4, side) for side in (5, 8, 5, 8)]
+    policy = policy_of(0.7, 4)
+    expected = [EarlyExit(Pixels(4), policy)(batch) for batch in batches]
+    found = list(Stream(EarlyExit(Pixels(4), policy), 8).run(batches, ordered=True))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.outputs, other.outputs)
+
+
+def test_an_ordered_run_keeps_what_is_ready_of_open_batches():
+    batch, policy = logits(112), policy_of(0.7, 4)
+    stream = Stream(EarlyExit(Faulty(4, 1, {40, 41, 42, 43, 44}), policy), batch_size=16)
+    got, caught = 0, None
+    try:
+        for output in stream.run(batch.split(8), ordered=True):
+            got += len(output.exits)
+    except StreamError as error:
+        caught = error
+    assert caught is not None
+    ready = sum(len(result.ids) for result in caught.results)
+    assert got + ready + len(caught.samples) + stream.in_flight == stream.pushed
+
+
 def test_a_run_delivers_what_is_ready_before_it_fails():
     batch, policy = logits(100), policy_of(0.7, 4)
     stream = Stream(EarlyExit(Faulty(4, 0, {70}), policy), batch_size=16)

@@ -46,3 +46,16 @@ def test_a_damaged_cache_is_discarded(tmp_path):
     done = run(PROGRAM, NUMBA_CACHE_DIR=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
     assert sum(path.stat().st_size > 100 for path in cached if Path(path).exists()) > 0
+
+
+def test_damaged_machine_code_is_compiled_again(tmp_path):
+    """A flipped bit in machine code crashes or computes wrong numbers, and unpickles well."""
+    assert run(PROGRAM, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "2\n"
+    cached = list(tmp_path.rglob("*.nbc"))
+    for path in cached:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    done = run(PROGRAM, NUMBA_CACHE_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "2\n")
+    assert not any(path.read_bytes() == content for path in cached)

@@ -1108,3 +1108,28 @@ def test_a_second_writer_loses_no_update(tmp_path):
     with pytest.raises(ValueError, match="was written by another monitor; it was left"):
         second.save(path)
     assert Watch.load(path).monitor.mean == 0.0
+
+
+def test_a_monitor_does_not_strip_the_state_of_a_watch(tmp_path):
+    path = tmp_path / "state.json"
+    watch = Watch(Monitor(0.05))
+    watch.feed(b'{"id": 1}\n')
+    watch.save(path)
+    before = path.read_bytes()
+    monitor = Monitor.load(path)
+    with pytest.raises(ValueError, match=r"holds more than a monitor: order, stream"):
+        monitor.save(path)
+    assert path.read_bytes() == before
+
+
+def test_a_monitor_may_be_saved_in_two_places(tmp_path):
+    monitor = Monitor(0.05)
+    for name in ("a.json", "b.json", "a.json"):
+        monitor.update(0.0)
+        monitor.save(tmp_path / name)
+    assert Monitor.load(tmp_path / "a.json").n == 3
+
+
+def test_a_key_twice_is_a_fault():
+    with pytest.raises(StreamFaultError, match="has a key twice"):
+        Watch(Monitor(0.05)).feed(b'{"loss": 1, "loss": 0}\n')

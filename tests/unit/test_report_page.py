@@ -327,7 +327,7 @@ def test_a_budget_has_no_level_to_move(record, thresholds, kind, saving):
     where = found.risks[0].upper_settings.index(policy.certificate.index)
     assert found.risks[0].upper[where] == policy.certificate.promises[0].upper_bound
     page = policy_page(held, policy)
-    assert "chosen by what it costs" in text(page)
+    assert "chosen by its cost" in text(page)
     assert "<script" not in page
     assert "What moves the threshold" not in page
 
@@ -356,8 +356,8 @@ def test_missing_labels(sample):
     policy = ss.calibrate(part, epsilon=0.05, seed=0)
     assert policy.threshold == ss.calibrate(full, epsilon=0.05, seed=0).threshold
     page = text(policy_page(part, policy))
-    assert f"Based only on the {len(needed):,} samples with a label" in page
-    assert "does not hold what reliability diagrams need" in page
+    assert f"This uses only the {len(needed):,} samples with a label" in page
+    assert "Reliability diagrams need the probability" in page
 
 
 def test_a_record_without_labels(sample):
@@ -365,7 +365,7 @@ def test_a_record_without_labels(sample):
     policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.05)
     page = text(policy_page(record, policy))
     assert "holds no losses against labels" in page
-    assert "does not hold what reliability diagrams need" in page
+    assert "Reliability diagrams need the probability" in page
 
 
 def test_the_cost_to_speak_of(record, policy):

@@ -2,11 +2,11 @@
 
 Selection uses only the test. Upper bounds invert the tests and are for display.
 
-| module | bounds | what they use of the losses |
+| module | bounds | what they compute from |
 |---|---|---|
-| `counting` | binomial, Hoeffding, Bentkus, empirical Bernstein | sums and sums of squares |
+| `counting` | binomial, Hoeffding, Bentkus, empirical Bernstein | sum and sum of squares |
 | `trinomial` | the exact test for losses of −1, 0 and 1 | the count of each |
-| `betting` | WSR, STaR | the losses one by one |
+| `betting` | WSR, STaR | individual losses, in order |
 """
 
 import numpy as np

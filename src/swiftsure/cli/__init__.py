@@ -1,4 +1,4 @@
-"""The command line: `swiftsure VERB`, one file per verb."""
+"""The command line: `swiftsure COMMAND`, one file per command."""
 
 from swiftsure.cli.app import main
 

@@ -1,5 +1,6 @@
-"""The application: its verbs and its exit statuses."""
+"""The application: its commands and exit statuses."""
 
+import io
 import os
 import sys
 import traceback
@@ -74,6 +75,12 @@ def main() -> None:
     Errors raised by the library print one line and end with status 2. Any other error is a bug: it
     prints a traceback and ends with status 70, because 1 means that a promise cannot be kept.
     """
+    for name in ("stdout", "stderr"):  # closed by whoever started this
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that are not UTF-8
     try:
         status = _run_app()
         sys.stdout.flush()  # raises BrokenPipeError here rather than at shutdown

@@ -42,10 +42,10 @@ def calibrate(
     pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
-        typer.Option(help="Needed labels that are missing: raise, or worst (assume the worst)."),
+        typer.Option(help="If a needed label is missing: raise, or worst (assume the worst loss)."),
     ] = "raise",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit above the threshold, not at it.")
+        bool, typer.Option("--strict", help="Exit only above the threshold, not at it.")
     ] = False,
     min_exit: Annotated[
         int, typer.Option(help="First exit that may be taken, counted from 0.")
@@ -59,10 +59,10 @@ def calibrate(
 ) -> None:
     r"""Find the fastest setting whose risk is at most ε, and certify it.
 
-    Exit status 1 if nothing faster than the full model can be certified;
-    the policy is still written, and runs the full model.
+    The exit status is 1 if nothing faster than the full model can be
+    certified; the policy is still written, and runs the full model.
 
-    Options of a control follow its name, each after a colon:
+    Write a control's options after its name, each after a colon:
 
         all        zero_bounded
         ucb, ltt   bound=NAME

@@ -29,14 +29,14 @@ def collect(
     seconds: Annotated[bool, typer.Option(help="Also measure the time to each exit.")] = False,
     shards: Annotated[Path | None, optional("Folder for shards, to resume a killed run.")] = None,
     shard_size: Annotated[
-        int, typer.Option(help="Samples per shard; one is also written every minute.")
+        int, typer.Option(help="Samples per shard; a shard is also written every minute.")
     ] = 1_000,
     durable: Annotated[
-        bool, typer.Option(help="Wait until each shard is on the disk, for power failures.")
+        bool, typer.Option(help="Wait until each shard is on disk, to survive power failures.")
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Run a model on data and record what happens at every exit.
+    """Run a model on data and record every exit's losses and costs.
 
     The two functions take no arguments and may be in the current folder.
     The first returns a staged model in evaluation mode, the second an

@@ -23,7 +23,7 @@ def convert(
     """Turn a pickle of logits into npz, or a record into Parquet.
 
     The logits published with the paper are pickles of arrays (exits,
-    samples, classes). Reading a pickle can run any code: this command
+    samples, classes). Reading a pickle can run any code, so this command
     reads only arrays and tensors, and refuses any other content.
 
     A record (npz) is written as Parquet, which also keeps the random

@@ -23,10 +23,10 @@ BAR = 40
 
 
 def demo(
-    n: Annotated[int, typer.Option("--n", help="Calibration images.")] = 2000,
-    epsilon: Annotated[float, typer.Option(help="Largest loss of accuracy allowed.")] = 0.01,
+    n: Annotated[int, typer.Option("--n", help="Number of calibration images.")] = 2000,
+    epsilon: Annotated[float, typer.Option(help="Largest drop in accuracy allowed.")] = 0.01,
     delta: options.Delta = 0.1,
-    batch: Annotated[int, typer.Option(help="Images that run at once.")] = 50,
+    batch: Annotated[int, typer.Option(help="Number of images that run at once.")] = 50,
     seed: options.Seed = 0,
     small: Annotated[
         bool,
@@ -35,16 +35,16 @@ def demo(
         ),
     ] = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for policy and figures.")
+        Path, typer.Option("--output", "-o", help="Folder for the policy and figures.")
     ] = Path("results/demo"),
     json: options.Json = False,
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
     The network is an MSDNet with five exits, trained on CIFAR-10, or, if
-    swiftsure-assets is not installed, a small network with three exits. It is
-    calibrated on some test images, then runs on others to measure what it
-    saves and loses.
+    swiftsure-assets is not installed, a small network with three exits. It
+    is calibrated on some test images and then runs on others, to measure
+    how much compute it saves and how much accuracy it loses.
 
     [bold]Example[/bold]
 
@@ -58,7 +58,7 @@ def demo(
     record, images = assets.record(small), assets.sample_images(small)
     rest = assets.calibration_record(small)
     if checks.count("n", n) > rest.n:
-        raise ValueError(f"`--n` must be at most {rest.n:,}, the images there are, but got {n}.")
+        raise ValueError(f"`--n` must be at most {rest.n:,}, the number of images, but got {n}.")
     calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
     others = record.take(np.flatnonzero(~np.isin(record.ids, calibration.ids)))
     policies = {
@@ -93,7 +93,7 @@ def demo(
             _print_measured(measured, len(images.labels), batch, policy)
         if not assets.installed():
             print_text(
-                "\nA network this small has little to save. For an MSDNet with five exits:"
+                "\nSuch a small network has little to save. To use an MSDNet with five exits:"
                 ' pip install "swiftsure[demo]"'
             )
         print_text(f"\nWrote {', '.join(map(str, files))}")
@@ -137,8 +137,8 @@ def _print_tradeoff(tradeoff: list[dict[str, Any]], n: int, n_others: int) -> No
         ],
     )
     print_text(
-        f"ε bounds the expected loss of accuracy; ± is the noise of these {n_others:,} images. Each"
-        " row's promise holds on its own: fix ε before you look."
+        f"ε bounds the expected drop in accuracy; ± is its standard error on these {n_others:,}"
+        " images. Each row's promise holds on its own, so fix ε before you look."
     )
 
 

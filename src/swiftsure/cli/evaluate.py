@@ -25,17 +25,17 @@ def evaluate(
     risk: options.Risk = "gap",
     loss: options.Loss = None,
     controls: Annotated[
-        str, typer.Option(help="Controls, comma-separated; options as in calibrate.")
+        str, typer.Option(help="Controls, comma-separated, with options as in calibrate.")
     ] = "crc,ucb",
     bound: options.Bound = "auto",
     epsilons: Annotated[str, typer.Option(help="Levels, comma-separated.")] = "0.01,0.02,0.05,0.1",
     delta: options.Delta = 0.1,
     n_calibration: Annotated[
-        float, typer.Option("--n-calibration", "-n", help="Samples, or a share below 1.")
+        float, typer.Option("--n-calibration", "-n", help="Samples, or a fraction below 1.")
     ] = 100,
-    splits: Annotated[int, typer.Option(help="Random splits.")] = 100,
+    splits: Annotated[int, typer.Option(help="Number of random splits.")] = 100,
     draws: Annotated[
-        int | None, optional("Draws for the violation rate.", default="splits")
+        int | None, optional("Number of calibration sets for the violation rate.", default="splits")
     ] = None,
     score: options.Score = None,
     path: options.Path_ = None,
@@ -46,12 +46,13 @@ def evaluate(
     figure: Annotated[Path | None, optional("Draw risk and efficiency here.")] = None,
     json: options.Json = False,
 ) -> None:
-    r"""Calibrate on many random parts of a record and test on the rest.
+    r"""Calibrate on random parts of a record and test on the rest.
 
-    "test > ε" counts test parts whose risk is above ε, including their
-    noise. "violations" draws new calibration sets and counts choices
-    whose risk on the whole record is above ε, with a 95 % interval: δ
-    bounds this rate for ucb and ltt. crc promises only the mean risk.
+    "test > ε" is the fraction of test parts whose risk is above ε, which
+    includes their noise. "violations" is the fraction of newly drawn
+    calibration sets whose choice has a risk above ε on the whole record,
+    with a 95 % interval. δ bounds it for ucb and ltt; crc promises only
+    the mean risk.
 
     [bold]Examples[/bold]
 
@@ -98,8 +99,8 @@ def evaluate(
     print_table(title, [*columns, f"mean {study.cost or 'cost'}", "saved %"], _rows(study))
     if is_terminal():  # a pipe gets only the table
         text = (
-            f"\nviolations: choices truly above ε (95 % interval). At most {percent(delta)} for ucb"
-            " and ltt; any number for crc, which promises the mean risk."
+            f"\nviolations: choices whose true risk is above ε (95 % interval). At most"
+            f" {percent(delta)} for ucb and ltt; crc promises only the mean risk."
         )
         bare = [label for label, control in study.controls.items() if control.guarantee == "none"]
         print_text(text + f" No promise: {', '.join(bare)}." * bool(bare), "dim")

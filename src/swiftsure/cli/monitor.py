@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -30,12 +30,12 @@ NO_GUARANTEE = "Warning, without a guarantee: "
 
 def monitor(
     stream: Annotated[
-        Path, typer.Argument(help="JSON lines; - is standard input.", show_default="-")
+        Path, typer.Argument(help="File of JSON lines; - is standard input.", show_default="-")
     ] = Path("-"),
     policy: Annotated[Path | None, optional("The policy whose promise to watch.")] = None,
-    risk: Annotated[str | None, optional("Which promise, if there are several.")] = None,
-    loss: Annotated[str | None, optional("Which promise, if there are several.")] = None,
-    epsilon: Annotated[float | None, optional("Without a policy: largest risk.")] = None,
+    risk: Annotated[str | None, optional("Risk of the promise, if there are several.")] = None,
+    loss: Annotated[str | None, optional("Loss of the promise, if there are several.")] = None,
+    epsilon: Annotated[float | None, optional("Without a policy: largest risk allowed.")] = None,
     low: Annotated[
         float | None, optional("Without a policy: lowest possible loss.", default="0")
     ] = None,
@@ -43,7 +43,7 @@ def monitor(
         float | None, optional("Without a policy: largest possible loss.", default="1")
     ] = None,
     alpha: Annotated[
-        float | None, optional("Chance of a false alarm, over all time.", default="0.01")
+        float | None, optional("Probability of a false alarm, over all time.", default="0.01")
     ] = None,
     state: Annotated[Path | None, optional("State file: resume from it and save to it.")] = None,
     follow: Annotated[
@@ -57,7 +57,7 @@ def monitor(
     ] = None,
     missing: Annotated[
         str | None,
-        optional("A loss that never arrives: count as lowest, or skip.", default="lowest"),
+        optional("A loss that never arrives: count it as lowest, or skip it.", default="lowest"),
     ] = None,
     cost: Annotated[
         str | None, optional("The policy's cost that lines report.", default="exits")
@@ -74,25 +74,23 @@ def monitor(
 
     A false alarm has probability at most α, however long it runs, if
     the mean of each loss, given those before it, is at most ε.
-    Exit status 1: an alarm, or a fault such as a loss outside its range
-    or a line without a loss (none is skipped).
+    The exit status is 1 after an alarm, or after a fault such as a loss
+    outside its range or a line without a loss (none is skipped).
 
     [bold]Example[/bold]
 
         swiftsure monitor losses.jsonl --policy deployed.json \
             --alpha 0.01 --state monitor.json
     """
-    from swiftsure.files import locked, writable
-
+    if str(state) == "-":
+        raise ValueError("`--state` must be a file, not standard output.")
+    state = None if state is None else state.resolve()  # one state, whatever link leads to it
     with ExitStack() as stack:
-        if state is not None:
-            writable(state)
-            # Held for the whole run, unlike the short lock under which the state is written.
-            stack.enter_context(locked(state.with_name(f".{state.name}.run")))
+        unwritable = _claim(state, stack)
         before = state if state is not None and state.exists() else None
         promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
         watch = _watch(promised, _drift(policy, cost, record), before, patience, missing)
-        run = _Run(watch, state)
+        run = _Run(watch, state, unwritable)
         fault, cut = run.read(stream, from_start=from_start, follow=follow)
         if fault is None and run.unsaved is None and not _has_losses(watch):
             raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
@@ -102,13 +100,37 @@ def monitor(
                 " say little about the risk. Check what writes the stream."
             )
         run.finish()
-    _show(watch, fault, cut, json)  # before any failure to save: an alarm must be seen
+    shown = _show(watch, fault, cut, json)  # before any failure to save: an alarm must be seen
     if run.unsaved is not None:
         typer.echo(f"swiftsure: the state was not saved: {one_line(str(run.unsaved))}", err=True)
     if fault is not None or watch.monitor.alarm:
         raise typer.Exit(1)
-    if run.unsaved is not None:
+    if run.replaced is not None:
+        raise run.replaced
+    if run.unsaved is not None or not shown:
         raise typer.Exit(2)
+
+
+def _claim(state: Path | None, stack: ExitStack) -> Exception | None:
+    """Lock the state for the whole run; return why it cannot be written to, if so.
+
+    An alarm must be seen even if it cannot be saved, so this does not end the run.
+    """
+    from swiftsure.files import LockedError, locked, writable
+
+    if state is None:
+        return None
+    try:
+        writable(state)
+        # Unlike the short lock under which the state is written.
+        stack.enter_context(locked(state.with_name(f".{state.name}.run")))
+    except LockedError:
+        raise
+    except (OSError, ValueError) as error:
+        if not state.parent.is_dir() or state.is_dir():
+            raise  # a wrong name
+        return error
+    return None
 
 
 def _requested_monitor(
@@ -209,6 +231,10 @@ def _open_stream(stream: Path, watch: "Watch", from_start: bool) -> Iterator[Bin
         yield file
 
 
+class _StreamReplacedError(ValueError):
+    """A followed file is shorter than what was read of it."""
+
+
 class _Run:
     """Reads a stream into a watch and saves its state as it goes, so that it may be killed.
 
@@ -219,16 +245,20 @@ class _Run:
     Attributes
     ----------
     unsaved : Exception, optional
-        Why the state could not be saved; reading stops then.
+        Why the state could not be saved. Reading goes on, except when following a stream, since an
+        alarm must be seen.
+    replaced : Exception, optional
+        Set if a followed file was replaced, which ends the run.
     """
 
-    def __init__(self, watch: "Watch", state: Path | None) -> None:
+    def __init__(self, watch: "Watch", state: Path | None, unsaved: Exception | None) -> None:
         from swiftsure.monitor.journal import Journal
 
         self.watch = watch
         self.state = state
-        self.journal = None if state is None else Journal(state)
-        self.unsaved: Exception | None = None
+        self.journal = None if state is None else Journal(state, watch.monitor.promise)
+        self.unsaved = unsaved
+        self.replaced: Exception | None = None
         self._piped = False
         self._due_at = 0.0
         self._unsaved_data = True
@@ -244,11 +274,13 @@ class _Run:
             if not watch.monitor.alarm:
                 with _open_stream(stream, watch, from_start) as file:
                     self._piped = not watch.in_file
-                    if self._piped and not self._save():
-                        return None, False
+                    if self._piped:
+                        self._save()
                     cut = self._read(file, follow)
         except StreamFaultError as error:
             return f"{error} Nothing after it was read.", cut
+        except _StreamReplacedError as error:
+            self.replaced = error
         return None, cut
 
     def _read(self, file: BinaryIO, follow: bool) -> bool:
@@ -258,7 +290,9 @@ class _Run:
             while not self.watch.monitor.alarm:
                 data = read(CHUNK)
                 if not data and follow:
-                    if self._due_at <= time.monotonic() and not self._save():
+                    if self._due_at <= time.monotonic():
+                        self._save()
+                    if self.unsaved is not None:
                         return False
                     _check_not_shrunk(file)
                     time.sleep(PAUSE)
@@ -266,29 +300,30 @@ class _Run:
                 if not data:
                     return self.watch.finish()
                 with _defer_interrupt():
-                    if not self._keep(data):
-                        return False
+                    self._keep(data)
         except KeyboardInterrupt:  # Ctrl-C stops following
             if not follow:
                 raise
         return False
 
-    def _keep(self, data: bytes) -> bool:
-        """Process a chunk so that it survives this process; return whether that worked."""
-        if self._piped and self.journal is not None:
+    def _keep(self, data: bytes) -> None:
+        """Process a chunk so that it survives this process, if possible."""
+        if self._piped and self.journal is not None and self.unsaved is None:
             try:
                 self.journal.append(data)
             except OSError as error:
                 self.unsaved = error
         self.watch.feed(data)
         self._unsaved_data = True
-        due = self._due_at <= time.monotonic()
-        return self.unsaved is None and (self._save() if due else True)
+        if self._due_at <= time.monotonic():
+            self._save()
 
-    def _save(self) -> bool:
-        """Write the state, and start a new journal after it; return whether that worked."""
+    def _save(self) -> None:
+        """Write the state, and start a new journal after it, unless that failed before."""
         if self.state is None or self.journal is None or not self._unsaved_data:
-            return True
+            return
+        if self.unsaved is not None:
+            return
         began = time.monotonic()
         try:
             if _has_losses(self.watch):
@@ -299,14 +334,14 @@ class _Run:
             self.unsaved = error
         ended = time.monotonic()
         self._due_at, self._unsaved_data = ended + 9 * (ended - began), False
-        return self.unsaved is None
 
     def finish(self) -> None:
         """Write the state at the end of the stream."""
         if self.journal is None:
             return
         self._piped, self._unsaved_data = False, True
-        if self.unsaved is None and self._save():
+        self._save()
+        if self.unsaved is None:
             self.journal.delete()
 
 
@@ -334,10 +369,31 @@ def _check_not_shrunk(file: BinaryIO) -> None:
         return
     place = file.tell()
     if os.fstat(file.fileno()).st_size < place:
-        raise ValueError(f"`stream` became shorter than the {place:,} bytes read: it was replaced.")
+        raise _StreamReplacedError(
+            f"`stream` became shorter than the {place:,} bytes read: it was replaced."
+        )
 
 
-def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> None:
+def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> bool:
+    """Print what was found; return whether it could be printed where it belongs."""
+    try:
+        _print_findings(watch, cut, json, fault)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a log on a full disk must not hide an alarm
+        typer.echo(f"{watch.monitor}", err=True)
+        typer.echo(f"swiftsure: standard output cannot be written ({error}).", err=True)
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    finally:
+        if fault is not None:
+            typer.echo(f"swiftsure: {one_line(fault)}", err=True)
+    return True
+
+
+def _print_findings(watch: "Watch", cut: bool, json: bool, fault: str | None) -> None:
     warnings = watch.drift.warnings() if watch.drift is not None else []
     if json:
         print_json(_summary(watch, fault, warnings))
@@ -347,15 +403,14 @@ def _show(watch: "Watch", fault: str | None, cut: bool, json: bool) -> None:
             print_text(text)
         for text in warnings:
             print_text(NO_GUARANTEE + text, "yellow")
-    if fault is not None:
-        typer.echo(f"swiftsure: {fault}", err=True)
 
 
 def _notes(watch: "Watch", cut: bool) -> Iterator[str]:
     if watch.order.waiting:
         yield f"{watch.order.waiting:,} requests wait for their losses or for earlier ones."
     if watch.order.given_up:
-        yield f"{watch.order.given_up:,} losses never arrived and counted as {watch.order.missing}."
+        counted = "were skipped" if watch.order.missing == "skip" else "count as the lowest loss"
+        yield f"{watch.order.given_up:,} losses never arrived and {counted}."
     if watch.order.too_late:
         yield f"{watch.order.too_late:,} losses arrived too late and were left out."
     if watch.odd:

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -36,12 +36,12 @@ def optional(text: str, *names: str, default: str | bool = False) -> Any:
 RecordFile = Annotated[
     Path,
     typer.Argument(
-        help="Record (.parquet), or .npz with its arrays, or with `logits` and `labels`.",
+        help="Record (.parquet), or .npz with its arrays or with `logits` and `labels`.",
         show_default=False,
     ),
 ]
 Risk = Annotated[str, typer.Option(help="gap (needs labels) or consistency.")]
-Loss = Annotated[str | None, optional("Loss, if the record has several.")]
+Loss = Annotated[str | None, optional("Name of the loss, if the record has several.")]
 Score = Annotated[str | None, optional("Confidence score; top1 if available.")]
 Delta = Annotated[float, typer.Option(help="Failure probability.")]
 Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
@@ -57,8 +57,8 @@ AcceptEdited = Annotated[
 Average = Annotated[
     str | None,
     optional(
-        "With groups, what has equal weight in the risk: group (the average over groups of each"
-        " group's average) or sample.",
+        "With groups, what has equal weight in the risk: group (the risk is the mean of the group"
+        " means) or sample.",
         default="group",
     ),
 ]

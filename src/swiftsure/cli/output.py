@@ -61,7 +61,7 @@ def is_terminal() -> bool:
 
 def print_text(text: str, style: str = "") -> None:
     """Print a paragraph; styled and wrapped only in a terminal."""
-    _print(Text(text, style))
+    _print(Text(_printable(text), style))
 
 
 def print_policy(policy: "Policy") -> None:
@@ -69,7 +69,7 @@ def print_policy(policy: "Policy") -> None:
     from swiftsure.policy import sentence_parts
 
     promise, conditions = sentence_parts(policy)
-    _print(Text.assemble((promise, "bold"), (conditions, "dim")))
+    _print(Text.assemble((_printable(promise), "bold"), (_printable(conditions), "dim")))
 
 
 def print_drawn_seed(record: Path, policy: "Policy") -> None:
@@ -83,6 +83,11 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
             f" not keep: `--seed {seed}` repeats this result. Never choose among seeds. A Parquet"
             f" file keeps its own: `swiftsure convert {record} -o {record.stem}.parquet`."
         )
+
+
+def _printable(text: str) -> str:
+    """Return text with control characters escaped, except line breaks."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def _print(text: Text) -> None:
@@ -136,7 +141,7 @@ def one_line(message: str) -> str:
     """
     line = " ".join(message.split())
     line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
-    return re.sub(r"'([^']{200})[^']+'", r"'\1…'", line)
+    return re.sub(r"""(['"])([^'"]{200})[^'"]+""", r"\1\2…", line)
 
 
 def print_json(value: Any) -> None:

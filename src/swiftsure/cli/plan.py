@@ -22,7 +22,10 @@ __all__ = ["plan"]
 
 def plan(
     record: Annotated[
-        Path | None, typer.Argument(help="A pilot record.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Pilot record, or with --saving the record to calibrate on.", show_default=False
+        ),
     ] = None,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
@@ -33,13 +36,15 @@ def plan(
         float | None, optional("Largest loss, B (2 for Brier).", default="1")
     ] = None,
     disagreement: Annotated[
-        float | None, optional("Plan for gaps: how often the setting differs from the full model.")
+        float | None, optional("For gaps: how often the setting differs from the full model.")
     ] = None,
-    power: Annotated[float, typer.Option(help="Probability of certifying it.")] = 0.9,
+    power: Annotated[float, typer.Option(help="Probability of certifying that setting.")] = 0.9,
     saving: Annotated[
-        float | None, optional("Share of the cost to save: find the lowest ε.")
+        float | None, optional("Fraction of the cost to save; finds the lowest ε.")
     ] = None,
-    target: Annotated[float | None, optional("Saving in % to reach, for the table.")] = None,
+    target: Annotated[
+        float | None, optional("Saving to reach, in %; adds a column to the table.")
+    ] = None,
     cost: Annotated[str | None, optional("Which cost, if the record has several.")] = None,
     risk: options.Risk = "gap",
     loss: options.Loss = None,
@@ -49,15 +54,16 @@ def plan(
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
     output: Annotated[
-        Path | None, optional("Write the budget's policy here.", "--output", "-o")
+        Path | None, optional("With --saving: write the policy to this file.", "--output", "-o")
     ] = None,
     json: options.Json = False,
 ) -> None:
     r"""Compute how many samples a promise needs, or what a budget allows.
 
-    Without a record: samples needed for the promise. With a pilot record:
-    the saving that calibration sets of several sizes would give. With a
-    record and --saving: the lowest ε that can be certified for it.
+    Without a record, it prints how many samples the promise needs. With
+    a pilot record, it prints what calibration sets of several sizes would
+    save. With a record and --saving, it finds the lowest ε that can be
+    certified for that saving.
 
     [bold]Examples[/bold]
 
@@ -132,14 +138,14 @@ def _plan_promise(
     if disagreement is not None:
         assumed = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
     print_text(
-        f"Counted for losses of {assumed}, and the {found.bound} test; other losses may need more"
+        f"This assumes losses of {assumed} and the {found.bound} test; other losses may need more"
         " or fewer, which a pilot record shows."
     )
     if found.floor is None:
         return
     print_text(
-        f"Even if every loss were 0, the tests here would need {found.floor:,} samples. Gaps, which"
-        " can be negative, are planned with --disagreement."
+        f"Even if every loss were 0, the tests here would need {found.floor:,} samples. For gaps,"
+        " which can be negative, use --disagreement."
     )
 
 
@@ -186,7 +192,9 @@ def _plan_sizes(
         print_text(f"{reached} a saving of {target:g} % with {100 * power:g} % chance.")
     if found.unit != "samples":
         print_text(average_sentence(found.unit, found.average))
-    print_text(f"An estimate, as good as the pilot; calibrate on {found.unit} that are not in it.")
+    print_text(
+        f"This estimate is only as good as the pilot. Calibrate on {found.unit} that are not in it."
+    )
 
 
 def _plan_budget(
@@ -240,8 +248,8 @@ def _print_budget(found: Any, saving: float) -> None:
         unit = found.policy.certificate.unit.removesuffix("s")
         others = f"1 {unit}" if found.n_choice == 1 else f"{found.n_choice:,} {unit}s"
         print_text(
-            f"That is less than the {percent(saving)} asked: the setting was chosen on {others},"
-            f" where it saves that much, and judged on {found.n_bound:,} others."
+            f"That is less than the {percent(saving)} asked for: the setting was chosen on"
+            f" {others}, where it saves that much, and judged on {found.n_bound:,} others."
         )
     if found.epsilon > largest / 2:
         print_text(

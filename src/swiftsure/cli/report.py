@@ -17,20 +17,21 @@ def report(
     policy: Annotated[
         Path, typer.Argument(help="Policy (.json) calibrated on this record.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here.")] = Path(
-        "report.html"
-    ),
-    cost: Annotated[str | None, optional("Cost to show.")] = None,
-    path: Annotated[str | None, optional("The thresholds given to calibrate, if any.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Write the page to this file.")
+    ] = Path("report.html"),
+    cost: Annotated[str | None, optional("Name of the cost to show.")] = None,
+    path: Annotated[str | None, optional("The --path given to calibrate, if any.")] = None,
     accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:
     r"""Write one HTML page about a policy: promise, risk, saving, exits.
 
-    The page is self-contained: open it, print it, send it. The record
-    must be the one that the policy was calibrated on. --json also prints
-    the page's numbers.
-    Exit status 1 if the policy certifies nothing and runs the full model.
+    The page is self-contained, so you can open, print or send it. The
+    record must be the one that the policy was calibrated on. --json also
+    prints the page's numbers.
+    The exit status is 1 if the policy certifies nothing and runs the full
+    model.
 
     [bold]Example[/bold]
 

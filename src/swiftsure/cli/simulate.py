@@ -15,13 +15,15 @@ LEVELS = (0.01, 0.02, 0.05, 0.1)
 
 
 def simulate(
-    n: Annotated[int, typer.Option("--n", help="Calibration samples.")] = 1000,
+    n: Annotated[int, typer.Option("--n", help="Number of calibration samples.")] = 1000,
     epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
     delta: options.Delta = 0.1,
-    draws: Annotated[int, typer.Option(help="Calibration sets drawn to test the promise.")] = 300,
+    draws: Annotated[
+        int, typer.Option(help="Number of calibration sets drawn to test the promise.")
+    ] = 300,
     seed: options.Seed = 0,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for policy and figure.")
+        Path, typer.Option("--output", "-o", help="Folder for the policy and figure.")
     ] = Path("results/simulation"),
     json: options.Json = False,
 ) -> None:
@@ -29,7 +31,7 @@ def simulate(
 
     The network has five exits, and its risk at each threshold is known
     exactly. The tables show what is promised and saved, and how often
-    each rule for the threshold exceeds ε.
+    each way of choosing the threshold exceeds ε.
 
     [bold]Example[/bold]
 
@@ -99,10 +101,10 @@ def simulate(
     )
     if not all(row["within_epsilon"] for row in tradeoff):
         print_text(
-            f'"no": the true risk is above ε, by bad luck with these {n:,} samples. The promise'
+            f'"no": by bad luck with these {n:,} samples, the true risk is above ε. The promise'
             f" allows that for at most {percent(delta)} of calibration sets (δ = {delta:g})."
         )
-    print_text("Each row's promise holds on its own: fix ε before you look.")
+    print_text("Each row's promise holds on its own, so fix ε before you look.")
     print_table(
         f"The same with {draws:,} other calibration sets, ε = {epsilon:g}",
         ["rule", "true risk > ε", "mean true risk"],

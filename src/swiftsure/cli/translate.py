@@ -32,15 +32,17 @@ def translate(
     score: Annotated[
         str, typer.Option(help="softmax, shortlist, saturation or meta.")
     ] = "saturation",
-    epsilon: Annotated[float, typer.Option(help="Largest loss of BLEU allowed, of 1.")] = 0.02,
+    epsilon: Annotated[
+        float, typer.Option(help="Largest drop in sentence BLEU allowed (BLEU is in [0, 1]).")
+    ] = 0.02,
     delta: options.Delta = 0.1,
     json: options.Json = False,
 ) -> None:
     """Translate with a decoder that stops at the first confident layer.
 
-    A T5 with eight decoder layers, trained on captions of photographs
-    (Multi30k, German to English). Its threshold is calibrated on 2,461
-    captions; then it translates, in full and with early exits.
+    The translator is a T5 with eight decoder layers, trained on photo
+    captions (Multi30k, German to English). Its threshold is calibrated on
+    2,461 captions; then it translates, in full and with early exits.
 
     [bold]Example[/bold]
 

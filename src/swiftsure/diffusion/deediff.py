@@ -1,9 +1,9 @@
 """DeeDiff: early-exit diffusion; at each step the network stops once it is sure of the noise.
 
 Tang et al., *DeeDiff: Dynamic Uncertainty-Aware Early Exiting for Accelerating Diffusion Model
-Generation* (2023). Two corrections to the code published with the paper that this library
-implements: an image gets the same noise at every threshold, so that pairs match; and exited images
-are dropped from the batch, so that their compute is really saved.
+Generation* (2023). This corrects two errors in the code published with the paper that this library
+implements: an image gets the same noise at every threshold, so that pairs match; and images that
+exit leave the batch, so that their compute is actually saved.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,13 +126,13 @@ class DeeDiff:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but the threshold that a record binds its policies to."""
+        """What a record binds its policies to, except the threshold."""
         found = self.rule.settings(self.model.n_exits) | {"sampler": self.sampler.settings()}
         return found if self.dtype is None else found | {"dtype": self.dtype}
 
     @cached_property
     def costs(self) -> StepCosts:
-        """Cost of a step by the exit taken."""
+        """Cost of a step for each exit."""
         device = self._device()
         images = torch.zeros(1, *self.image_shape, device=device)
         batch = [images, images.new_zeros(1)]
@@ -194,7 +194,7 @@ class DeeDiff:
         seed: int = 0,
         batch_size: int = 64,
     ) -> NDArray[np.float32]:
-        """Return every exit's confidence while the full model runs, (n, n_steps, n_exits - 1)."""
+        """Run the full model and return every exit's confidence, (n, n_steps, n_exits - 1)."""
         numbers = sample_numbers(samples)
         classes = class_labels(labels, len(numbers), self.n_classes)
         refuse_training(self.model)

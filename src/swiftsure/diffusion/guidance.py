@@ -31,11 +31,11 @@ class Guided(Staged):
     Parameters
     ----------
     model : UViT
-        Its last class means "no label", and was trained as such on a share of the images, as in
-        published networks.
+        Its last class must mean "no label", and must have been trained as such on a fraction of the
+        images, as in published networks.
     scale : float
-        Usually 1.5 to 4; at 1 guidance has no effect and the second run is wasted. (Where others
-        write `with + s * (with - without)`, this is 1 + s.) Policies are bound to it.
+        Usually 1.5 to 4; at 1 guidance has no effect and the second run is wasted. (If others write
+        `with + s * (with - without)`, this is 1 + s.) Policies are bound to it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""LPIPS: perceptual distance of two images, by their AlexNet features.
+"""LPIPS: perceptual distance between two images, by their AlexNet features.
 
 Zhang et al., *The Unreasonable Effectiveness of Deep Features as a Perceptual Metric* (CVPR 2018),
 version 0.1, with AlexNet: the same as `lpips.LPIPS(net="alex")`, which the paper uses. Weights are
@@ -65,10 +65,10 @@ class Lpips(Loss):
     weights
         Tensors under any of the published names; see `load`.
     side : int, optional
-        First enlarge images whose shorter side is smaller than this (bilinear). LPIPS was made for
-        images of 64 pixels and more: of a 32-pixel image AlexNet's first layer keeps 7 x 7
-        positions, and noisy images get nearly as small a distance as blurred ones. The loss is then
-        called "lpips_64", for example.
+        First enlarge images whose shorter side is smaller than this (bilinear); the loss is then
+        called "lpips_64", for example. LPIPS was made for images of 64 pixels and more: AlexNet's
+        first layer keeps only 7 x 7 positions of a 32-pixel image, and noisy images get nearly as
+        small a distance as blurred ones.
 
     Raises
     ------

@@ -25,7 +25,7 @@ class Generated:
     layers : (n,)
         Mean number of blocks per step.
     flops : (n,)
-        Of the whole generation.
+        FLOPs of the whole generation.
     max_skipped, min_taken : (n,)
         Largest confidence at an exit that was not taken, and smallest at one that was: every
         threshold between them gives the same image. NaN if no confidences were computed.

@@ -1,4 +1,4 @@
-"""The exit rule of DeeDiff."""
+"""DeeDiff's exit rule."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -15,7 +15,7 @@ class DeeDiffRule(ThresholdRule):
     Parameters
     ----------
     threshold : float, optional
-        λ, the same at all steps and exits; None: never exit.
+        λ, the same at all steps and exits; None means never exit.
     strict : bool
         Exit on `>` instead of `≥`, as the published code does.
     min_exit : int

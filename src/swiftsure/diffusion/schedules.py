@@ -57,7 +57,7 @@ class Schedule:
 
     @cached_property
     def signal(self) -> Floats:
-        """Share of the image's variance left at each time, (T,): ᾱ."""
+        """Fraction of the image's variance left at each time, ᾱ, (T,)."""
         return np.asarray(np.cumprod(1 - self.betas), np.float64)
 
     def times(self, times: Tensor) -> Tensor:

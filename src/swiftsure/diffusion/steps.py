@@ -116,7 +116,7 @@ def exit_output(model: StagedModel, exit_index: int, state: Any, rows: Tensor | 
 
 
 class StepCosts(NamedTuple):
-    """Cost of one step for one image, by the exit taken, (n_exits,).
+    """Cost of one step for one image, for each exit it may take, (n_exits,).
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class StepCosts(NamedTuple):
     flops
         If a threshold can be reached: blocks, confidences, and the estimate at the exit taken.
     full_flops : float
-        Of a step that evaluates no exits: all blocks and the last head only.
+        FLOPs of a step that evaluates no exits: all blocks and the last head only.
     """
 
     layers: NDArray[np.float64]

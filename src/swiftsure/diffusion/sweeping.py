@@ -128,7 +128,7 @@ def pilot_thresholds(
 ) -> list[float | None]:
     """Return thresholds, safest first, spaced evenly by mean layers per step in a pilot run.
 
-    The confidences of diffusion models bunch up in places that are hard to guess; a pilot run shows
+    Diffusion models' confidences bunch up in places that are hard to guess; a pilot run shows
     where. By default its seed differs from the sweep's, so its images do too, and calibration on
     these thresholds keeps its guarantee. Thresholds at which evaluating exits costs more FLOPs
     than exiting saves are left out.

@@ -1,7 +1,7 @@
 """Losses, one file per family; each declares its range and whether it is 0/1.
 
-To add one, write a `Loss` in the file of its family and pass it to `LOSSES.register`. Where one
-function can serve arrays and tensors, it does; the core never imports PyTorch.
+To add one, write a `Loss` in its family's file, pass it to `LOSSES.register`, and export it here.
+Functions work on both arrays and tensors if possible; the core never imports PyTorch.
 """
 
 from swiftsure.losses.base import LOSSES, Loss, LossRange, TensorFunctions

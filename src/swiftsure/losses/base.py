@@ -119,7 +119,7 @@ class Loss:
         Range of the loss against labels.
     of : {"prediction", "distribution"}
         What it is computed from. A prediction loss is the same for equal predictions, so its gap is
-        0 without a label if an exit agrees with the full model.
+        0, whatever the label, if an exit agrees with the full model.
     against_labels : callable, optional
         (probabilities (n, n_exits, n_classes), labels (n,)) -> losses (n, n_exits).
     against_last : callable, optional
@@ -130,9 +130,9 @@ class Loss:
     Notes
     -----
     Segmentation has a distribution and a label at every pixel: probabilities are then of shape
-    (n, n_exits, height, width, n_classes) and labels (n, height, width). Texts, (n, n_exits), and
-    images, (n, n_exits, channels, height, width), take the place of probabilities where these are
-    compared; a pair of them is one exit and its label.
+    (n, n_exits, height, width, n_classes) and labels (n, height, width). Losses that compare texts,
+    (n, n_exits), or images, (n, n_exits, channels, height, width), get these instead of
+    probabilities; for a pair, one is the exit's and the other the label.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Losses of classifiers: 0-1 for predictions, Brier (Eq. 7 of the paper) for distributions.
+"""Classification losses: 0-1 for predictions, Brier (Eq. 7 of the paper) for distributions.
 
 All functions take arrays or tensors; those of 0-1 also take logits for probabilities, and those of
 Brier also take pixels, (n, n_exits, height, width, n_classes) with labels (n, height, width).

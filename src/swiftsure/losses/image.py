@@ -1,4 +1,4 @@
-"""Losses of generated images, one number per pair: LPIPS, SSIM and mean squared error, in [0, 1].
+"""Losses for generated images, one number per pair in [0, 1]: LPIPS, SSIM and mean squared error.
 
 Predictions are images, (n, n_settings, channels, height, width), with the full model's last; labels
 are images of the same size, one per sample. Images are uint8, or floats in [0, 1].
@@ -27,7 +27,7 @@ STABILISERS = (0.01**2, 0.03**2)
 
 
 def mse(images: Any, others: Any) -> Any:
-    """Return the mean squared difference of each pair of images in [0, 1], arrays or tensors.
+    """Return the mean squared difference between paired images in [0, 1], arrays or tensors.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Losses of segmentation, one number per image: mIoU, miscoverage, and Brier for distributions.
+"""Segmentation losses, one number per image: mIoU, miscoverage, and Brier for distributions.
 
 All three average over the pixels of an image, and risks average over images: pixels of one image
 depend on each other, so a sample is an image, however many pixels it has.

@@ -1,4 +1,4 @@
-"""Losses of generated text: 1 minus ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
+"""Losses for generated text: 1 minus ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
 
 Predictions are texts, (n, n_settings), with the full model's in the last column. Labels are one or
 several reference texts per sample; the best match counts. Equal texts have loss 0, even if both are

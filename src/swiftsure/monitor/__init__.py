@@ -1,7 +1,7 @@
 """Monitoring: an alarm when the risk in production exceeds what was promised.
 
-`Monitor` raises the alarm, with a guarantee. `RequestOrder` feeds it late losses in request order.
-`Drift` warns of falling savings and drifting confidences, without a guarantee. `Watch` reads
+`Monitor` raises the alarm, with a guarantee. `RequestOrder` adds late losses to it in request
+order. `Drift` warns of falling savings and drifting confidences, without a guarantee. `Watch` reads
 requests from JSON lines and saves the state of all three in a file.
 """
 

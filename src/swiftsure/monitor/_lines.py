@@ -24,9 +24,20 @@ def parse_json(line: bytes) -> Any:
         If the line is not JSON.
     """
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise DuplicateKeyError("has a key twice")
+    return found
+
+
+class DuplicateKeyError(ValueError):
+    """An object of a line has a key twice, so that it is unclear which value counts."""
 
 
 def parse_request(line: bytes) -> dict[str, Any] | None:
@@ -39,6 +50,8 @@ def parse_request(line: bytes) -> dict[str, Any] | None:
     """
     try:
         content = parse_json(line)
+    except DuplicateKeyError as error:
+        raise _useless(str(error)) from None
     except ValueError:
         if _is_cut(line):
             return None

@@ -93,8 +93,8 @@ class _Shares:
 class Drift:
     """Warns when recent requests save less than the calibration samples did, or look different.
 
-    These warnings carry **no guarantee**: there may be false ones, and the risk may rise without
-    any. They need no labels, so they may come long before the alarm of a `Monitor`.
+    These warnings carry **no guarantee**: they may be false, and the risk may rise without any.
+    They need no labels, so they may come long before a `Monitor`'s alarm.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Drift:
 
     @property
     def saving(self) -> float | None:
-        """Share of the full model's cost saved recently; None if not known yet."""
+        """Fraction of the full model's cost saved recently; None if not known yet."""
         if not (self._full > 0 and self._cost.ready):
             return None
         return 1.0 - self._cost.means[0] / self._full

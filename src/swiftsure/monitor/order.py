@@ -1,4 +1,4 @@
-"""RequestOrder: feeds late losses to a monitor in the order of the requests."""
+"""RequestOrder: adds late losses to a monitor in request order."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -71,10 +71,10 @@ def _locked(method: Method) -> Method:
 
 
 class RequestOrder:
-    """Folds losses into a monitor in the order of the requests, however late they come.
+    """Adds losses to a monitor in request order, however late they arrive.
 
-    Why order matters: if wrong answers are reported sooner than right ones, the losses that have
-    arrived so far are not a fair sample, and folding them as they come may raise a false alarm. In
+    The order matters: if wrong answers are reported sooner than right ones, the losses that have
+    arrived so far are a biased sample, and adding them as they arrive may raise a false alarm. In
     request order each loss waits for those before it.
 
     Parameters
@@ -83,7 +83,7 @@ class RequestOrder:
     patience : int, optional
         How many later requests may wait for a loss before it is given up; by default no limit.
     missing : {"lowest", "skip"}
-        What to fold for a loss that was given up. "lowest": the lowest possible loss, which always
+        What to add for a loss that was given up. "lowest": the lowest possible loss, which always
         keeps the guarantee but weakens the alarm. "skip": nothing, which keeps the guarantee only
         if whether a loss is missing does not depend on its size.
 
@@ -94,13 +94,13 @@ class RequestOrder:
     gap: `expect` its request, then `give_up`.
 
     A request whose loss comes after later requests must be announced with `expect` when it is made.
-    Otherwise its loss is an error: the losses folded before it are not a fair sample. The only
-    late loss that is accepted is the first one of a request that was given up. It is left out and
+    Otherwise its loss is an error: the losses added before it are a biased sample. The only late
+    loss that is accepted is the first one for a request that was given up. It is left out and
     counted in `too_late`.
 
-    Memory: the waiting losses, and the last 100,000 requests that were given up and whose loss has
-    not come. A late loss of a request given up before those is an error too, because it cannot be
-    told from a second loss.
+    Memory holds the waiting losses, and the last 100,000 requests that were given up and whose loss
+    has not arrived. A late loss for a request given up before those is also an error, because it
+    cannot be told apart from a second loss.
 
     Examples
     --------
@@ -131,12 +131,12 @@ class RequestOrder:
 
     @property
     def waiting(self) -> int:
-        """How many requests are not folded yet."""
+        """How many requests have losses that were not added yet."""
         return len(self._line)
 
     @property
     def in_use(self) -> bool:
-        """Whether any request was seen."""
+        """Whether any request was announced or has a loss."""
         return self._last is not None
 
     @_locked
@@ -155,14 +155,14 @@ class RequestOrder:
     def arrive(self, request: int, loss: float) -> bool:
         """Add the loss of a waiting or new request; return whether there is an alarm.
 
-        The first loss of a request that was given up is left out, and counted in `too_late`.
+        The first loss for a request that was given up is left out and counted in `too_late`.
 
         Raises
         ------
         ValueError
             If the loss is NaN or outside its range, if the request already has its loss, or if it
             was not announced before a later request came. Each voids the guarantee, so nothing is
-            folded.
+            added.
         """
         number = _number(request)
         value = self.monitor.accepted(loss)
@@ -212,7 +212,7 @@ class RequestOrder:
         self._line[request] = loss
 
     def _release(self) -> None:
-        """Fold losses from the head of the queue; give up those that waited too long."""
+        """Add losses from the head of the queue; give up those that waited too long."""
         while self._line:
             request = next(iter(self._line))
             loss = self._line[request]

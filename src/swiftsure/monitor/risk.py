@@ -1,4 +1,4 @@
-"""Monitor: an alarm when the risk exceeds ε, with few false alarms however long it runs."""
+"""Monitor: raises an alarm when the risk exceeds ε, with few false alarms over all time."""
 
 import math
 import os
@@ -89,13 +89,13 @@ class Monitor:
     -----
     **Guarantee.** If the mean of each loss, given all that came before it, is at most ε, then an
     alarm is ever raised with probability at most α, however long the stream and however often one
-    looks. Independent requests whose risk is at most ε satisfy this if losses are folded in request
-    order. An order or a choice that depends on the losses does not: fold late ones through
-    `RequestOrder`, and choose audits at random. Where rows come in groups (frames of one video),
-    fold one mean loss per group.
+    looks. Independent requests whose risk is at most ε satisfy this if losses are added in request
+    order. An order or a choice that depends on the losses does not: add late ones through
+    `RequestOrder`, and choose audits at random. If rows come in groups (frames of one video), add
+    one mean loss per group.
 
-    An alarm stays. A new monitor has a new α. Several threads may share a monitor; losses then
-    count in the order in which they are folded, which must not depend on them.
+    An alarm stays on. A new monitor has a new α. Several threads may share a monitor; losses then
+    count in the order in which they are added, which must not depend on them.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Monitor:
         self._goal = 1.0 / self.alpha
         self._stakes = _evidence.stakes(self.epsilon, low)
         self._state = _evidence.new_state()
-        self._saved: str | None = None  # checksum of the state file that this monitor continues
+        self._saved: dict[str, str] = {}  # checksums of the state files that it continues
         self.lock = threading.RLock()
 
     @classmethod
@@ -155,9 +155,9 @@ class Monitor:
 
         Notes
         -----
-        For a policy calibrated by groups, fold one number per group: the mean loss of the group if
+        For a policy calibrated by groups, add one number per group: the mean loss of the group if
         the policy averages over groups (`certificate.average == "group"`). If it averages per
-        sample, fold Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
+        sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
         Audits see single requests, so they cannot feed such a monitor.
         """
         if not isinstance(policy, Policy):
@@ -169,12 +169,12 @@ class Monitor:
         return cls(promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss)
 
     def update(self, loss: float) -> bool:
-        """Fold one loss; return whether an alarm was raised, now or before.
+        """Add one loss; return whether an alarm was raised, now or before.
 
         Raises
         ------
         ValueError
-            If the loss is NaN or outside its range: both void the guarantee. Nothing is folded.
+            If the loss is NaN or outside its range: both void the guarantee. Nothing is added.
         """
         value = self.accepted(loss)
         with self.lock:
@@ -182,9 +182,10 @@ class Monitor:
             return self.alarm
 
     def update_many(self, losses: ArrayLike) -> bool:
-        """Fold losses, (n,), in order; none of them if one is invalid.
+        """Add losses, (n,), in order; none of them if one is invalid.
 
-        Bit for bit the same as calling `update` for each, at tens of millions per second.
+        Gives bit for bit the same state as calling `update` for each, but handles tens of millions
+        per second.
         """
         values = checks.numbers("losses", losses, np.float64)
         if values.ndim != 1:
@@ -200,7 +201,7 @@ class Monitor:
         return self.alarm
 
     def accepted(self, loss: float) -> float:
-        """Return a loss as a float within the range; raise if it cannot be folded."""
+        """Return a loss as a float within the range; raise if it cannot be added."""
         value = loss if type(loss) is float else _number(loss)
         if self._low <= value <= self._high:
             return value
@@ -213,7 +214,7 @@ class Monitor:
 
     @property
     def n(self) -> int:
-        """How many losses were folded."""
+        """How many losses were added."""
         return int(self._state[_evidence.N])
 
     @property
@@ -233,7 +234,7 @@ class Monitor:
 
     @property
     def alarm_at(self) -> int | None:
-        """How many losses had been folded when the alarm was raised; None if there was none."""
+        """How many losses had been added when the alarm was raised; None if there was none."""
         return int(self._state[_evidence.ALARM_AT]) or None
 
     @property
@@ -290,7 +291,9 @@ class Monitor:
             would be lost: load that one, or choose another file.
         """
         with self.lock:
-            self._saved = write_state(path, {"monitor": self.state()}, self._saved)
+            place = os.path.realpath(path)
+            known = self._saved.get(place)
+            self._saved[place] = write_state(place, {"monitor": self.state()}, known)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Monitor":
@@ -303,11 +306,11 @@ class Monitor:
         """
         sections, checksum = read_state(path, {"monitor": MonitorState})
         monitor = cls.from_state(sections["monitor"])
-        monitor._saved = checksum
+        monitor._saved[os.path.realpath(path)] = checksum
         return monitor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle by state: a lock cannot be."""
+        """Copy and pickle by state, because a lock can be neither copied nor pickled."""
         return Monitor.from_state, (self.state(),)
 
     @property

@@ -52,7 +52,7 @@ def write_state(
     ------
     ValueError
         If the file holds a state that this one does not continue: it would lose what another
-        writer folded, perhaps an alarm.
+        writer saved, perhaps an alarm.
     """
     content: dict[str, Any] = {
         name: section.model_dump(mode="json")
@@ -61,18 +61,24 @@ def write_state(
     }
     checksum = json_checksum(content)
     head = {"format": FORMAT, "version": VERSION, "checksum": checksum}
-    target = writable(path)
+    target = writable(path).resolve()
     with locked(target.with_name(f".{target.name}.lock"), wait=10.0):
         if target.exists():
-            _refuse_other_state(target, known)
+            _refuse_other_state(target, known, content)
         write_text(target, json.dumps({**head, **content}, indent=2) + "\n")
     return checksum
 
 
-def _refuse_other_state(path: Path, known: str | None) -> None:
-    """Refuse to replace a state that is not the known one."""
+def _refuse_other_state(path: Path, known: str | None, new: Mapping[str, Any]) -> None:
+    """Refuse to replace a state that is not the known one, or that holds more than the new one."""
     content = _content(path)
     if known is not None and content.get("checksum") == known:
+        lost = content.keys() - new.keys() - {"checksum"}
+        if lost:
+            raise ValueError(
+                f"{path} holds more than a monitor: {', '.join(sorted(lost))}, which would be lost."
+                " Load and save it with `Watch`, as `swiftsure monitor` does."
+            )
         return
     monitor = content.get("monitor")
     alarm = isinstance(monitor, dict) and monitor.get("alarm_at") is not None

@@ -2,9 +2,9 @@
 
 | key | meaning |
 |---|---|
-| `loss` | a loss to fold; left out or null if it is not known, or comes later |
+| `loss` | a loss to add; omitted or null if it is unknown or comes later |
 | `id` | ascending number of the request; a line without a loss announces one that comes later |
-| `exit`, `cost`, `confidence` | of any request, for the warnings |
+| `exit`, `cost`, `confidence` | the request's exit, cost and confidence, for the warnings |
 
 A line may also be just a loss, as a bare number.
 """
@@ -26,7 +26,7 @@ LONGEST = 1 << 20
 
 
 class StreamFaultError(ValueError):
-    """A line of the stream voids the guarantee; the lines before it are folded, it is not."""
+    """A line of the stream voids the guarantee; only the lines before it count."""
 
 
 KINDS: dict[str, type[Section]] = {
@@ -57,7 +57,7 @@ class Watch:
     odd : int
         How many had an exit, a cost or a confidence that the warnings cannot use.
     in_file : bool
-        Whether a file is read, whose position can be resumed, unlike that of a pipe.
+        Whether the stream is a file, which can be resumed at a position, unlike a pipe.
     saved : str or None
         Checksum of the state file that this watch continues.
 
@@ -112,12 +112,11 @@ class Watch:
                 self._rest = b"\n".join([*lines[position:], rest])
                 raise self._fault(error) from None
             self._passed(line + b"\n")
-        if len(rest) > LONGEST:
-            raise ValueError(
-                f"`stream` must be JSON lines, but line {self.lines + 1:,} is longer than"
-                f" {LONGEST:,} bytes."
-            )
         self._rest = rest
+        if len(rest) > LONGEST:
+            raise self._fault(
+                ValueError(f"`stream` must hold JSON lines of at most {LONGEST:,} bytes.")
+            )
 
     def finish(self) -> bool:
         """Process the end of the stream; return whether its last line is incomplete.
@@ -213,18 +212,18 @@ class Watch:
         self.lines, self.offset = place.lines, place.offset
 
     def restart(self, file: BinaryIO | None = None, name: str = "the stream") -> None:
-        """Start a new file from its beginning, and keep all that was folded.
+        """Start reading a new file from its beginning, and keep all losses so far.
 
         Raises
         ------
         ValueError
-            If the new file is the one that was read before: its lines would be folded twice.
+            If the new file is the one that was read before: its lines would count twice.
         """
         place = self._place()
         if file is not None and place.offset and compare_file(place, file) == "same":
             raise ValueError(
                 f"{name} is the file that was read before, up to byte {place.offset:,}: leave out"
-                " --from-start to go on there, as its lines must not be folded twice."
+                " --from-start to go on there, as its lines must not count twice."
             )
         self.in_file, self._rest, self._edges = False, b"", Edges()
         self.lines, self.offset, self._place_before = 0, 0, START
@@ -254,7 +253,7 @@ class Watch:
                 "drift": self._drift_before if self.drift is None else self.drift.state(),
                 "stream": self._stream(),
             }
-        self.saved = write_state(path, sections, self.saved)
+            self.saved = write_state(path, sections, self.saved)
 
     def replay(self, data: bytes) -> None:
         """Process what a killed run had read from a pipe but not saved.

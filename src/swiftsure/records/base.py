@@ -1,4 +1,4 @@
-"""The base class of records: taking, splitting, concatenating, saving and displaying them."""
+"""The base class of records, which takes, splits, concatenates and saves them."""
 
 import os
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Record:
         return self.n
 
     def take(self, rows: ArrayLike) -> Self:
-        """Return the record of some samples, by position."""
+        """Return a record of the samples at these positions."""
         index = np.asarray(rows)
         if index.size == 0:
             raise ValueError("`rows` must not be empty.")
@@ -50,7 +50,7 @@ class Record:
         return part
 
     def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
-        """Return n samples drawn at random, and the rest, to calibrate and to test on.
+        """Return n samples drawn at random to calibrate on, and the rest to test on.
 
         With groups, n whole groups are drawn.
 
@@ -79,7 +79,7 @@ class Record:
 
     @classmethod
     def concatenate(cls, records: Sequence[Self]) -> Self:
-        """Return one record of all samples of several records of one model; ids must differ."""
+        """Return one record with the samples of several, made with one model; ids must differ."""
         if not records:
             raise ValueError("`records` must not be empty.")
         first: Any = records[0]

@@ -54,13 +54,13 @@ class ExitRecord(Record):
         Losses against the last exit, for the consistency risk (Eq. 8); the last column is 0.
     costs : mapping of (n_exits,) or (n, n_exits)
         Cumulative cost of each exit, including everything that runs before it, in any unit. The
-        number of the exit is always included, as "exit".
+        exit number is always included, as "exit".
     loss_ranges, inconsistency_ranges : mapping, optional
         (low, high) of losses that are not among `swiftsure.losses.LOSSES`; (0, 1) if not given.
     ids : (n,), optional
         Sample ids, whole numbers or text; duplicates are refused, since they void guarantees.
     groups : (n,), optional
-        Group labels of samples that depend on each other (rows of one user, frames of one video).
+        Group labels of samples that depend on each other (one user's rows, one video's frames).
     fingerprint : str, optional
         Fingerprint of the model that made the record; None for a record made from arrays.
     temperatures : (n_exits,), optional
@@ -273,7 +273,7 @@ class ExitRecord(Record):
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
-        """Return the losses and costs along a path of thresholds, the input of every control.
+        """Return the losses and costs along a path of thresholds, the input to every control.
 
         Parameters
         ----------
@@ -283,10 +283,10 @@ class ExitRecord(Record):
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
-            Settings from safest to fastest; by default a fixed grid, even in the logit.
+            Settings from safest to fastest; by default a fixed grid, evenly spaced in the logit.
         missing : {"raise", "worst"}
-            What to do if a label is missing and matters: refuse, or assume the worst loss. The
-            latter is valid if whether a sample's label is missing depends on that sample alone.
+            What to do if a needed label is missing: refuse, or assume the worst loss. The latter is
+            valid if whether a sample's label is missing depends on that sample alone.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         average : {"group", "sample"}, optional
@@ -343,7 +343,7 @@ class ExitRecord(Record):
         strict: bool = False,
         min_exit: int = 0,
     ) -> Array:
-        """Return the ids of the samples whose label is missing and matters.
+        """Return the ids of the samples whose label is needed but missing.
 
         The gap of a prediction loss is 0 if the exit agrees with the full model, so a label
         matters only if at some setting of the path the sample takes an exit that disagrees.
@@ -351,8 +351,8 @@ class ExitRecord(Record):
         Parameters
         ----------
         threshold : float, optional
-            Consider only settings with thresholds of at least this. Settings below it can then
-            only be calibrated with `missing="worst"`.
+            Consider only settings whose threshold is at least this. Lower thresholds can then only
+            be calibrated with `missing="worst"`.
         strict, min_exit
             As in `curve`.
         """

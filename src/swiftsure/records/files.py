@@ -1,4 +1,4 @@
-"""Record files: Parquet with one row per sample; plain npz can be read too."""
+"""Record files: Parquet with one row per sample. Plain npz files can be read too."""
 
 import difflib
 import hashlib
@@ -95,10 +95,10 @@ def packed(record: Any) -> pa.Table:
 
 def write(table: pa.Table, path: str | os.PathLike[str], *, durable: bool = True) -> None:
     """Write what `packed` returns, atomically."""
-    with atomic_write(path, durable=durable) as temporary:
+    with atomic_write(path, durable=durable) as temporary, temporary.open("wb") as file:
         pq.write_table(
             table,
-            temporary,
+            file,
             compression="zstd",
             use_dictionary=False,
             write_statistics=False,
@@ -210,7 +210,10 @@ def _load_parquet(
 def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") -> dict[str, Array]:
     """Return columns by name, after comparing each with its digest in the header."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            Path(path).open("rb") as opened,  # pyarrow refuses names that are not UTF-8
+            pq.ParquetFile(opened, page_checksum_verification=True) as file,
+        ):
             about = file.metadata
             groups = range(about.num_row_groups)
             max_unpacked(path, sum(about.row_group(each).total_byte_size for each in groups))
@@ -319,7 +322,8 @@ def _header(path: str | os.PathLike[str]) -> _Header:
     if not Path(path).is_file():
         raise ValueError(f"`path` must be an existing file, but {path} is not one.")
     try:
-        metadata = pq.read_schema(path).metadata or {}
+        with Path(path).open("rb") as opened:
+            metadata = pq.read_schema(opened).metadata or {}
     except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"

@@ -127,7 +127,7 @@ class ThresholdRecord(Record):
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
-        """Return the losses and costs along the recorded thresholds, the input of every control.
+        """Return the losses and costs along the recorded thresholds, the input to every control.
 
         `score` and `path` were fixed by the recorded run: a `path`, or a `score` that differs from
         the recorded one, is refused. `average` and `max_group_size` are as in `ExitRecord.curve`.

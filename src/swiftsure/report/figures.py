@@ -45,10 +45,10 @@ def study_figure(
     *,
     speed: str | None = None,
 ) -> Figure:
-    """Draw the paper's figure: test risk above, efficiency below, over ε.
+    """Draw the paper's figure: test risk (top) and efficiency (bottom) against ε.
 
-    One line per control, shaded by the standard deviation over splits; the dotted diagonal is the
-    level ε, which the mean test risk should stay below. Controls without a guarantee are
+    There is one line per control, shaded by the standard deviation over splits. The dotted diagonal
+    is ε, which the mean test risk should stay below. Lines of controls without a guarantee are
     dashed.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Every number of a report, computed once for the page and for JSON."""
+"""All numbers of a report, computed once for both the page and JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -32,9 +32,9 @@ def policy_page(
 ) -> str:
     """Return an HTML page about a policy: what it promises, what it saves, what it rests on.
 
-    The page is self-contained: charts are inline SVG, and nothing is loaded. A slider shows what
-    other levels would have given; *choosing* a level with it voids the promise, unless you then
-    calibrate on other samples. The same input gives the same page.
+    The page is self-contained: charts are inline SVG, and nothing is loaded. A slider shows the
+    results at other levels; *choosing* a level with it voids the promise, unless you then calibrate
+    on other samples. The same input gives the same page.
 
     Parameters
     ----------

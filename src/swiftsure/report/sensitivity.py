@@ -37,7 +37,7 @@ REACH = 10.0
 SHOWN = 160
 """Points of a line along the path."""
 FLAT = 0.005
-"""A line is flat where it stays within this share of its whole range."""
+"""A line counts as flat while it stays within this fraction of its whole range."""
 DELTAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0001)
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 """Sizes of calibration sets to try, relative to the policy's."""
@@ -258,7 +258,7 @@ def by_delta(calibration: Recalibration) -> ByDelta | None:
 def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
     """Return the effect of more or fewer samples; None if that is too slow to draw or for a pool.
 
-    This is an estimate, as good as the record represents the population. Sets drawn with
+    This is an estimate, only as good as the record represents the population. Sets drawn with
     replacement say nothing about a finite pool.
     """
     n, pool = calibration.curves[0].n, calibration.policy.certificate.pool

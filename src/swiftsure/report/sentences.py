@@ -1,4 +1,4 @@
-"""Sentences of a report."""
+"""The sentences in a report."""
 
 from swiftsure.bounds import minimum_samples
 from swiftsure.losses import LossRange
@@ -102,7 +102,7 @@ def about_bound(found: Findings) -> str:
 
 
 def about_exits(found: Findings) -> str:
-    """Say what the shares of exits refer to."""
+    """Say which samples the exit shares refer to."""
     if found.setting.shares is None:
         return NO_EXITS
     text = f"Of the {found.policy.certificate.n_samples:,} calibration samples"
@@ -126,7 +126,7 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
         text = f"Not every exit improves on the one before it: {'; '.join(each)}."
     if found.n < n_samples:
         text += (
-            f" Based only on the {found.n:,} samples with a label. If labels were requested where"
+            f" This uses only the {found.n:,} samples with a label. If labels were requested where"
             " exits disagree, these samples are not like the others."
         )
     return text
@@ -144,9 +144,9 @@ def about_reliability(found: Findings) -> str:
     """Explain the reliability diagrams, or say what the record lacks for them."""
     if found.reliability is None:
         return (
-            "The record does not hold what reliability diagrams need: the probability of the"
-            " predicted class (the score top1) and whether it was right (the loss zero_one), of"
-            " every sample."
+            "Reliability diagrams need the probability of the predicted class (the score top1) and"
+            " whether it was right (the loss zero_one) for every sample, which the record does not"
+            " hold."
         )
     return (
         "On the diagonal, an exit with a confidence of 80 % is right 80 times out of 100. Above it,"
@@ -161,10 +161,10 @@ def about_sizes(found: Findings) -> str:
     sizes, certificate = found.by_size, found.policy.certificate
     if sizes is None:
         if certificate.pool is not None:
-            return "What more samples would give is not shown for a finite pool."
+            return "The effect of more samples is not shown for a finite pool."
         if certificate.n > LARGEST:
-            return "What more samples would give is not shown: drawing so many is slow."
-        return "What more samples would give is not shown: it is slow for this path and control."
+            return "The effect of more samples is not shown, because drawing so many is slow."
+        return "The effect of more samples is not shown: it is slow for this path and control."
     if sizes.saved is None or found.cost is None:
         return ""
     own = sizes.sizes.index(certificate.n)
@@ -182,7 +182,7 @@ def about_sizes(found: Findings) -> str:
     extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
     return (
         f"Collect {extra:,} more {certificate.unit} and save {100 * (then - here):.1f} points more"
-        f" {of_cost}: on average {percent(then)}, where {certificate.n:,} give {percent(here)}."
+        f" {of_cost}: on average {percent(then)} instead of {percent(here)}."
     )
 
 

@@ -1,10 +1,10 @@
 """Shared code for systems that run under a policy.
 
-| module | what it holds |
+| module | contents |
 |---|---|
-| `binding` | refuses a policy that was made for another system, model or other settings |
+| `binding` | refuses a policy that was made for another system or model, or for other settings |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
-| `sweep` | the loop from a system and inputs to a `ThresholdRecord` |
+| `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
 """
 
 from swiftsure.records.checks import check_dtype

@@ -15,20 +15,20 @@ SYSTEM = "system"
 class PolicyBinding:
     """Refuses to run a policy with anything other than what it was made for.
 
-    A policy made from arrays alone does not say what it was made for, so it is not bound.
+    A policy made from arrays alone names no system and no model, so neither is checked.
 
     Parameters
     ----------
     policy : Policy
     system : str
-        The system that is about to run, as in `Sweep.system`: "calm".
+        Name of the system that is about to run, as in `Sweep.system`, such as "calm".
     record_from : str
-        The function whose records such policies are made from.
+        Name of the function that makes the records for such policies.
 
     Attributes
     ----------
     score, n_exits
-        What the policy was made for; None where it does not say.
+        What the policy was made for; None if it does not say.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class PolicyBinding:
             raise self.refusal()
 
     def refusal(self) -> ValueError:
-        """Return the error to raise for a policy of another kind of system."""
+        """Return the error to raise for a policy made for another kind of system."""
         other = self.policy.settings.get(SYSTEM, self.system)
         but = "" if other == self.system else f" but for {other}"
         return ValueError(
@@ -70,7 +70,7 @@ class PolicyBinding:
         )
 
     def dial(self, name: str) -> float | None:
-        """Return the threshold of a whole run; None for the full model."""
+        """Return the threshold for a whole run; None for the full model."""
         if self.policy.n_exits is not None or name not in self.policy.settings:
             raise self.refusal()
         if isinstance(self.policy.threshold, tuple):
@@ -78,7 +78,7 @@ class PolicyBinding:
         return self.policy.threshold
 
     def exit_thresholds(self, n_exits: int) -> list[float]:
-        """Return the threshold of every exit of a network except the last; infinity for never."""
+        """Return the threshold of each of a network's exits but the last; infinity for never."""
         if self.policy.score is None and self.policy.certificate.exit_shares is not None:
             raise ValueError(
                 "`policy` was calibrated from a curve, which does not say of which score and model"

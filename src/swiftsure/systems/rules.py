@@ -1,4 +1,4 @@
-"""Rules of systems: what a policy, a rule or a bare threshold makes the system do."""
+"""Rules: what a system does, given a policy, a rule or a bare threshold."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
@@ -16,16 +16,16 @@ __all__ = ["Rule", "ThresholdRule", "same_exits", "threshold_levels"]
 
 
 class Rule(ABC):
-    """What a system does at each setting of its dial."""
+    """What a system does at a setting of its dial."""
 
     system: ClassVar[str]
-    """Name of the system; it refuses policies of others."""
+    """Name of the system; policies made for other systems are refused."""
     record_from: ClassVar[str]
     """Name of the function that makes its records."""
 
     @classmethod
     def of(cls, given: "Policy | Self | float | None") -> Self:
-        """Return the rule of a policy or a bare threshold; a rule is returned unchanged."""
+        """Return the rule for a policy or a bare threshold; a rule is returned unchanged."""
         if isinstance(given, cls):
             return given
         if isinstance(given, Policy):
@@ -55,7 +55,7 @@ class ThresholdRule(Rule):
     Parameters
     ----------
     threshold : float, optional
-        λ, at most 1. None: never exit, or as `sweep` documents.
+        λ, at most 1. None means never exit, unless `sweep` documents otherwise.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int
@@ -133,8 +133,8 @@ def same_exits(
     levels
         Thresholds.
     skipped, taken
-        Largest confidence at an exit that was not taken, and smallest at one that was. NaN, where
-        no confidences are known, is never the same.
+        Largest confidence at an exit that was not taken, and smallest at one that was. NaN means
+        that no confidence is known; no threshold then counts as the same.
 
     Examples
     --------

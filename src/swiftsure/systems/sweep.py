@@ -1,8 +1,8 @@
 """The sweep loop: runs a system on inputs and returns a record, with fewer runs than settings.
 
-A run at one setting gives the same answer at every setting that lies on the same side of each
-value compared with it. Only settings that no earlier run covers are run. A new system is a
-subclass of `Sweep` with three methods.
+A run only compares values with its setting, so it gives the same answer at every other setting
+for which those comparisons come out the same. Settings that an earlier run covers are not run. To
+add a system, subclass `Sweep` and write three methods.
 """
 
 import os
@@ -52,15 +52,15 @@ class Sweep(ABC):
     Parameters
     ----------
     system : str
-        Name of the system. The record and its policies keep it, and other systems refuse them.
+        Name of the system. The record and its policies store it, and other systems refuse them.
     grid : (K,)
         Settings, safest first; column 0 is the full model.
     dial : str
-        What the settings are called in a policy.
+        Name of the setting in a policy.
     fingerprint : str, optional
-        Of the model; policies of the record run with no other.
+        Fingerprint of the model; the record's policies run with no other model.
     settings : mapping
-        Everything else that policies of the record are bound to.
+        Everything else that the record's policies are bound to.
     batch_size : int
         How many inputs run at once. Column 0 runs before the others, never in a batch with them.
     chunk_size : int, optional

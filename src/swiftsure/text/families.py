@@ -111,7 +111,7 @@ class Family(ABC):
 
     @property
     def context_length(self) -> int | None:
-        """Maximum number of positions of prompt and answer together; None: no limit."""
+        """Maximum number of positions of prompt and answer together; None means no limit."""
         return None
 
     @property
@@ -130,7 +130,7 @@ class T5(Family):
     parts = ("decoder", "decoder.block", "decoder.final_layer_norm")
 
     def head_input(self, states: Tensor) -> Tensor:
-        """Return normed states, scaled where the head is tied to the embeddings."""
+        """Return normed states, scaled if the head is tied to the embeddings."""
         normed = super().head_input(states)
         if getattr(self.model.config, "scale_decoder_outputs", False):  # mT5 lacks it
             normed = normed * (self.model.model_dim**-0.5)

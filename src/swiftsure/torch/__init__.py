@@ -1,4 +1,4 @@
-"""Run early-exit models in PyTorch, so that exits really save compute."""
+"""Run early-exit models in PyTorch, so that exits save actual compute."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -6,12 +6,14 @@ except ImportError:
     raise ImportError("swiftsure.torch needs PyTorch: pip install 'swiftsure[torch]'.") from None
 
 from swiftsure.torch.audit import Audit, Auditor
+from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cutting import cut
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.heads import attach_heads, train_heads
+from swiftsure.torch.measuring import Timings, measure
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
@@ -21,6 +23,7 @@ from swiftsure.torch.temperature import fit_temperatures
 __all__ = [
     "Audit",
     "Auditor",
+    "CaptureLimits",
     "Cascade",
     "EarlyExit",
     "ExitOutput",
@@ -29,6 +32,7 @@ __all__ = [
     "StagedModel",
     "Stream",
     "StreamError",
+    "Timings",
     "attach_heads",
     "check",
     "collect",
@@ -37,5 +41,6 @@ __all__ = [
     "exit_seconds",
     "fingerprint",
     "fit_temperatures",
+    "measure",
     "train_heads",
 ]

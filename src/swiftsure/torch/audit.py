@@ -1,4 +1,4 @@
-"""Audits: run a random share of requests in full too, to measure what early exits cost."""
+"""Audits: also run a random fraction of requests in full, to measure what early exits cost."""
 
 import threading
 import warnings
@@ -60,21 +60,21 @@ class Audit:
     def losses(
         self, risk: str, loss: str | Loss, labels: Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Return the losses to fold into a monitor, unweighted, (m,).
+        """Return the losses to add to a monitor, unweighted, (m,).
 
         Parameters
         ----------
         risk : {"consistency", "gap", "zero-bounded gap"}
-            "consistency" compares with the full model's outputs; a gap is the difference of both
-            losses against labels. Logit maps are compared at the size of the images, as `collect`
-            does without labels, and for a gap at the size of the labels.
+            "consistency" compares with the full model's outputs; a gap is the difference between
+            both losses against labels. Logit maps are compared at the images' size, as `collect`
+            does without labels, and for a gap at the labels' size.
         labels : (m,), optional
             Labels of the audited requests, for a gap; negative ones are missing.
 
         Returns
         -------
         losses
-            NaN where a missing label matters: a 0-1 gap is 0 where both answers agree.
+            NaN if a needed label is missing; a 0-1 gap is 0 without a label if both answers agree.
         """
         kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
         named, both = LOSSES.choose(loss), [self.outputs, self.full_outputs]
@@ -148,8 +148,8 @@ class Auditor:
     rate : float
         Probability that a request is audited, in (0, 1].
     monitor : Monitor, optional
-        Must watch a consistency risk; losses are folded in request order as audits finish. Gaps
-        need labels: fold `Audit.losses` through a `RequestOrder` when the labels arrive.
+        Must watch a consistency risk; losses are added in request order as audits finish. Gaps
+        need labels: add `Audit.losses` through a `RequestOrder` when the labels arrive.
     seed : int or Generator, optional
         By default the operating system seeds the choice, so that clients cannot predict it.
     first_id : int
@@ -160,7 +160,7 @@ class Auditor:
     failed : int
         How many audits failed, for example because the full model ran out of memory. The answer is
         still served, and there is one warning. A missing loss counts as the lowest possible one
-        (see `RequestOrder`): the guarantee holds, and the alarm is weaker.
+        (see `RequestOrder`): the guarantee holds, but the alarm is weaker.
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Auditor:
             raise ValueError(
                 f"`monitor` must watch what the policy promises ({promises}), but it watches"
                 f" {found.risk} of {found.loss} ≤ {found.epsilon:g}: make it with"
-                " Monitor.from_policy, or fold `out.audit.losses(...)` into it yourself."
+                " Monitor.from_policy, or add `out.audit.losses(...)` to it yourself."
             )
         if certificate.unit == "groups":
             each = "one mean of `out.audit.losses(...)` per group"
@@ -220,7 +220,7 @@ class Auditor:
                 )
             raise ValueError(
                 "`monitor` must not be fed by audits if the policy was calibrated by groups, as"
-                f" they see single requests: fold {each} into it yourself."
+                f" they see single requests: add {each} to it yourself."
             )
 
     def run(self, fast: "EarlyExit", batch: Any, answer: Callable[[Any], ExitOutput]) -> ExitOutput:
@@ -238,7 +238,7 @@ class Auditor:
         batches: Iterable[Any],
         answer: Callable[[Iterator[Any]], Iterator[ExitOutput]],
     ) -> Iterator[ExitOutput]:
-        """Yield the answers to many batches, in order but delayed, with audits of some requests."""
+        """Yield the answers to many batches, in order but delayed, with some requests audited."""
         waiting: deque[_ChosenRequests] = deque()
 
         def noted() -> Iterator[Any]:
@@ -356,7 +356,7 @@ def _consistency_loss(monitor: Monitor) -> Loss:
     if monitor.risk != "consistency" or monitor.loss is None:
         raise ValueError(
             "`monitor` must watch a consistency risk to be fed by audits, but it watches"
-            f" {monitor.risk or 'an unnamed risk'}: gaps need labels, so fold"
+            f" {monitor.risk or 'an unnamed risk'}: gaps need labels, so add"
             " `out.audit.losses(...)` through a RequestOrder when the labels arrive."
         )
     loss = LOSSES.choose(monitor.loss)
@@ -367,7 +367,7 @@ def _consistency_loss(monitor: Monitor) -> Loss:
             f"`monitor` must watch losses in [{expected.low:g}, {expected.high:g}], as audits"
             f" compute {loss.name}, but its losses are in [{found.low:g}, {found.high:g}]: a record"
             " made with label='sample' or 'argmax' promises a loss that audits do not compute."
-            " Make the record with label='expected', or fold losses of your own."
+            " Make the record with label='expected', or add losses of your own."
         )
     return loss
 

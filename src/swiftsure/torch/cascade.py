@@ -19,8 +19,8 @@ class Cascade(Staged):
     Parameters
     ----------
     models : sequence of Module
-        Cheapest first; the last is the full model, which losses are measured against. Each takes
-        a batch and returns outputs of the same form.
+        Cheapest first. The last is the full model, with which losses are compared. Each takes a
+        batch and returns outputs of the same form.
 
     Examples
     --------

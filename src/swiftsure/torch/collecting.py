@@ -52,7 +52,7 @@ class InterruptedCollectionError(RuntimeError):
 
 
 class OtherDataError(ValueError):
-    """The loader gives other samples than those that the shards were collected from."""
+    """The loader's samples are not those that the shards were collected from."""
 
 
 def collect(
@@ -81,27 +81,29 @@ def collect(
         Yields `(inputs, labels)`, `(inputs, labels, ids)`, dicts with `inputs` and optionally
         `labels`, `ids` and `groups`, or inputs alone; the same form for all batches. To resume a
         run, the order must be the same each time. Negative labels are missing. For segmentation,
-        labels are (n, height, width), and void where negative or `swiftsure.losses.VOID`.
+        labels are (n, height, width); negative ones and `swiftsure.losses.VOID` are void.
     losses, scores : names
         Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
         names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
         "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional
-        Fitted to data other than the calibration's; see `fit_temperatures`.
+        Must be fitted on samples that you do not calibrate on; see `fit_temperatures`.
     dtype : {"float32", "bfloat16", "float16"}, optional
         Autocast dtype; policies made from the record then require it.
     device : optional
         Where to run; the model's device by default.
     seconds : bool
-        Also measure the time to each exit, on the first batch.
+        Also measure the time to each exit on the first batch as it runs, with its heads and
+        decisions (of the first score). Savings are against the full model alone, without early
+        heads. `measure` times other ways to run, such as a captured `Stream`.
     shards : folder, optional
         Where to write the record in pieces as it grows, and to resume from. It is bound to the
         data: on resuming, the loader must give the same samples in the same order.
     shard_size, shard_seconds
-        A shard is written once it has so many samples, or so much time has passed.
+        A shard is written once it has this many samples, or after this many seconds.
     durable : bool
-        Wait until each shard is on the disk; without it, a power failure may cost a few shards,
-        which are then collected again.
+        Wait until each shard is on disk. If False, a power failure may cost a few shards, which are
+        then collected again.
     progress : bool, optional
         Show a progress bar; by default if standard error is a terminal.
 
@@ -116,13 +118,13 @@ def collect(
         If the model is in training mode, an output is not valid (the error names sample and exit),
         outputs have the wrong shape, or the shards come from another model or other data.
     InterruptedCollectionError
-        If the loader or the model fails part-way; it holds what was collected.
+        If the loader or the model fails part-way; its `record` holds the samples so far.
 
     Warns
     -----
     UserWarning
         If images have no labelled pixel at all. They have no loss and are left out of the record,
-        so its risks, including consistency risks, are those of images with some label.
+        so its risks, including consistency risks, are about images with some label.
     """
     run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
     size = checks.count("shard_size", shard_size)
@@ -194,6 +196,7 @@ class _Collection:
         }
         for record in shards.all[:1]:
             run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
+            run.full_costs = dict(record.full_costs)
         self.done: int = self.data[-1]["n"] if self.data else 0
 
     def remaining(self, loader: Iterable[Any]) -> Iterator[Batch | None]:

@@ -13,16 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swiftsure import checks
 from swiftsure.torch.modes import refuse_training
+from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import StagedModel, batch_size, device_of
 
-__all__ = ["exit_flops", "exit_seconds", "stage_seconds"]
+__all__ = ["exit_flops", "exit_seconds", "full_seconds", "stage_seconds"]
 
 
 def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
     """Return the FLOPs of one sample up to and including each exit, (n_exits,).
 
-    Counted by `torch.utils.flop_counter` (a multiply-add counts as two), including the heads of
-    earlier exits.
+    `torch.utils.flop_counter` counts them (a multiply-add is two), including the heads of earlier
+    exits.
 
     Examples
     --------
@@ -51,10 +52,18 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
     return np.asarray(counts) / n
 
 
-def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
+def stage_seconds(
+    model: StagedModel, batch: Any, repeats: int = 15, score: str | None = None
+) -> NDArray[np.float64]:
     """Return the seconds that a batch takes in each stage with its head, (n_exits,).
 
-    The minimum over `repeats` runs, after two for warm-up.
+    This is the minimum over `repeats` runs, after two runs to warm up.
+
+    Parameters
+    ----------
+    score : str, optional
+        Also compute this confidence at each exit but the last, and wait for it on the host, as
+        `EarlyExit` does to decide.
     """
     checks.count("repeats", repeats)
     refuse_training(model)
@@ -67,7 +76,9 @@ def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[
             state = model.begin(batch)
             for k in range(model.n_exits):
                 state = model.advance(k, state)
-                model.head(k, state)
+                output = model.head(k, state)
+                if score is not None and k < model.n_exits - 1:
+                    int((confidence(score, output) < 0.5).sum())
                 _wait(batch)
                 now = time.perf_counter()
                 times.append(now - start)
@@ -76,10 +87,33 @@ def stage_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[
     return best
 
 
-def exit_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> NDArray[np.float64]:
-    """Return the seconds per sample up to each exit, at this batch size, (n_exits,)."""
+def exit_seconds(
+    model: StagedModel, batch: Any, repeats: int = 15, score: str | None = None
+) -> NDArray[np.float64]:
+    """Return the seconds per sample up to each exit, at this batch size, (n_exits,).
+
+    With `score`, decisions are included; see `stage_seconds`.
+    """
     n = _samples(batch)
-    return np.cumsum(stage_seconds(model, batch, repeats)) / n
+    return np.cumsum(stage_seconds(model, batch, repeats, score)) / n
+
+
+def full_seconds(model: StagedModel, batch: Any, repeats: int = 15) -> float:
+    """Return the seconds per sample of the full model alone, without the heads of early exits."""
+    n = _samples(batch)
+    refuse_training(model)
+    best, last = np.inf, model.n_exits - 1
+    for _ in range(checks.count("repeats", repeats) + 2):
+        with torch.inference_mode():
+            _wait(batch)
+            start = time.perf_counter()
+            state = model.begin(batch)
+            for k in range(model.n_exits):
+                state = model.advance(k, state)
+            model.head(last, state)
+            _wait(batch)
+            best = min(best, time.perf_counter() - start)
+    return best / n
 
 
 def _samples(batch: Any) -> int:

@@ -41,12 +41,12 @@ class PooledHead(nn.Module):
 def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutModel:
     """Return a plain classifier as a staged model, with an untrained head after each named layer.
 
-    The result is in the train or eval mode of the network.
+    The result has the same train or eval mode as the network.
 
     Parameters
     ----------
     model : nn.Module
-        From inputs to logits (n, n_classes).
+        Maps inputs to logits (n, n_classes).
     at : names of submodules
         In the order in which they run.
     example : Tensor
@@ -112,8 +112,8 @@ def train_heads(
 ) -> list[dict[str, Any]]:
     """Train the heads of a staged model, alone or jointly with the network.
 
-    Uses AdamW with a one-cycle schedule on the mean cross-entropy of all exits. Part of it is
-    against the last exit's distribution, because early answers are judged against that.
+    Uses AdamW with a one-cycle schedule on the mean cross-entropy of all exits. Part of that loss
+    compares with the last exit's distribution, because early answers are judged against it.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def train_heads(
         Train only the heads, with the network in evaluation mode and without gradients. Otherwise
         everything is trained jointly, including the last exit.
     distill : float
-        Share of the loss that is against the last exit, in [0, 1].
+        Fraction of the loss that compares with the last exit, in [0, 1].
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Losses on tensors, reduced on the device of the outputs so that logits never leave it."""
+"""Losses on tensors, reduced on the outputs' device so that logits never leave it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def of_classes(
     against_last: Callable[[Tensor], Tensor] | None,
     inputs: Callable[[list[Any]], Tensor] | None = None,
 ) -> TensorFunctions:
-    """Return the tensor functions of a loss of classifiers.
+    """Return the tensor functions of a classification loss.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def of_classes(
 
 
 def of_pairs(distance: Callable[[Tensor, Tensor], Tensor]) -> TensorFunctions:
-    """Return the tensor functions of a loss that compares pairs: (n, ...), (n, ...) -> (n,)."""
+    """Return the tensor functions of a loss given a distance, (n, ...), (n, ...) -> (n,)."""
 
     def against_labels(outputs: list[Tensor], labels: Tensor) -> Tensor:
         return torch.stack([distance(output, labels) for output in outputs], dim=1)

@@ -17,7 +17,7 @@ from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
-from swiftsure.torch.costs import exit_flops, exit_seconds
+from swiftsure.torch.costs import exit_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
 from swiftsure.torch.losses import label_losses
 from swiftsure.torch.modes import inference, model_device, refuse_training
@@ -79,6 +79,7 @@ class Reducer:
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
+        self.full_costs: dict[str, float] = {}
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):
             self._fingerprint = begin_fingerprint(
@@ -154,7 +155,8 @@ class Reducer:
         with inference(self.device, self.dtype):
             self.costs["flops"] = exit_flops(self.model, rows_of(inputs, first))
             if self.seconds:
-                self.costs["seconds"] = exit_seconds(self.model, inputs)
+                self.costs["seconds"] = exit_seconds(self.model, inputs, score=self.scores[0])
+                self.full_costs["seconds"] = full_seconds(self.model, inputs)
 
     def record(self, rows: dict[str, Array]) -> ExitRecord:
         """Return rows as a record."""
@@ -178,6 +180,7 @@ class Reducer:
             fingerprint=self.fingerprint,
             temperatures=self.temperatures,
             dtype=self.dtype,
+            full_costs=self.full_costs,
         )
 
     def identity(self) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class ExitOutput:
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
-        Confidences that decided; NaN where an exit was not reached or its head not needed. None
-        from a stream.
+        Confidences that the decisions used; NaN if an exit was not reached or its head not needed.
+        None from a stream.
     audit : Audit, optional
         The full model's answers to some of the samples, if the runtime audits.
     """
@@ -86,7 +86,7 @@ class StreamResult:
     Attributes
     ----------
     ids : (m,)
-        Numbers of the samples, ascending; they count from 0 in the order of pushing.
+        Numbers of the samples, ascending, counted from 0 in the order in which they were pushed.
     outputs
         What the exit's head returned, with the samples first; checked on first read.
     exit : int

@@ -1,4 +1,4 @@
-"""`EarlyExit`: runs a staged model under a policy and skips the stages after each exit."""
+"""`EarlyExit`: runs a staged model under a policy and skips stages that no sample needs."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +15,8 @@ from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
+from swiftsure.torch.capture import CaptureLimits
+from swiftsure.torch.captured import Captures
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
@@ -45,13 +47,18 @@ class EarlyExit(nn.Module):
     policy : Policy
         Made for this model. A policy made from arrays is not bound to a model and is accepted.
     score : str, optional
-        If given, must equal the policy's score; documents in code what was certified.
+        If given, must equal the policy's score. Use it to document in code what was certified.
     dtype : str, optional
         Autocast dtype ("bfloat16", "float16"); the policy's by default.
     compile : bool
         Compile each stage with torch.compile, for any batch size: a few graphs per stage.
+    capture : bool or CaptureLimits
+        Capture stages, heads and decisions as CUDA graphs, on first use for each batch size, so
+        that small kernels are not bound by their launches; see `captures` for their number and
+        memory. With `compile`, the compiled kernels are captured. The model must not draw random
+        numbers or wait for the device. On a CPU the same code runs without graphs.
     audit : float or Auditor, optional
-        Share of requests, chosen at random, that the full model also answers; results then carry
+        Fraction of requests, chosen at random, that the full model also answers; results then hold
         both answers as `audit`. A `Stream` that you create is not audited: use `run`.
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
@@ -60,9 +67,9 @@ class EarlyExit(nn.Module):
     ------
     ValueError
         If the policy was made for another score, number of exits, model, temperatures or dtype, or
-        if the model, or a part of it, is in training mode. If the monitor watches something the
-        policy does not promise, or if the policy was calibrated by groups: then fold one mean per
-        group yourself.
+        if the model, or a part of it, is in training mode. Also if the monitor watches something
+        that the policy does not promise, or if the policy was calibrated by groups; in that case
+        add one mean per group yourself.
 
     Warns
     -----
@@ -72,7 +79,8 @@ class EarlyExit(nn.Module):
     Notes
     -----
     On a GPU, each exit that may fire costs one host-device synchronisation, because the number of
-    remaining samples sets the shapes of the next stage. Several threads may share one instance.
+    remaining samples sets the shapes of the next stage. With `capture`, `run` has none that the
+    device would wait for. Several threads may share one instance.
     """
 
     def __init__(
@@ -83,6 +91,7 @@ class EarlyExit(nn.Module):
         score: str | None = None,
         dtype: str | None = None,
         compile: bool = False,  # noqa: A002 (what torch calls it)
+        capture: bool | CaptureLimits = False,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
     ) -> None:
@@ -107,6 +116,9 @@ class EarlyExit(nn.Module):
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
         ]
+        limits = capture if isinstance(capture, CaptureLimits) else None
+        self.captures = Captures(self, limits, compile) if capture else None
+        self.fastest: dict[int, str] = {}
 
     def _fingerprint(self) -> str:
         if not isinstance(self.model, nn.Module):
@@ -124,8 +136,10 @@ class EarlyExit(nn.Module):
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
 
-        On a GPU, late stages run full batches gathered from several (see `Stream`). On a CPU, where
-        small batches are nearly as efficient, each batch runs by itself.
+        If `measure` has timed the ways for this batch size, the fastest is used, which may be the
+        full model. Otherwise: on a GPU or with `capture`, late stages run full batches gathered
+        from several (see `Stream`). On a CPU, where small batches are nearly as efficient, each
+        batch runs by itself.
 
         Parameters
         ----------
@@ -133,26 +147,39 @@ class EarlyExit(nn.Module):
         batch_size : int, optional
             How many samples a stage gathers on a GPU; the size of the first batch by default.
         """
-        from swiftsure.torch.stream import Stream
-
         waiting = iter(batches)
         for batch in waiting:
-            if device_of(batch).type == "cpu" or size_of(batch) == 0:
+            n = size_of(batch)
+            way = self.fastest.get(batch_size or n) or self._usual_way(batch)
+            if way == "single" or n == 0:
                 yield self(batch)
+                continue
+            together = self.way(way, batch_size or n)
+            rest = chain([batch], waiting)
+            if self.auditor is None:
+                yield from together(rest)
             else:
-                gathered = Stream(self, batch_size or size_of(batch))
-                together, rest = partial(gathered.run, ordered=True), chain([batch], waiting)
-                if self.auditor is None:
-                    yield from together(rest)
-                else:
-                    yield from self.auditor.follow(self, rest, together)
+                yield from self.auditor.follow(self, rest, together)
+
+    def way(self, name: str, batch_size: int) -> Callable[[Iterable[Any]], Iterator[ExitOutput]]:
+        """Return a way to run batches: "single", "stream" or, if captured, "full"."""
+        from swiftsure.torch.stream import Stream
+
+        if name == "single":
+            return partial(map, self)
+        if name == "full":
+            return Stream(self, batch_size, full=True).ordered
+        return Stream(self, batch_size).ordered
+
+    def _usual_way(self, batch: Any) -> str:
+        on_cpu = self.captures is None and device_of(batch).type == "cpu"
+        return "single" if on_cpu else "stream"
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:
         """Disable gradients and set the policy's dtype, after checking mode and device."""
-        if any(part.training for part in self._submodules):
-            refuse_training(self.model)
-        self.check_weights()
+        if self.captures is None:
+            self.check_mode()
         device = device_of(batch)
         expected = model_device(self.model)
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
@@ -163,11 +190,18 @@ class EarlyExit(nn.Module):
         with inference(device, self.dtype):
             yield
 
-    def check_weights(self) -> None:
-        """Compare the model with the policy again if its weights changed since the last look.
+    def check_mode(self) -> None:
+        """Raise if the model is in training mode, or no longer the one that the policy is for."""
+        if any(part.training for part in self._submodules):
+            refuse_training(self.model)
+        self.check_weights()
 
-        Changes that PyTorch counts are noticed: `load_state_dict`, in-place operations and new
-        parameters in place of old ones. Writing through `.data` is not.
+    def check_weights(self) -> None:
+        """Compare the model with the policy again if its weights have changed since the last check.
+
+        Notices changes that PyTorch counts: `load_state_dict`, in-place operations, and replaced
+        parameters, buffers or modules. It does not notice writes through `.data`, or changes of
+        tensors that were made in inference mode.
         """
         if self._weights.changed():
             self._binding.check_model(self._fingerprint)
@@ -228,6 +262,11 @@ class EarlyExit(nn.Module):
         return left, stay, scores
 
     def _run(self, batch: Any) -> ExitOutput:
+        if self.captures is None or size_of(batch) == 0:
+            return self._run_eager(batch)
+        return self.captures.call(batch)
+
+    def _run_eager(self, batch: Any) -> ExitOutput:
         model, n, device = self.model, size_of(batch), device_of(batch)
         last = model.n_exits - 1
         with torch.inference_mode(False):
@@ -262,23 +301,35 @@ class EarlyExit(nn.Module):
 
 
 class _Weights:
-    """The parameters of a model, and how often each was changed in place."""
+    """The modules, parameters and buffers of a model, and how often each tensor was changed."""
 
     def __init__(self, model: Any) -> None:
         parts = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._tables = [part._parameters for part in parts if part._parameters]
+        self._children = [part._modules for part in parts if part._modules]
+        self._parameters = [part._parameters for part in parts if part._parameters]
+        # Buffers that are not saved with the model are run-time state.
+        self._buffers = [
+            (part._buffers, name)
+            for part in parts
+            for name in part._buffers
+            if name not in part._non_persistent_buffers_set
+        ]
         self._seen = self._versions()
 
     def changed(self) -> bool:
-        """Return whether a parameter was changed or replaced."""
+        """Return whether a part was replaced, or a tensor changed in place."""
         return self._versions() != self._seen
 
-    def _versions(self) -> list[tuple[int, int]]:
+    def _versions(self) -> list[Any]:
+        tensors = [each for table in self._parameters for each in table.values()]
+        tensors += [table.get(name) for table, name in self._buffers]  # type: ignore[misc]
         return [
-            (id(each), 0 if each.is_inference() else each._version)
-            for table in self._tables
-            for each in table.values()
-            if each is not None
+            *(id(child) for table in self._children for child in table.values()),
+            *(
+                (id(each), 0 if each.is_inference() else each._version)
+                for each in tensors
+                if each is not None
+            ),
         ]
 
 

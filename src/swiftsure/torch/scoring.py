@@ -10,7 +10,7 @@ float32. `ExitRecord.from_logits`, `collect` and `EarlyExit` then agree to the l
 the dtype of the logits. Scores of logit maps are computed in float32: their records only come from
 `collect`, which calls these same functions, and float64 would take 2 to 4 times as long on a CPU.
 
-Images are scored at the resolution of the heads' logits, often a quarter of the image's; neither
+Images are scored at the resolution of the heads' logits, often a quarter of the image's. Neither
 the runtime nor `collect` enlarges logits for a decision. A patch of 50 pixels then spans 200 pixels
 of the image, where the paper means 50. For another patch size, let the head return
 `Scored(logits, patch(top1(logits), size))`, with these functions, and use the score "model".

@@ -4,7 +4,7 @@
 |---|---|
 | `begin(batch)` | the state before the first exit |
 | `advance(k, state)` | the state at exit k, from the one before it |
-| `head(k, state)` | the output of exit k; called only where a decision needs it |
+| `head(k, state)` | the output of exit k; called only if a decision needs it |
 | `select(state, index)` | the state of some of the samples |
 
 A state is any nesting of tuples, lists and dicts of tensors; every tensor has the batch first.
@@ -148,7 +148,7 @@ def all_outputs(model: StagedModel, batch: Any) -> list[Any]:
 def exit_outputs(
     model: StagedModel, batch: Any, temperatures: Sequence[float] | None = None
 ) -> Iterator[Any]:
-    """Yield the output of each exit, `Tempered` where its temperature is not 1."""
+    """Yield the output of each exit, `Tempered` if its temperature is not 1."""
     n, last = batch_size(batch), model.n_exits - 1
     state = model.begin(batch)
     for k in range(model.n_exits):

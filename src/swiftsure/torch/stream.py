@@ -1,4 +1,4 @@
-"""`Stream`: gathers the remaining samples of several batches so that late stages run full ones."""
+"""`Stream`: gathers samples that remain from several batches, so that late stages run full."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
+from swiftsure.torch.captured import CapturedStream
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
@@ -51,10 +52,15 @@ class Stream:
         How many samples a stage runs at once.
     max_wait : int
         After how many further pushes a stage runs a batch that is not full.
+    full : bool
+        Run the full model as one captured graph, whatever the policy says; needs an `EarlyExit`
+        with `capture`.
 
     Notes
     -----
-    A stream is not thread-safe. Threads may share the `EarlyExit`, each with its own stream.
+    A stream is not thread-safe. Threads may share the `EarlyExit`, each with its own stream. If the
+    `EarlyExit` captures, samples also wait before the first stage until there are `batch_size` of
+    them, and results come a few stages later: the host learns who left while later stages run.
 
     Examples
     --------
@@ -63,10 +69,17 @@ class Stream:
     ...     ...  # doctest: +SKIP
     """
 
-    def __init__(self, fast: EarlyExit, batch_size: int, max_wait: int = 32) -> None:
+    def __init__(
+        self, fast: EarlyExit, batch_size: int, max_wait: int = 32, *, full: bool = False
+    ) -> None:
         self.fast = fast
         self.batch_size = checks.count("batch_size", batch_size)
         self.max_wait = checks.count("max_wait", max_wait)
+        self._captured: CapturedStream | None = None
+        if fast.captures is not None:
+            self._captured = CapturedStream(fast, fast.captures, batch_size, max_wait, full)
+        elif full:
+            raise ValueError("`full` needs EarlyExit(..., capture=True).")
         self.pushed = 0
         self._n_pushes = 0
         self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
@@ -77,10 +90,13 @@ class Stream:
         Raises
         ------
         StreamError
-            If a stage fails. The samples that it ran are lost, and named in the error; those that
-            exited are in the error's `results`; all others stay, and the stream can go on.
+            If a stage fails. The samples that it ran are lost; the error names them. Those that
+            exited are in the error's `results`. All others stay, and the stream can go on.
         """
         n = batch_size(batch)
+        if self._captured is not None:
+            self.pushed += n
+            return self._captured.push(batch)
         results: list[StreamResult] = []
         with self.fast.context(batch):
             self._n_pushes += 1
@@ -94,6 +110,8 @@ class Stream:
 
     def flush(self) -> list[StreamResult]:
         """Run all waiting samples and return their results; see `push` for errors."""
+        if self._captured is not None:
+            return self._captured.flush()
         results: list[StreamResult] = []
         first = next((group for queue in self._queues for group in queue), None)
         if first is not None:
@@ -104,10 +122,12 @@ class Stream:
     @property
     def in_flight(self) -> int:
         """Number of samples that have not exited yet."""
+        if self._captured is not None:
+            return self._captured.in_flight
         return sum(len(group.ids) for queue in self._queues for group in queue)
 
     def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
-        """Yield `StreamResult`s as they come or, if `ordered`, one `ExitOutput` per batch."""
+        """Yield `StreamResult`s as samples exit or, if `ordered`, one `ExitOutput` per batch."""
         if not ordered:
             for batch in batches:
                 yield from _delivered(self.push, batch)
@@ -118,6 +138,9 @@ class Stream:
                 f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
                 " do), which are in none of these batches: take them out with flush() first."
             )
+        if self._captured is not None:
+            yield from self._captured.run(batches)
+            return
         order = _BatchOrder()
         for batch in batches:
             open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
@@ -125,10 +148,8 @@ class Stream:
                 out = self.fast(batch)
                 open_.put(StreamResult(out.exits, out.raw, 0))
             order.open.append(open_)
-            for result in _delivered(self.push, batch):
-                yield from order.complete([result])
-        for result in _delivered(self.flush):
-            yield from order.complete([result])
+            yield from order.delivered(self.push, batch)
+        yield from order.delivered(self.flush)
 
     def _drain_all(self, results: list[StreamResult], everything: bool = False) -> None:
         """Run every stage that is due; after a failure the others still run, then it is raised."""
@@ -147,6 +168,10 @@ class Stream:
             first.results = results
             raise first
 
+    def ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
+        """Yield one `ExitOutput` per batch, in order."""
+        return self.run(batches, ordered=True)
+
     def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
         """Run stage k while it has a full batch or samples that waited too long."""
         queue = self._queues[k]
@@ -155,12 +180,13 @@ class Stream:
             overdue = self._n_pushes - queue[0].since >= self.max_wait
             if not (k == 0 or everything or overdue or count >= self.batch_size):
                 break
-            group, n_before = _take(queue, self.batch_size), len(results)
+            parts, n_before = _take(queue, self.batch_size), len(results)
             try:
-                self._step(k, group, results)
+                self._step(k, _joined(parts), results)
             except Exception as error:
                 exited = [result.ids.cpu().numpy() for result in results[n_before:]]
-                samples = np.setdiff1d(group.ids.cpu().numpy(), np.concatenate([[], *exited]))
+                tried = np.concatenate([part.ids.cpu().numpy() for part in parts])
+                samples = np.setdiff1d(tried, np.concatenate([[], *exited]))
                 shown = ", ".join(map(str, samples[:10].tolist())) + ", …" * (len(samples) > 10)
                 raise StreamError(
                     f"Stage {k + 1} failed on samples {shown} ({type(error).__name__}: {error});"
@@ -205,10 +231,11 @@ class _Group:
     since: int
 
 
-def _take(queue: deque[_Group], size: int) -> _Group:
-    """Remove up to `size` samples from the head of a queue and return them as one group."""
-    parts, count = [], 0
-    while queue and count < size:
+def _take(queue: deque[_Group], size: int) -> list[_Group]:
+    """Remove up to `size` samples from the head of a queue that can run in one batch."""
+    parts: list[_Group] = []
+    count, form = 0, _form(queue[0].state)
+    while queue and count < size and _form(queue[0].state) == form:
         group = queue.popleft()
         room = size - count
         if len(group.ids) > room:
@@ -218,6 +245,18 @@ def _take(queue: deque[_Group], size: int) -> _Group:
             group = _Group(group.ids[:room], rows_of(group.state, index[:room]), group.since)
         parts.append(group)
         count += len(group.ids)
+    return parts
+
+
+def _form(state: Any) -> Any:
+    """Return the structure of a state, and the type and shape of a sample in each leaf."""
+    leaves, structure = pytree.tree_flatten(state)
+    forms = [(leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    return structure, forms
+
+
+def _joined(parts: list[_Group]) -> _Group:
+    """Return several groups as one."""
     if len(parts) == 1:
         return parts[0]
     ids = torch.cat([part.ids for part in parts])
@@ -234,6 +273,22 @@ class _BatchOrder:
 
     def __init__(self) -> None:
         self.open: deque[Gathered] = deque()
+        self._parts: dict[int, list[StreamResult]] = {}  # of batches that are not complete
+
+    def delivered(
+        self, run: Callable[..., list[StreamResult]], *given: Any
+    ) -> Iterator[ExitOutput]:
+        """Yield the batches that a call completes.
+
+        If it fails, its error keeps the results of the batches that are not complete.
+        """
+        try:
+            results = run(*given)
+        except StreamError as error:
+            yield from self.complete(error.results)
+            error.results = [part for parts in self._parts.values() for part in parts]
+            raise
+        yield from self.complete(results)
 
     def complete(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
         for result in results:
@@ -241,6 +296,10 @@ class _BatchOrder:
             for batch in self.open:
                 first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
                 if first < stop:
-                    batch.put(result.rows(first, stop))
+                    part = result.rows(first, stop)
+                    batch.put(part)
+                    self._parts.setdefault(batch.start, []).append(part)
         while self.open and self.open[0].missing == 0:
-            yield self.open.popleft().whole()
+            batch = self.open.popleft()
+            self._parts.pop(batch.start, None)
+            yield batch.whole()

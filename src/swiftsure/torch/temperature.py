@@ -1,4 +1,4 @@
-"""Temperature scaling per exit: corrects most of the overconfidence of early exits."""
+"""Temperature scaling per exit, which corrects most of the early exits' overconfidence."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ __all__ = ["fit_temperatures"]
 def fit_temperatures(
     model: StagedModel, loader: Iterable[Any], *, limits: tuple[float, float] = (0.05, 20.0)
 ) -> tuple[float, ...]:
-    """Return the temperature of each exit that maximises the likelihood of the labels.
+    """Return, for each exit, the temperature that maximises the likelihood of the labels.
 
     The data must be disjoint from the calibration data, or the guarantee is void; part of the
     validation data will do. Pass the result to `collect(temperatures=...)`: the policy stores it,

@@ -1,5 +1,5 @@
 "use strict";
-// Shows what other levels would have given. Everything was computed beforehand: sliders only pick.
+// Shows the results at other levels. Everything was computed beforehand: sliders only pick.
 (() => {
   const data = JSON.parse(document.getElementById("what-if-data").textContent);
   const sliders = [...document.querySelectorAll("input[data-promise]")];

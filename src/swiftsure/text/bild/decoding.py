@@ -18,9 +18,9 @@ class Call:
     ----------
     model : {"large", "small"}
     start : int
-        Number of tokens that it had read before.
+        Number of tokens that the model had read before.
     fed : tuple of int
-        Tokens that it read.
+        Tokens that the model read.
     event : str
         "accept": its token is kept; "fallback": the small model was not sure enough; "rollback":
         the large model replaced a drafted token; "same token": it rejected a drafted token, but its

@@ -52,8 +52,8 @@ class BigLittle:
         `Rollback`, `Speculative` or a bare rollback threshold, which promise nothing. None runs the
         large model alone.
     tokenizers : pair of tokenizers, optional
-        Of the large and the small model, to check that they are the same. The models alone tell
-        only the size of their vocabularies.
+        The large and the small model's tokenizers, to check that they are the same. The models
+        alone show only the sizes of their vocabularies.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class BigLittle:
         max_new_tokens : int
             Required, unless the policy has it.
         eos_token_id : int, ints, None or "model"
-            Tokens that end a sequence; None: no token does.
+            Tokens that end a sequence; None means that no token does.
         seed, sequence_ids
             For sampling; ids default to positions in the batch. A sequence's random numbers depend
             on nothing else.
@@ -148,7 +148,7 @@ class BigLittle:
     ) -> "Passage":
         """Prepare one sequence, (1, positions), to be generated under any rules; encoders run once.
 
-        With `remember`, logits are kept, so that runs which share a prefix compute it once.
+        With `remember`, logits are kept, so that runs with a common prefix compute it once.
         """
         checks.count("max_new_tokens", max_new_tokens)
         for name, family in (("large", self.large), ("small", self.small)):

@@ -1,4 +1,4 @@
-"""Results of big-little decoding: sequences, and the passes of each model."""
+"""Results of big-little decoding: sequences, and each model's passes."""
 
 from dataclasses import dataclass
 
@@ -38,12 +38,12 @@ class BildRun:
 
     @property
     def large_passes(self) -> int:
-        """Number of passes of the large model."""
+        """Number of large-model passes."""
         return sum(call.model == "large" for call in self.calls)
 
     @property
     def small_passes(self) -> int:
-        """Number of passes of the small model."""
+        """Number of small-model passes."""
         return sum(call.model == "small" for call in self.calls)
 
     @property

@@ -84,7 +84,7 @@ class DraftRule(Rule):
 
     @property
     def level(self) -> float | None:
-        """The dial's setting; None: the large model alone."""
+        """The dial's setting; None means the large model alone."""
         level: float | None = getattr(self, self.level_name)
         return level
 
@@ -155,7 +155,7 @@ class Rollback(DraftRule):
     Parameters
     ----------
     threshold : float, optional
-        Largest distance of tokens that are kept, at least 0; None: the large model alone.
+        Largest distance of tokens that are kept, at least 0; None means the large model alone.
     fallback, max_draft
         As in `DraftRule`.
     published : bool
@@ -227,7 +227,7 @@ class Speculative(DraftRule):
     where p is the large model's distribution; otherwise it is redrawn from the positive part of
     p − q.
 
-    Guarantee: given what stands before it, every token's distribution is within `tolerance` of the
+    Guarantee: given the tokens before it, every token's distribution is within `tolerance` of the
     large model's, in total variation; at tolerance 0 it is the large model's.
 
     Random numbers depend on seed, sequence and position. A token's distance is 1 − p / (u q), where
@@ -236,7 +236,7 @@ class Speculative(DraftRule):
     Parameters
     ----------
     tolerance : float, optional
-        In [0, 1]; None: the large model alone.
+        In [0, 1]; None means the large model alone.
     fallback, max_draft
         As in `DraftRule`. Neither changes the distribution; by default every draft has full length.
     temperature, top_k, top_p

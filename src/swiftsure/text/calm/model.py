@@ -56,8 +56,8 @@ class CalmModel:
         A policy made from a record of `sweep`, checked against the model once, here; or a rule or
         a threshold, which promises nothing. None runs the full model.
     score : str, optional
-        The score for a bare threshold, "softmax" by default. Given with a policy or a rule, it
-        must be theirs.
+        The score for a bare threshold, "softmax" by default. With a policy or a rule, it must be
+        the same as theirs.
     classifier : MetaClassifier
         For score "meta".
     heads : ExitHeads, optional
@@ -181,7 +181,7 @@ def early_exits(
         One per sequence, instead of the policy's.
     eos_token_id : int, ints, None or "model"
         Tokens that end a sequence in `generate`, if they are not the model's own. Finished
-        sequences run no more blocks or, on a GPU, still run and are ignored.
+        sequences run no more blocks; on a GPU they still run but are ignored.
 
     Raises
     ------

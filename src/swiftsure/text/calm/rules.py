@@ -63,19 +63,19 @@ class CalmRule(ThresholdRule):
     Parameters
     ----------
     threshold : float, optional
-        λ, at most 1; None: never exit, or the thresholds of a `sweep`.
+        λ, at most 1; None means never exit or, in a `sweep`, the sweep's own thresholds.
     score : {"softmax", "saturation", "meta"}
-        Difference of the two largest probabilities; cosine similarity of the states before and
-        after a block; a classifier's probability that the block gives the full model's token.
+        Difference between the two largest probabilities; cosine similarity of the states before
+        and after a block; a classifier's probability that the block gives the full model's token.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int
         Exits before this one are never taken; exit 0 is after the first block.
     decay : Decay, optional
     shortlist : int, optional
-        For "softmax": after the first exit, score only this many tokens, the most probable ones
-        there, and check the whole vocabulary only before a token exits. Exits are as confident as
-        without it, but some may be missed.
+        For "softmax": after the first exit, score only the tokens that are most probable there,
+        this many of them, and check the whole vocabulary only before a token exits. Exits are as
+        confident as without it, but some may be missed.
 
     Examples
     --------

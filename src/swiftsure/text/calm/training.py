@@ -55,7 +55,7 @@ def train_meta(
     epochs : int
         Maximum; the classifier of the best epoch on the held-out texts is kept.
     held_out : float
-        Share of the texts to hold out, in [0, 1); none if there are fewer than 1 / held_out texts.
+        Fraction of the texts to hold out, in [0, 1); none if there are fewer than 1 / held_out.
         Without held-out texts the last epoch is kept, which may be overconfident.
 
     Returns
@@ -165,7 +165,7 @@ def agreement_examples(
     -------
     states : (examples, width), in float32
     labels : (examples,)
-        1 where the block's most probable token is also the full model's.
+        1 if the block's most probable token is also the full model's, otherwise 0.
     """
     family = with_heads(family_of(model), heads)
     exits = range(len(family.blocks) - 1) if heads is None else heads.exits

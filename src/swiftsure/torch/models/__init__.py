@@ -1,4 +1,4 @@
-"""Published early-exit networks as staged models, which load their authors' weights."""
+"""Published early-exit networks as staged models; they can load their authors' weights."""
 
 from swiftsure.torch.models.adp_c import ADPC
 from swiftsure.torch.models.dvit import DViT

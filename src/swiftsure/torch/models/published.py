@@ -1,4 +1,4 @@
-"""`PublishedModel`: networks that load published weights, and checks of what they are given."""
+"""`PublishedModel`: networks that load published weights, and checks of their arguments."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
