@@ -163,11 +163,11 @@ class Certificate(_Frozen):
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
-    def check(self) -> None:
-        """Raise if the numbers cannot belong together."""
+    def check(self, edited: bool = False) -> None:
+        """Raise if the numbers cannot belong together; an edited level need not be certified."""
         for promise in self.promises:
             promise.check(self.by_budget)
-            if self.index is not None:
+            if self.index is not None and not edited:
                 self._check_certified(promise)
         control = (*CONTROLS, BUDGET)
         _require(self.control in control, f"control must be one of {', '.join(control)}")
@@ -300,10 +300,10 @@ class Policy(_Frozen):
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
 
-    def check(self) -> None:
+    def check(self, edited: bool = False) -> None:
         """Raise if the fields cannot belong together, as those of a damaged file."""
         certificate, n_exits, threshold = self.certificate, self.n_exits, self.threshold
-        certificate.check()
+        certificate.check(edited)
         _require(
             threshold is None or certificate.index is not None or certificate.guarantee == "none",
             "threshold must be null where no setting was certified",
@@ -501,16 +501,19 @@ class Policy(_Frozen):
         checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             policy = cls.model_validate_json(json.dumps(content), strict=True)
-            policy.check()
-        except ValueError as error:
-            why = validation_message(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{path} is a damaged policy: {why}.") from None
-        if checksum != json_checksum(content) and not accept_edited:
+        except ValidationError as error:
+            raise ValueError(f"{path} is a damaged policy: {validation_message(error)}.") from None
+        edited = checksum != json_checksum(content)
+        if edited and not accept_edited:
             raise ValueError(
                 f"{path} was changed after it was written: its checksum does not match, so its"
                 " certificate may not be about this setting. Calibrate again, or accept the change"
                 " with `accept_edited=True` (--accept-edited)."
             )
+        try:
+            policy.check(edited)
+        except ValueError as error:
+            raise ValueError(f"{path} is a damaged policy: {error}.") from None
         key = _key()
         if key is not None and not hmac.compare_digest(
             json.dumps(signature).encode(), json.dumps(_signature(content, key)).encode()

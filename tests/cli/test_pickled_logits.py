@@ -106,3 +106,115 @@ def test_foreign_and_truncated_files_are_refused(tmp_path, data):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="`source` must be a readable file"):
         read_pickled_logits(tmp_path / "no.p")
+
+
+class Call:
+    """A pickled call of any name with any arguments."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def one_line(source, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        read_pickled_logits(source)
+    assert str(source) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        Call(np.ndarray, (3, 10, 4)),
+        Call(np.empty(0).__reduce__()[0], np.ndarray, (3, 10, 4), b"f"),
+        Call(np.dtype, "no such dtype"),
+        Call(np.empty(0).__reduce_ex__(5)[0], b"1234", np.dtype("f4"), (3, 10, 4), "C"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, pickle.DEFAULT_PROTOCOL])
+def test_calls_that_make_no_array_are_refused(tmp_path, logits, protocol):
+    one_line(pickled(tmp_path, (logits, np.zeros(10)), protocol), "not a pickle of arrays")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b"\x80\x05.",  # an empty stack
+        b"\x80\x05K\x01r\xff\xff\xff\x7f.",  # a memo number of 2 billion
+        b"\x80\x05\x8e" + b"\xff" * 7 + b"\x7f.",  # bytes of a huge length
+        b"\x80\x05\x8c\x05numpy\x8c\x01x\x93.",
+        b"\x80\x05N}b.",
+        b"c\xc3\nx\n.",
+        b"(" * 100_000,
+        b"\x80\x05" + b"]" * 10_000 + b"a" * 9_999 + b".",
+        b"\x80\x05cnumpy\ndtype\nK\x01b.",
+    ],
+)
+def test_files_that_are_no_pickle(tmp_path, content):
+    path = tmp_path / "file.p"
+    path.write_bytes(content)
+    one_line(path, "not a pickle of arrays|must hold")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda x, y: (x, y + 0.5), "target 0 is"),
+        (lambda x, y: (x, np.where(y == y[3], np.nan, y)), "is nan"),
+        (lambda x, y: (x, y.astype(np.uint64) + np.uint64(2**63)), "target 0 is"),
+        (lambda x, y: (x, y + 5), "below 5"),
+        (lambda x, y: (x, np.full(40, np.inf)), "is inf"),
+        (lambda x, y: (x, y.astype(str)), "targets"),
+        (lambda x, y: (x * np.nan, y), "finite"),
+        (lambda x, y: (x + np.inf, y), "finite"),
+        (lambda x, y: (x.astype(np.float64) * 1e300, y), "finite in float32"),
+        (lambda x, y: (-np.abs(x.astype(np.float64)) * 1e300, y), "finite in float32"),
+        (lambda x, y: (x[:, :0], y[:0]), "shape"),
+        (lambda x, y: (x.astype(object), y), "logits"),
+        (lambda x, y: ([[1.0], [1.0, 2.0]], y), "rectangular"),
+        (lambda x, y: (x, {"a": 1}), "targets"),
+        (lambda x, y: (x, None), "targets"),
+    ],
+)
+def test_values_that_no_record_can_hold(tmp_path, change, match):
+    one_line(pickled(tmp_path, change(*published())), match)
+
+
+def test_masked_classes_and_missing_labels_stay(tmp_path):
+    logits, targets = published()
+    logits[:, :, 0], targets[3] = -np.inf, -1
+    found, labels = read_pickled_logits(pickled(tmp_path, (logits, targets)))
+    np.testing.assert_array_equal(found, logits.transpose(1, 0, 2))
+    np.testing.assert_array_equal(labels, targets)
+
+
+def test_tensors_of_every_float_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    logits, targets = published()
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        made = torch.from_numpy(logits).to(dtype).requires_grad_()
+        found, _ = read_pickled_logits(pickled(tmp_path, (made, torch.from_numpy(targets))))
+        np.testing.assert_array_equal(found, made.detach().float().numpy().transpose(1, 0, 2))
+
+
+def test_an_exit_per_list_entry(tmp_path):
+    torch = pytest.importorskip("torch")
+    logits, targets = published()
+    for parts in (list(logits), [torch.from_numpy(each) for each in logits], logits.tolist()):
+        found, _ = read_pickled_logits(pickled(tmp_path, (parts, targets.tolist())))
+        np.testing.assert_array_equal(found, logits.transpose(1, 0, 2))
+
+
+def test_repeated_parts_do_not_fill_the_memory(tmp_path):
+    torch = pytest.importorskip("torch")
+    lists = [0.0]
+    for _ in range(30):
+        lists = [lists] * 10
+    wide = torch.zeros(1).expand(3, 10**6, 10**6)
+    for logits in (lists, wide):
+        one_line(pickled(tmp_path, (logits, np.zeros(3))), "must hold arrays of numbers")

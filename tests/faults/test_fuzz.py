@@ -1,23 +1,27 @@
 """Every damaged file is refused with one line, or read with the meaning that it had.
 
-Fast: 2,000 mutants in all. Slow: 20,000.
+Fast: 3,000 mutants in all. Slow: 30,000.
 """
 
 import hashlib
 import json
+import pickle  # noqa: TID251
 from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import swiftsure as ss
 from faults.mutants import mutants
+from swiftsure.cli.pickled_logits import read_pickled_logits
 from swiftsure.files import json_checksum
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.records import files
 from swiftsure.records.shards import Shards
+from swiftsure.text import ExitHeads, MetaClassifier
 from unit.builders import random_logits, random_record
 
 LONGEST = 1_500
@@ -31,6 +35,8 @@ class Format(NamedTuple):
     write: object
     read: object
     is_json: bool = False
+    checksums: bool = True
+    """Without them, damaged numbers are read as they are."""
 
 
 def plain(record):
@@ -120,6 +126,38 @@ def read_manifest(path):
         return shards.notes
 
 
+def write_heads(path):
+    torch.manual_seed(0)
+    ExitHeads(6, [1, 3], trained_on=["ab", "cd"]).save(path)
+
+
+def write_meta(path):
+    torch.manual_seed(0)
+    MetaClassifier(6, trained_on=["ab", "cd"]).save(path)
+
+
+def read_weights(kind):
+    def read(path):
+        found = kind.load(path)
+        weights = {name: value.tolist() for name, value in found.state_dict().items()}
+        return weights, found.trained_on
+
+    return read
+
+
+def write_pickle(path):
+    logits, labels = random_logits(30, 3, 4)
+    path.write_bytes(pickle.dumps((logits.transpose(1, 0, 2), labels)))
+
+
+def read_pickle(path):
+    logits, labels = read_pickled_logits(path)
+    assert not np.isnan(logits).any()
+    assert logits.max() < np.inf
+    assert (labels < logits.shape[2]).all()
+    return logits.tolist(), labels.tolist()
+
+
 FORMATS = [
     Format("policy", write_policy, ss.Policy.load, is_json=True),
     Format("state", write_state, read_state, is_json=True),
@@ -128,6 +166,9 @@ FORMATS = [
     Format("thresholds", lambda path: threshold_record().save(path), read_record),
     Format("npz", write_npz, read_record),
     Format("logits", write_logits, read_record),
+    Format("heads", write_heads, read_weights(ExitHeads)),
+    Format("meta", write_meta, read_weights(MetaClassifier)),
+    Format("pickle", write_pickle, read_pickle, checksums=False),
 ]
 
 
@@ -141,14 +182,14 @@ def check(kind, folder, n, seed):
         path.write_bytes(mutant)
         if is_refused(kind.read, path):
             refused += 1
-        else:
+        elif kind.checksums:
             assert kind.read(path) == original
     return refused
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_damaged_files(tmp_path, kind):
-    assert check(kind, tmp_path, 290, seed=0) > 200
+    assert check(kind, tmp_path, 290, seed=0) > (200 if kind.checksums else 100)
 
 
 def resealed(text, ends=(), checksum="checksum"):
@@ -217,7 +258,7 @@ def is_refused(read, path):
 @pytest.mark.parametrize("seed", range(1, 11))
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_many_damaged_files(tmp_path, kind, seed):
-    assert check(kind, tmp_path, 290, seed) > 200
+    assert check(kind, tmp_path, 290, seed) > (200 if kind.checksums else 100)
 
 
 def test_a_damaged_stream_is_refused_or_folded(tmp_path):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.files import atomic_write
+from swiftsure import checks
+from swiftsure.files import atomic_write, max_unpacked, shortened
 
 __all__ = ["convert_logits", "read_pickled_logits"]
 
@@ -44,31 +45,79 @@ def convert_logits(
 def read_pickled_logits(
     source: str | os.PathLike[str],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return logits (samples, exits, classes) and labels of a pickle of arrays."""
+    """Return logits (samples, exits, classes) and labels of a pickle of arrays.
+
+    Raises
+    ------
+    ValueError
+        If the file holds anything else, or values that a record cannot hold.
+    """
     try:
-        with Path(source).open("rb") as file:
-            content = ArrayUnpickler(file).load()
+        content = Path(source).read_bytes()
     except OSError as error:
         raise ValueError(f"`source` must be a readable file ({error}).") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise ValueError(f"{source} is not a pickle of arrays ({error}).") from None
-    if not isinstance(content, tuple | list) or len(content) < 2:
-        raise ValueError(f"{source} must hold (logits, targets), but holds {_kind(content)}.")
-    logits, labels = np.asarray(content[0]), np.asarray(content[1])
-    if logits.ndim != 3 or logits.dtype.kind != "f":
+    try:
+        parts = ArrayUnpickler(io.BytesIO(content)).load()
+    except Exception as error:  # a damaged pickle can raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{source} is not a pickle of arrays ({shortened(why)}).") from None
+    if not isinstance(parts, tuple | list) or len(parts) < 2:
+        raise ValueError(f"{source} must hold (logits, targets), but holds {_kind(parts)}.")
+    try:
+        _refuse_bomb(source, parts[:2], len(content))
+        given = checks.numbers("logits", parts[0])
+        labels = checks.numbers("targets", parts[1])
+    except Exception as error:
+        raise ValueError(f"{source} must hold arrays of numbers: {shortened(error)}") from None
+    if given.ndim != 3 or given.dtype.kind != "f" or given.size == 0:
         raise ValueError(
             f"{source} must hold logits of shape (exits, samples, classes), but they are"
-            f" {_kind(content[0])} of shape {logits.shape}."
+            f" {_kind(parts[0])} of shape {given.shape}."
         )
-    if labels.shape != logits.shape[1:2] or labels.dtype.kind not in "iuf":
+    if labels.shape != given.shape[1:2] or labels.dtype.kind not in "iuf":
         raise ValueError(
-            f"{source} must hold one target per sample, ({logits.shape[1]},), but they are"
-            f" {_kind(content[1])} of shape {labels.shape}."
+            f"{source} must hold one target per sample, ({given.shape[1]},), but they are"
+            f" {_kind(parts[1])} of shape {labels.shape}."
         )
-    return np.ascontiguousarray(logits.transpose(1, 0, 2), np.float32), labels.astype(np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = np.ascontiguousarray(given.transpose(1, 0, 2), np.float32)
+    # A finite number becomes infinite if it does not fit float32.
+    if (
+        np.isnan(logits).any()
+        or np.isposinf(logits).any()
+        or np.isinf(logits).sum() > np.isinf(given).sum()
+    ):
+        raise ValueError(
+            f"{source} must hold logits that are finite in float32, or −inf, but holds others."
+        )
+    n_classes = logits.shape[2]
+    # Negative ones are missing. NaN is outside of every range.
+    usable = (labels > -(2**31)) & (labels < n_classes) & (labels == np.floor(labels))
+    if not usable.all():
+        first = int(np.argmin(usable))
+        raise ValueError(
+            f"{source} must hold targets that are whole numbers below {n_classes}, the number of"
+            f" classes, but target {first} is {labels[first]}."
+        )
+    return logits, labels.astype(np.int64)
 
 
-class ArrayUnpickler(pickle.Unpickler):
+def _refuse_bomb(source: str | os.PathLike[str], parts: Any, size: int) -> None:
+    """Raise if lists or arrays claim far more than the file holds, as repeated ones do."""
+    todo, seen, claimed = list(parts), 0, 0
+    while todo:
+        each = todo.pop()
+        seen += 1
+        if isinstance(each, tuple | list):
+            todo += each
+        claimed += getattr(each, "nbytes", 0)
+        if seen > size:
+            raise ValueError("it repeats its lists")
+    max_unpacked(source, claimed)
+
+
+# The C unpickler reserves memory for any memo number that a file names; this one uses a dict.
+class ArrayUnpickler(pickle._Unpickler):
     """Unpickler for numbers, text, tuples, lists, dicts, NumPy arrays and tensors only."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -92,17 +141,28 @@ def _load_storage() -> Callable[..., Any]:
     return lambda data: torch.load(io.BytesIO(data), weights_only=True)
 
 
-_reconstruct = np.empty(0).__reduce__()[0]
 _from_buffer = np.empty(0).__reduce_ex__(5)[0]
+
+
+def _reconstruct(kind: object, shape: tuple[int, ...], _: object) -> NDArray[Any]:
+    """Return an empty array, which the pickle fills; never one of uninitialised memory."""
+    if kind is not NDARRAY or tuple(shape) != (0,):
+        raise pickle.UnpicklingError("it makes an array without values")
+    return np.empty(0)
 
 
 def _encode(text: str, encoding: str) -> bytes:
     """Replace `codecs.encode`, which old pickles of bytes call."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it uses the encoding {encoding!r:.80}")
     return text.encode(encoding)
 
 
+NDARRAY = object()
+"""Stands for the class of arrays, which pickles name but may not call."""
+
 NUMPY_PARTS: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): np.dtype,
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,

@@ -6,7 +6,8 @@ training loop, and costs a fraction of a block.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,14 +69,25 @@ class ExitHeads(nn.Module):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ExitHeads":
         """Read heads that `save` wrote."""
-        weights, trained_on = load_weights(path)
-        exits = [int(name.split(".")[0]) for name in weights if name.endswith(".weight")]
-        if not exits:
-            raise ValueError(f"{path} has no exit heads.")
-        first = weights[f"{exits[0]}.weight"]
-        heads = cls(first.shape[1], exits, trained_on=trained_on)
+        weights, trained_on = load_weights(path, _shapes)
+        exits = {int(name.split(".")[0]) for name in weights}
+        first = weights[f"{min(exits)}.weight"]
+        heads = cls(len(first), exits, trained_on=trained_on)
         heads.maps.load_state_dict(weights)
         return heads.to(first.dtype).eval()
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of heads: a map and a bias for each exit, of the first one's width."""
+    named = {name: re.fullmatch(r"(0|[1-9][0-9]{0,3})\.(weight|bias)", name) for name in weights}
+    odd = next((name for name, match in named.items() if match is None), None)
+    if odd is not None or not weights:
+        raise ValueError(f"it must hold EXIT.weight and EXIT.bias, not {odd!r:.80}")
+    width = max(each.shape[0] if each.ndim else 0 for each in weights.values())
+    if width == 0:
+        raise ValueError("its maps are empty")
+    exits = {match[1] for match in named.values() if match is not None}
+    return {f"{k}.weight": (width, width) for k in exits} | {f"{k}.bias": (width,) for k in exits}
 
 
 class HeadedNorm(nn.Module):

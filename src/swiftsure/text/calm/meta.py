@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swiftsure.text.weights import load_weights, save_weights
+from swiftsure.text.weights import check_shapes, load_weights, save_weights
 
 __all__ = ["MetaClassifier"]
 
@@ -51,7 +51,7 @@ class MetaClassifier(nn.Module):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "MetaClassifier":
         """Read a classifier that `save` wrote."""
-        weights, trained_on = load_weights(path)
+        weights, trained_on = load_weights(path, _shapes)
         classifier = cls.from_published(weights, prefix="")
         classifier.trained_on = trained_on
         return classifier
@@ -70,7 +70,24 @@ class MetaClassifier(nn.Module):
             raise ValueError(
                 f"`state_dict` must hold {prefix}0.weight and {prefix}2.weight, but it does not."
             )
+        try:
+            check_shapes(found, _shapes(found))
+        except ValueError as error:
+            raise ValueError(f"`state_dict` must hold a classifier, but {error}.") from None
         weight = found["0.weight"]
         classifier = cls(weight.shape[1], bias="0.bias" in found)
         classifier.layers.load_state_dict(found)
         return classifier.to(weight.dtype).eval()
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a classifier: two maps, and two biases or none."""
+    width = (
+        weights["2.weight"].shape[-1] if "2.weight" in weights and weights["2.weight"].ndim else 0
+    )
+    if width == 0:
+        raise ValueError("'2.weight' must be (2, width)")
+    shapes: dict[str, tuple[int, ...]] = {"0.weight": (width, width), "2.weight": (2, width)}
+    if "0.bias" in weights:
+        shapes |= {"0.bias": (width,), "2.bias": (2,)}
+    return shapes
