@@ -209,6 +209,8 @@ def _take(queue: deque[_Group], size: int) -> _Group:
     """Remove up to `size` samples from the head of a queue and return them as one group."""
     parts, count = [], 0
     while queue and count < size:
+        if parts and not _same_form(parts[0].state, queue[0].state):
+            break  # such as texts of other lengths, which cannot share a batch
         group = queue.popleft()
         room = size - count
         if len(group.ids) > room:
@@ -227,6 +229,15 @@ def _take(queue: deque[_Group], size: int) -> _Group:
         for leaves in zip(*(leaves for leaves, _ in states), strict=True)
     ]
     return _Group(ids, pytree.tree_unflatten(leaves, states[0][1]), parts[0].since)
+
+
+def _same_form(one: Any, two: Any) -> bool:
+    """Return whether two states can be joined: equal structures, and shapes per sample."""
+    (leaves, spec), (others, other_spec) = pytree.tree_flatten(one), pytree.tree_flatten(two)
+    return spec == other_spec and all(
+        a.shape[1:] == b.shape[1:] if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        for a, b in zip(leaves, others, strict=True)
+    )
 
 
 class _BatchOrder:
