@@ -31,8 +31,9 @@ from pytorch.builders import (
     refused,
 )
 from swiftsure.losses import Loss, LossRange, TensorFunctions
-from swiftsure.torch import Scored, Staged, collect, cut, exit_flops, fingerprint
+from swiftsure.torch import Scored, Staged, collect, exit_flops, fingerprint
 from swiftsure.torch.collecting import InterruptedCollectionError
+from swiftsure.torch.cutting import cut
 
 
 def batches(*tensors, size=16):

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pytorch.builders import Played, inputs, logits, network, refused
-from swiftsure.torch import Staged, cut, exit_flops, exit_seconds
+from swiftsure.torch import Staged, exit_flops, exit_seconds
 from swiftsure.torch.costs import stage_seconds
+from swiftsure.torch.cutting import cut
 
 
 class Convolutional(Staged):

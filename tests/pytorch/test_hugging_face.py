@@ -1,7 +1,7 @@
 """Networks of transformers, cut without tracing: same answers, and modules that are not called."""
 
 import copy
-import pickle
+import pickle  # noqa: TID251
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ from swiftsure.torch import (
     check,
     collect,
     fingerprint,
-    train_heads,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -369,7 +368,7 @@ def test_copies_and_pickles(heads):
     model = attach_heads(network, BERT.at(0, 2), batch, heads=heads)
     with torch.no_grad():
         expected = model(batch)
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
             assert all(map(torch.equal, other(batch), expected))
             other.network.classifier.weight.zero_()
             assert torch.equal(model(batch)[-1], expected[-1])
@@ -430,6 +429,49 @@ class Odd(nn.Module):
         if float(x.sum()) > 1e9:  # not traceable
             x = x + 1
         return self.fc(self.layers[0](x))
+
+
+class TokensFirst(Encoder):
+    """PyTorch's default: the batch is the second axis."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 48)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.words(input_ids).transpose(0, 1)
+        return self.fc(self.encoder(hidden, src_key_padding_mask=attention_mask == 0)[0])
+
+
+@pytest.mark.parametrize("heads", ["linear", "copy"])
+def test_networks_with_the_batch_on_the_second_axis(heads):
+    torch.manual_seed(0)
+    network, batch = TokensFirst().eval(), sentences()
+    model = attach_heads(network, ["encoder.layers.0", "encoder.layers.2"], batch, heads=heads)
+    check(model, batch)
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch)[-1], network(**batch))
+
+
+class Mixing(nn.Module):
+    """Passes a tensor with several rows per sample along."""
+
+    def __init__(self):
+        super().__init__()
+        self.double = nn.Unflatten(0, (-1, 1))
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, input_ids):
+        twice = self.double(torch.cat([input_ids, input_ids]).flatten(0, 0))
+        x = self.layers[1](self.layers[0](input_ids)) + twice[: len(input_ids), 0]
+        return self.fc(x)
+
+
+def test_tensors_that_mix_samples_are_refused():
+    with pytest.raises(ValueError, match="mixes samples"):
+        attach_heads(Mixing().eval(), ["layers.0"], {"input_ids": torch.randn(4, 6)})
 
 
 def test_what_cannot_be_cut_says_what_can():

@@ -9,13 +9,13 @@ from swiftsure.torch.audit import Audit, Auditor
 from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
-from swiftsure.torch.cutting import cut
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.heads import attach_heads, train_heads
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
 from swiftsure.torch.stream import Stream, StreamError
+from swiftsure.torch.tasks import absolute_error
 from swiftsure.torch.temperature import fit_temperatures
 
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
     "StagedModel",
     "Stream",
     "StreamError",
+    "absolute_error",
     "attach_heads",
     "check",
     "collect",
-    "cut",
     "exit_flops",
     "exit_seconds",
     "fingerprint",

@@ -15,6 +15,7 @@ from swiftsure.progress import steps
 from swiftsure.torch.batches import Batch, moved, register_batch_types, without_labels
 from swiftsure.torch.cutting import CutModel, NotTraceableError, cut
 from swiftsure.torch.modes import evaluating
+from swiftsure.torch.module_calls import suggestion
 from swiftsure.torch.replaying import (
     FeatureHead,
     Features,
@@ -22,7 +23,6 @@ from swiftsure.torch.replaying import (
     Replayer,
     TailHead,
     apply_head,
-    suggestion,
 )
 from swiftsure.torch.staged import Scored, plain_output
 from swiftsure.torch.tasks import TASKS, Task
@@ -222,6 +222,13 @@ def attach_heads(
             for name, head in zip(at, made, strict=True)
         ]
     staged = ReplayedModel(replayer, [head.train(model.training) for head in made], chosen)
+    staged.attached = {
+        "at": list(at),
+        "heads": heads if isinstance(heads, str) else "custom",
+        "task": chosen.name,
+        "output": list(result.fields),
+        "example": _form(inputs),
+    }
     _compare(staged, inputs, answer)
     return staged
 
@@ -313,22 +320,30 @@ def _made_heads(
 
 
 def _hidden(features: Any) -> Any:
-    """Return the first tensor of a module's output, dense."""
-    return Features(features, None, {}).hidden
+    """Return the first tensor of a module's output, dense; None if there is none."""
+    found = (leaf for leaf in pytree.tree_leaves(features) if isinstance(leaf, Tensor))
+    hidden = next(found, None)
+    return hidden.to_padded_tensor(0.0) if hidden is not None and hidden.is_nested else hidden
 
 
 def _width(features: Any, name: str = "") -> int:
     """Return the width of a hidden state."""
-    try:
-        hidden = _hidden(features)
-    except TypeError:
-        hidden = None
+    hidden = _hidden(features)
     if hidden is None or hidden.ndim not in (2, 3, 4):
         raise ValueError(
             f"`at` must name layers that return a tensor of 2 to 4 axes, but {name!r} returns"
             f" {type(features).__name__}."
         )
     return int(hidden.shape[1] if hidden.ndim == 4 else hidden.shape[-1])
+
+
+def _form(inputs: Any) -> Any:
+    """Return the shapes and dtypes of a batch, for JSON; at most two samples."""
+    if isinstance(inputs, Tensor):
+        return [[min(len(inputs), 2), *inputs.shape[1:]], str(inputs.dtype).removeprefix("torch.")]
+    if isinstance(inputs, Mapping):
+        return {name: _form(value) for name, value in inputs.items() if isinstance(value, Tensor)}
+    return None
 
 
 def _compare(model: ReplayedModel, inputs: Any, answer: Tensor) -> None:

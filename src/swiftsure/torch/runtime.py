@@ -1,5 +1,7 @@
 """`EarlyExit`: runs a staged model under a policy and skips the stages after each exit."""
 
+import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -107,6 +109,49 @@ class EarlyExit(nn.Module):
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
         ]
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the network, its heads and the policy to a folder of safetensors and JSON."""
+        from swiftsure.torch import pretrained
+
+        pretrained.save(self.model, folder, self.policy)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], *, network: nn.Module | None = None, **settings: Any
+    ) -> "EarlyExit":
+        """Return a model from a folder, or from a repository of the Hugging Face Hub.
+
+        Parameters
+        ----------
+        folder : path or name
+        network : nn.Module, optional
+            The network to load weights into, if it is not one of transformers.
+        **settings
+            As for the class.
+        """
+        from swiftsure.torch import pretrained
+
+        model, policy = pretrained.load(folder, network=network)
+        if policy is None:
+            raise ValueError(f"`folder` must hold a policy, but {folder} has none.")
+        return cls(model, policy, **settings)
+
+    def push_to_hub(self, name: str, **settings: Any) -> str:
+        """Upload the network, its heads and the policy to a repository of the Hugging Face Hub.
+
+        Parameters
+        ----------
+        name : str
+            The repository, "user/model".
+        **settings
+            As for `huggingface_hub.HfApi.upload_folder`.
+        """
+        from swiftsure.torch import pretrained
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return pretrained.push_to_hub(folder, name, **settings)
 
     def _fingerprint(self) -> str:
         if not isinstance(self.model, nn.Module):

@@ -207,7 +207,8 @@ class _Group:
 
 def _take(queue: deque[_Group], size: int) -> _Group:
     """Remove up to `size` samples from the head of a queue and return them as one group."""
-    parts, count = [], 0
+    parts: list[_Group] = []
+    count = 0
     while queue and count < size:
         if parts and not _same_form(parts[0].state, queue[0].state):
             break  # such as texts of other lengths, which cannot share a batch
