@@ -394,6 +394,40 @@ def test_modules_within_blocks_and_blocks_around_them():
         torch.testing.assert_close(model(batch)[-1], logits(network, batch))
 
 
+def test_compiled_blocks_are_run():
+    network, batch = bert()
+    expected = logits(network, batch)
+    seen = []
+
+    def backend(graph, inputs):
+        def run(*given):
+            seen.append(len(inputs))
+            return graph(*given)
+
+        return run
+
+    for block in network.bert.encoder.layer:
+        block.compile(backend=backend)
+    model = attach_heads(network, BERT.at(0, 2), batch)
+    seen.clear()
+    with torch.no_grad():
+        state = model.advance(0, model.begin(batch))
+        assert len(seen) == 1
+        state = model.advance(2, model.advance(1, state))
+    assert len(seen) == 4
+    torch.testing.assert_close(model.head(2, state), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_stages_are_not_compiled_whole():
+    network, batch = bert(n=40)
+    model = attach_heads(network, BERT.at(0, 2), batch)
+    policy = ss.calibrate(
+        collect(model, [batch]), risk="consistency", loss="brier", epsilon=0.5, delta=0.5
+    )
+    with refused("compile"):
+        EarlyExit(model, policy, compile=True)
+
+
 def test_threads_share_a_model():
     from concurrent.futures import ThreadPoolExecutor
 
@@ -459,12 +493,12 @@ class Mixing(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.double = nn.Unflatten(0, (-1, 1))
+        self.pairs = nn.Unflatten(0, (-1, 1))
         self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.fc = nn.Linear(6, 3)
 
     def forward(self, input_ids):
-        twice = self.double(torch.cat([input_ids, input_ids]).flatten(0, 0))
+        twice = self.pairs(torch.cat([input_ids, input_ids]).flatten(0, 0))
         x = self.layers[1](self.layers[0](input_ids)) + twice[: len(input_ids), 0]
         return self.fc(x)
 

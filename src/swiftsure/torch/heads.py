@@ -64,8 +64,8 @@ class PooledHead(FeatureHead):
             return hidden.mean(dim=(2, 3))
         if mask is None or mask.shape != hidden.shape[:2]:
             return hidden.mean(dim=1)
-        weights = mask.to(hidden.dtype)[..., None]
-        return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        weights = mask.to(hidden.dtype)
+        return (weights[:, None] @ hidden)[:, 0] / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 class TokenHead(PooledHead):

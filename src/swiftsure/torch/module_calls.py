@@ -81,8 +81,6 @@ class Call:
 
     Attributes
     ----------
-    caller : str
-        The module that called it.
     above : list of Call
         The calls that it is part of, outermost first.
     """
@@ -95,6 +93,7 @@ class Call:
 
     @property
     def caller(self) -> str | None:
+        """The module that called it."""
         return self.above[-1].name if self.above else None
 
     def answers_at(self, cut: "Call", frame: str) -> bool:

@@ -19,6 +19,7 @@ from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
@@ -92,6 +93,12 @@ class EarlyExit(nn.Module):
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
         refuse_unstaged(model)
         refuse_training(model)
+        if compile and isinstance(model, ReplayedModel):
+            raise ValueError(
+                "`compile` must be False for a network that `attach_heads` could not trace, since"
+                " its stages stop in the middle of its forward: compile its blocks before attaching"
+                " heads, with `block.compile()` for each."
+            )
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
