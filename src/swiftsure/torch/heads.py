@@ -14,7 +14,7 @@ from swiftsure import checks
 from swiftsure.progress import steps
 from swiftsure.torch.batches import Batch, moved, register_batch_types, without_labels
 from swiftsure.torch.cutting import CutModel, NotTraceableError, cut
-from swiftsure.torch.modes import evaluating
+from swiftsure.torch.modes import evaluating, uncompiled
 from swiftsure.torch.module_calls import suggestion
 from swiftsure.torch.replaying import (
     FeatureHead,
@@ -197,7 +197,18 @@ def attach_heads(
         checks.choice("heads", heads, KINDS)
     elif len(heads) != len(at):
         raise ValueError(f"`heads` must have one module per cut, {len(at)}, but got {len(heads)}.")
-    inputs = without_labels(example)
+    with uncompiled(model):
+        return _attach(model, at, without_labels(example), heads, task, output)
+
+
+def _attach(
+    model: nn.Module,
+    at: Sequence[str],
+    inputs: Any,
+    heads: str | Sequence[nn.Module],
+    task: str | None,
+    output: str | Sequence[str] | None,
+) -> CutModel | ReplayedModel:
     features: dict[str, Any] = {}
     returned = _run_with_hooks(model, at, inputs, features)
     result = Result.of(returned, output)
