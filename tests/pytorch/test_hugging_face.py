@@ -535,3 +535,32 @@ def test_code_between_modules_that_changes_its_output_is_refused():
 
     with pytest.raises(ValueError, match="random numbers"):
         attach_heads(Random().eval(), ["layers.1"], torch.randn(4, 6))
+
+
+class Longer(nn.Module):
+    """Adds its embeddings again at the end, for long texts only."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(60, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, input_ids):
+        first = self.words(input_ids)
+        x = self.layers[1](self.layers[0](first).relu())
+        return self.fc((x + first if input_ids.shape[1] > 12 else x).mean(dim=1))
+
+
+def test_values_that_only_other_batches_need_give_an_error_not_another_answer():
+    torch.manual_seed(0)
+    network = Longer().eval()
+    short = {"input_ids": torch.randint(0, 60, (40, 8))}
+    model = attach_heads(network, ["layers.0"], short)
+    policy = ss.calibrate(
+        collect(model, [short]), risk="consistency", loss="brier", epsilon=0.5, delta=0.5
+    )
+    fast = EarlyExit(model, policy.model_copy(update={"threshold": None}))
+    torch.testing.assert_close(fast(short).outputs, network(**short))
+    with pytest.raises(ValueError, match="NaN"):
+        fast({"input_ids": torch.randint(0, 60, (4, 20))})

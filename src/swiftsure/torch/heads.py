@@ -160,8 +160,8 @@ def attach_heads(
 ) -> CutModel | ReplayedModel:
     """Return a network as a staged model, with an untrained head after each named module.
 
-    The network is neither traced nor changed: its weights are shared, and its own output is the
-    last exit. The result is in its train or eval mode.
+    The network is not changed: its weights are shared, and its own output is the last exit. The
+    result is in its train or eval mode. Put other modules into the network before, not after.
 
     Parameters
     ----------

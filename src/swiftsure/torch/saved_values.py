@@ -34,7 +34,11 @@ class Row(NamedTuple):
 
 
 class Unused(NamedTuple):
-    """A tensor whose values do not matter; its shape may."""
+    """A tensor whose values do not matter; its shape may.
+
+    It is filled with NaN, so that a batch for which the values do matter, unlike for the example,
+    gives NaN instead of a wrong answer.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,9 +47,8 @@ class Unused(NamedTuple):
 
     def filled(self, n: int) -> Tensor:
         """Return a tensor of that shape for n samples."""
-        make = torch.empty if self.dtype.is_floating_point else torch.zeros
         shape = (*self.shape[: self.axis], n, *self.shape[self.axis :])
-        return make(shape, dtype=self.dtype, device=self.device)
+        return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
 
 class Template(NamedTuple):
@@ -81,7 +84,7 @@ class Template(NamedTuple):
         for leaf, wanted in zip(self.leaves, needed, strict=True):
             if not isinstance(leaf, Row):
                 leaves.append(leaf)
-            elif wanted or leaf.nested:
+            elif wanted or leaf.nested or not leaf.dtype.is_floating_point:
                 leaves.append(leaf._replace(place=len(kept)))
                 kept += rows[leaf.place : leaf.place + 1 + leaf.nested]
             else:
@@ -172,7 +175,7 @@ class Form:
             else:
                 row = leaf.movedim(axis, 0) if axis else leaf
                 form = (tuple(row.shape[1:]), leaf.dtype, leaf.device, axis or 0)
-                if axis is not None and not needed[place]:
+                if axis is not None and not needed[place] and leaf.is_floating_point():
                     places.append(Unused(*form))
                 else:
                     places.append(Row(len(rows), *form))
