@@ -1,8 +1,8 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
-Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation, calm,
-bild, diffusion. Each number is shown with its target. Missed targets are listed at the end and do
-not make the run fail.
+Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation,
+hugging_face, calm, bild, diffusion. Each number is shown with its target. Missed targets are listed
+at the end and do not make the run fail.
 """
 
 import argparse
@@ -23,6 +23,7 @@ TOPICS = {
     "runtime": "runtime",
     "models": "models",
     "segmentation": "segmentation",
+    "hugging_face": "hugging_face",
     "calm": "calm",
     "bild": "bild",
     "diffusion": "diffusion",

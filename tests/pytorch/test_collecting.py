@@ -886,7 +886,7 @@ def test_another_device():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(3, 6)}, "must have the key `inputs`"),
+        ({"x": "text"}, "must have the key `inputs`"),
         ((torch.zeros(3, 6),) * 4, r"\(inputs, labels, ids\), but has 4"),
         (("text", "text"), "`batch` must hold at least one tensor"),
     ],

@@ -6,7 +6,8 @@ from torch import fx, nn
 from torch.nn import functional
 
 from pytorch.builders import inputs, middle_threshold, policy_of, refused, rows, split
-from swiftsure.torch import EarlyExit, Stream, check, cut
+from swiftsure.torch import EarlyExit, Stream, check
+from swiftsure.torch.cutting import cut
 from swiftsure.torch.heads import PooledHead
 
 

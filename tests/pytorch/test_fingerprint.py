@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from pytorch.builders import network
-from swiftsure.torch import cut, fingerprint
+from swiftsure.torch import fingerprint
+from swiftsure.torch.cutting import cut
 from swiftsure.torch.models import UViT
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from pytorch.builders import inputs, labels, refused
-from swiftsure.torch import attach_heads, check, cut, train_heads
+from swiftsure.torch import attach_heads, check, train_heads
+from swiftsure.torch.cutting import cut
 from swiftsure.torch.heads import PooledHead
 
 

@@ -34,7 +34,8 @@ from pytorch.builders import (
     rules,
     split,
 )
-from swiftsure.torch import EarlyExit, Scored, Staged, Stream, collect, cut, fingerprint
+from swiftsure.torch import EarlyExit, Scored, Staged, Stream, collect, fingerprint
+from swiftsure.torch.cutting import cut
 
 # --------------------------------------------------------------------------------- the exit rule
 

@@ -8,11 +8,13 @@ from swiftsure.losses.base import LOSSES, Loss, LossRange, TensorFunctions
 from swiftsure.losses.classification import BRIER, ZERO_ONE
 from swiftsure.losses.image import LPIPS, MSE, SSIM
 from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, PIXEL_LOSSES, VOID
+from swiftsure.losses.tasks import COSINE, SPAN_F1, TOKEN_ERROR
 from swiftsure.losses.text import BLEU, ROUGE_L, TOKEN_F1
 
 __all__ = [
     "BLEU",
     "BRIER",
+    "COSINE",
     "LOSSES",
     "LPIPS",
     "MIOU",
@@ -21,7 +23,9 @@ __all__ = [
     "PIXEL_BRIER",
     "PIXEL_LOSSES",
     "ROUGE_L",
+    "SPAN_F1",
     "SSIM",
+    "TOKEN_ERROR",
     "TOKEN_F1",
     "VOID",
     "ZERO_ONE",

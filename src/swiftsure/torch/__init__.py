@@ -18,6 +18,7 @@ from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
 from swiftsure.torch.stream import Stream, StreamError
+from swiftsure.torch.tasks import absolute_error
 from swiftsure.torch.temperature import fit_temperatures
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Stream",
     "StreamError",
     "Timings",
+    "absolute_error",
     "attach_heads",
     "check",
     "collect",

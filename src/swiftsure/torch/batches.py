@@ -1,6 +1,8 @@
 """`Batch`: inputs from a loader, with optional labels, ids and groups."""
 
 import hashlib
+import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from swiftsure.torch.staged import batch_size
 
-__all__ = ["Batch", "DataHash", "moved"]
+__all__ = ["Batch", "DataHash", "moved", "register_batch_types", "without_labels"]
 
 
 class Batch(NamedTuple):
@@ -23,14 +25,12 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> "Batch":
-        """Return a batch from a dict of parts, a tuple in their order, or inputs alone."""
-        if isinstance(batch, dict):
-            if "inputs" not in batch:
-                raise ValueError(
-                    "A batch that is a dict must have the key `inputs`, but has"
-                    f" {', '.join(map(str, batch)) or 'no keys'}."
-                )
-            return cls(*(batch.get(name) for name in cls._fields))
+        """Return a batch from a dict of parts, a tuple in their order, or inputs alone.
+
+        In a dict without `inputs`, as a tokenizer makes it, all other entries are the inputs.
+        """
+        if isinstance(batch, Mapping):
+            return cls(*(_parts(batch).get(name) for name in cls._fields))
         if isinstance(batch, tuple | list):
             if len(batch) not in (1, 2, 3):
                 raise ValueError(
@@ -52,6 +52,51 @@ class Batch(NamedTuple):
             kinds, lambda leaf: leaf[which] if leaf.ndim else leaf, self.inputs
         )
         return Batch(inputs, *(None if part is None else part[which] for part in self[1:]))
+
+
+LABELS = ("labels", "label")
+ANSWERS = ("start_positions", "end_positions")
+
+
+def _parts(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a batch that is a dict."""
+    if "inputs" in batch:
+        return dict(batch)
+    named = {name: batch[name] for name in ("ids", "groups") if name in batch}
+    for name in LABELS:
+        if name in batch:
+            named["labels"] = batch[name]
+    if all(name in batch for name in ANSWERS):
+        named["labels"] = torch.stack([torch.as_tensor(batch[name]) for name in ANSWERS], dim=1)
+    inputs = without_labels(batch)
+    inputs = {name: value for name, value in inputs.items() if name not in named}
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(inputs)):
+        raise ValueError(
+            "A batch that is a dict must have the key `inputs`, or tensors by the names of the"
+            f" network's arguments, but has {', '.join(map(str, batch)) or 'no keys'}."
+        )
+    return {"inputs": inputs, **named}
+
+
+def without_labels(batch: Any) -> Any:
+    """Return a batch without labels, so that a network computes no loss; dicts of any kind."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name not in (*LABELS, *ANSWERS)}
+
+
+def register_batch_types() -> None:
+    """Let nested structures contain the batches of tokenizers and image processors."""
+    transformers = sys.modules.get("transformers")
+    for name in ("BatchEncoding", "BatchFeature"):
+        kind = getattr(transformers, name, None)
+        if isinstance(kind, type) and kind not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
+                kind,
+                lambda batch: (list(batch.values()), list(batch.keys())),
+                lambda values, names: dict(zip(names, values, strict=True)),
+                serialized_type_name=f"transformers.{name}",
+            )
 
 
 class DataHash:

@@ -79,7 +79,8 @@ def collect(
         In evaluation mode.
     loader : iterable
         Yields `(inputs, labels)`, `(inputs, labels, ids)`, dicts with `inputs` and optionally
-        `labels`, `ids` and `groups`, or inputs alone; the same form for all batches. To resume a
+        `labels`, `ids` and `groups`, dicts of the network's arguments with `labels`, as a tokenizer
+        and a collator make them, or inputs alone; the same form for all batches. To resume a
         run, the order must be the same each time. Negative labels are missing. For segmentation,
         labels are (n, height, width); negative ones and `swiftsure.losses.VOID` are void.
     losses, scores : names

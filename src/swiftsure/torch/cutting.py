@@ -14,7 +14,11 @@ from swiftsure import checks
 from swiftsure.torch.modes import evaluating
 from swiftsure.torch.staged import Staged
 
-__all__ = ["CutModel", "cut"]
+__all__ = ["CutModel", "NotTraceableError", "cut"]
+
+
+class NotTraceableError(ValueError):
+    """A network cannot be traced by torch.fx."""
 
 
 class CutModel(Staged):
@@ -97,7 +101,7 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
         else:
             output = nodes[-1].args[0]
             if not isinstance(output, fx.Node):
-                raise ValueError(
+                raise NotTraceableError(
                     f"`model` must return one tensor, but returns {type(output).__name__}: wrap it."
                 )
             after, results = [], [output]
@@ -140,7 +144,7 @@ def _trace(model: nn.Module, whole: Sequence[str]) -> fx.Graph:
         with evaluating(model):  # else functional dropout would be traced in training mode
             return _Tracer(whole).trace(model)
     except Exception as error:
-        raise ValueError(
+        raise NotTraceableError(
             f"`model` cannot be traced by torch.fx ({type(error).__name__}: {error}). Mark the part"
             " that depends on values with torch.fx.wrap, or write a Staged subclass: begin, advance"
             " and head are a few lines each."

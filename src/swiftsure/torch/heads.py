@@ -1,56 +1,188 @@
-"""Attach exit heads to named layers of a plain network, and train them."""
+"""Attach exit heads to named modules of any network, and train them."""
 
-from collections.abc import Iterable, Sequence, Sized
-from contextlib import nullcontext
+import copy
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
 
 from swiftsure import checks
 from swiftsure.progress import steps
-from swiftsure.torch.cutting import CutModel, cut
-from swiftsure.torch.modes import evaluating
+from swiftsure.torch.batches import Batch, moved, register_batch_types, without_labels
+from swiftsure.torch.cutting import CutModel, NotTraceableError, cut
+from swiftsure.torch.modes import evaluating, uncompiled
+from swiftsure.torch.module_calls import suggestion
+from swiftsure.torch.replaying import (
+    FeatureHead,
+    Features,
+    ReplayedModel,
+    Replayer,
+    TailHead,
+    apply_head,
+)
+from swiftsure.torch.staged import Scored, plain_output
+from swiftsure.torch.tasks import TASKS, Task
 
 __all__ = ["PooledHead", "attach_heads", "train_heads"]
 
+KINDS = ("linear", "mlp", "copy")
 
-class PooledHead(nn.Module):
+
+# ------------------------------------------------------------------------------------------ heads
+
+
+class PooledHead(FeatureHead):
     """Mean over positions, layer normalisation, and a linear layer.
 
     Takes feature maps (n, channels, height, width), tokens (n, tokens, width) or vectors
-    (n, width).
+    (n, width). The mean leaves out padded tokens.
     """
 
-    def __init__(self, width: int, n_classes: int) -> None:
+    def __init__(self, width: int, n_outputs: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, n_classes)
+        self.linear: nn.Module = nn.Linear(width, n_outputs)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits, (n, n_classes)."""
-        if features.ndim == 4:
-            features = features.mean(dim=(2, 3))
-        elif features.ndim == 3:
-            features = features.mean(dim=1)
-        logits: Tensor = self.linear(self.norm(features))
-        return logits
+    def forward(self, features: Tensor | Features) -> Tensor:
+        """Return outputs, (n, n_outputs)."""
+        if isinstance(features, Features):
+            pooled = self.pool(features.hidden, features.mask)
+        else:
+            pooled = self.pool(features, None)
+        outputs: Tensor = self.linear(self.norm(pooled))
+        return outputs
+
+    def pool(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the mean over positions."""
+        if hidden.ndim == 2:
+            return hidden
+        if hidden.ndim == 4:
+            return hidden.mean(dim=(2, 3))
+        if mask is None or mask.shape != hidden.shape[:2]:
+            return hidden.mean(dim=1)
+        weights = mask.to(hidden.dtype)
+        return (weights[:, None] @ hidden)[:, 0] / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutModel:
-    """Return a plain classifier as a staged model, with an untrained head after each named layer.
+class TokenHead(PooledHead):
+    """Layer normalisation and a linear layer on every token, (n, tokens, n_outputs)."""
 
-    The result has the same train or eval mode as the network.
+    def pool(self, hidden: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Return the tokens as they are."""
+        return hidden
+
+
+class RatedHead(FeatureHead):
+    """A head, and a small one beside it that learns how well its output agrees with the last."""
+
+    def __init__(self, head: nn.Module, width: int) -> None:
+        super().__init__()
+        self.head = head
+        self.rating = PooledHead(width, 1)
+
+    def forward(self, features: Features) -> Scored:
+        """Return the output with the predicted agreement as its confidence."""
+        output = plain_output(apply_head(self.head, features))
+        return Scored(output, self.rating(features)[:, 0].sigmoid())
+
+
+# --------------------------------------------------------------------------------------- attaching
+
+
+@dataclass(frozen=True)
+class Result:
+    """Takes the answer out of what a network returns.
+
+    Parameters
+    ----------
+    fields : tuple of str
+        Names of the fields; several are stacked on the last axis. Empty for a network that returns
+        the answer itself.
+    """
+
+    fields: tuple[str, ...] = ()
+
+    def __call__(self, returned: Any) -> Tensor:
+        """Return the answer."""
+        if not self.fields:
+            answer: Tensor = returned
+            return answer
+        parts = [returned[name] for name in self.fields]
+        return parts[0] if len(parts) == 1 else torch.stack(parts, dim=-1)
+
+    @classmethod
+    def of(cls, returned: Any, output: str | Sequence[str] | None) -> "Result":
+        """Find the answer in what a network returned: its logits, or what it has instead."""
+        if output is not None:
+            fields = (output,) if isinstance(output, str) else tuple(output)
+            if not isinstance(returned, Mapping):
+                raise ValueError(
+                    f"`output` must be None for a network that returns {type(returned).__name__}."
+                )
+            for name in fields:
+                checks.choice("output", name, list(returned))
+            return cls(fields)
+        if isinstance(returned, Tensor):
+            return cls()
+        if isinstance(returned, Mapping):
+            for fields in FIELDS:
+                if all(isinstance(returned.get(name), Tensor) for name in fields):
+                    return cls(fields)
+        raise ValueError(
+            "`model` must return a tensor, or fields of which `output` names one, but returns"
+            f" {type(returned).__name__}."
+        )
+
+
+FIELDS = (
+    ("logits",),
+    ("start_logits", "end_logits"),
+    ("image_embeds",),
+    ("text_embeds",),
+    ("pooler_output",),
+    ("last_hidden_state",),
+)
+"""Where transformers' networks put their answers, the first that they have."""
+
+
+def attach_heads(
+    model: nn.Module,
+    at: Sequence[str],
+    example: Any,
+    *,
+    heads: str | Sequence[nn.Module] = "linear",
+    task: str | None = None,
+    output: str | Sequence[str] | None = None,
+) -> CutModel | ReplayedModel:
+    """Return a network as a staged model, with an untrained head after each named module.
+
+    The network is not changed: its weights are shared, and its own output is the last exit. The
+    result is in its train or eval mode. Put other modules into the network before, not after.
 
     Parameters
     ----------
     model : nn.Module
-        Maps inputs to logits (n, n_classes).
+        Any network, such as a classifier of transformers.
     at : names of submodules
-        In the order in which they run.
-    example : Tensor
-        A small batch, to find the shapes of the layers' outputs.
+        In the order in which they run, each run once: "bert.encoder.layer.3".
+    example : tensor, tuple or dict
+        A small batch as the network takes it, to find out what runs; a tokenizer's will do.
+    heads : {"linear", "mlp", "copy"} or one module per cut
+        A linear layer or an MLP on the mean over positions; a copy of the modules after the blocks,
+        such as the pooler and the classifier; or modules that map hidden states to outputs.
+    task : {"classification", "tokens", "answers", "embedding", "regression"}, optional
+        What the output is; found from its shape and the network's configuration.
+    output : str or several, optional
+        The field of a Hugging Face output that is the answer; its logits by default.
+
+    Raises
+    ------
+    ValueError
+        If the network cannot be cut there; the message says where it can.
 
     Examples
     --------
@@ -59,80 +191,240 @@ def attach_heads(model: nn.Module, at: Sequence[str], example: Tensor) -> CutMod
     >>> [tuple(output.shape) for output in model.eval()(torch.zeros(2, 3, 8, 8))]
     [(2, 10), (2, 10)]
     """
+    register_batch_types()
+    _check_names(model, at)
+    if isinstance(heads, str):
+        checks.choice("heads", heads, KINDS)
+    elif len(heads) != len(at):
+        raise ValueError(f"`heads` must have one module per cut, {len(at)}, but got {len(heads)}.")
+    with uncompiled(model):
+        return _attach(model, at, without_labels(example), heads, task, output)
+
+
+def _attach(
+    model: nn.Module,
+    at: Sequence[str],
+    inputs: Any,
+    heads: str | Sequence[nn.Module],
+    task: str | None,
+    output: str | Sequence[str] | None,
+) -> CutModel | ReplayedModel:
+    features: dict[str, Any] = {}
+    returned = _run_with_hooks(model, at, inputs, features)
+    result = Result.of(returned, output)
+    answer = result(returned)
+    chosen = TASKS.choose(task or _guess_task(model, answer, result))
+    if answer.ndim < 2:
+        raise ValueError(
+            f"`model` must return logits of shape (n, n_classes), but got {tuple(answer.shape)}."
+        )
+    made: list[nn.Module] = []
+    if heads != "copy":
+        made = _made_heads(model, heads, at, features, answer, chosen)
+        if isinstance(inputs, Tensor) and not result.fields and task in (None, "classification"):
+            with suppress(NotTraceableError):
+                return cut(model, at, made)
+    replayer = Replayer(model, at, inputs, result, tails=heads == "copy")
+    if heads == "copy":
+        made = [TailHead(replayer, k) for k in range(len(at))]
+    if chosen.learned:
+        made = [
+            RatedHead(head, _width(features[name])).to(answer.device)
+            for name, head in zip(at, made, strict=True)
+        ]
+    staged = ReplayedModel(replayer, [head.train(model.training) for head in made], chosen)
+    staged.attached = {
+        "at": list(at),
+        "heads": heads if isinstance(heads, str) else "custom",
+        "task": chosen.name,
+        "output": list(result.fields),
+        "example": _form(inputs),
+    }
+    _compare(staged, inputs, answer)
+    return staged
+
+
+def _check_names(model: nn.Module, at: Sequence[str]) -> None:
+    if isinstance(at, str) or not at:
+        raise ValueError(f"`at` must name at least one submodule in a list. {suggestion(model)}")
     names = dict(model.named_modules())
     for name in at:
-        checks.choice("at", name, names)
-    features: dict[str, Any] = {}
+        if name not in names:
+            try:
+                checks.choice("at", name, names)
+            except ValueError as error:
+                raise ValueError(f"{error} {suggestion(model)}") from None
+
+
+def _run_with_hooks(
+    model: nn.Module, at: Sequence[str], inputs: Any, features: dict[str, Any]
+) -> Any:
+    """Return what the network returns, and keep the outputs of named modules."""
     hooks = [
-        names[name].register_forward_hook(
+        model.get_submodule(name).register_forward_hook(
             lambda _module, _inputs, output, name=name: features.update({name: output})
         )
         for name in at
     ]
     try:
         with evaluating(model), torch.no_grad():
-            logits = model(example)
+            if isinstance(inputs, Mapping):
+                returned = model(**inputs)
+            elif isinstance(inputs, tuple | list):
+                returned = model(*inputs)
+            else:
+                returned = model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"`model` must return logits of shape (n, n_classes), but got {got}.")
     missing = [name for name in at if name not in features]
     if missing:
         raise ValueError(
             "`at` must name layers that the network runs, but it does not run"
-            f" {', '.join(missing)}."
+            f" {', '.join(missing)}. {suggestion(model)}"
         )
-    heads = [_head(name, features[name], logits.shape[1]) for name in at]
-    return cut(model, at, [head.train(model.training) for head in heads])
+    return returned
 
 
-def _head(name: str, features: Any, n_classes: int) -> PooledHead:
-    """Return a head for a layer's output, with its device and dtype."""
-    if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
+def _guess_task(model: nn.Module, answer: Tensor, result: Result) -> str:
+    if result.fields == ("start_logits", "end_logits"):
+        return "answers"
+    if result.fields not in ((), ("logits",)):
+        return "embedding"
+    config = getattr(model, "config", None)
+    numbers = getattr(config, "problem_type", None) == "regression"
+    if answer.ndim == 2:
+        return "regression" if numbers or answer.shape[1] == 1 else "classification"
+    return "tokens" if answer.ndim == 3 and result.fields else "classification"
+
+
+def _made_heads(
+    model: nn.Module,
+    heads: str | Sequence[nn.Module],
+    at: Sequence[str],
+    features: dict[str, Any],
+    answer: Tensor,
+    task: Task,
+) -> list[nn.Module]:
+    """Return the heads, in the network's mode, and new ones with its device and dtype."""
+    if not isinstance(heads, str):
+        return list(heads)
+    if answer.ndim != (3 if task.per_token else 2):
         raise ValueError(
-            f"`at` must name layers that return one tensor of 2 to 4 axes, but {name!r} returns"
+            f"`model` must return logits of shape (n, n_classes), but got {tuple(answer.shape)}:"
+            " give its `task`, use heads='copy', or pass one module per cut."
+        )
+    made: list[nn.Module] = []
+    for name in at:
+        width = _width(features[name], name)
+        hidden = _hidden(features[name])
+        if task.per_token and hidden.shape[:-1] != answer.shape[:2]:
+            raise ValueError(
+                f"`at` must name layers with the tokens of the output, {tuple(answer.shape[:2])},"
+                f" but {name!r} returns a tensor of shape {tuple(hidden.shape)}."
+            )
+        head = (TokenHead if task.per_token else PooledHead)(width, answer.shape[-1])
+        if heads == "mlp":
+            head.linear = nn.Sequential(nn.Linear(width, width), nn.GELU(), head.linear)
+        made.append(head.to(hidden.device, hidden.dtype).train(model.training))
+    return made
+
+
+def _hidden(features: Any) -> Any:
+    """Return the first tensor of a module's output, dense; None if there is none."""
+    found = (leaf for leaf in pytree.tree_leaves(features) if isinstance(leaf, Tensor))
+    hidden = next(found, None)
+    return hidden.to_padded_tensor(0.0) if hidden is not None and hidden.is_nested else hidden
+
+
+def _width(features: Any, name: str = "") -> int:
+    """Return the width of a hidden state."""
+    hidden = _hidden(features)
+    if hidden is None or hidden.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"`at` must name layers that return a tensor of 2 to 4 axes, but {name!r} returns"
             f" {type(features).__name__}."
         )
-    width = features.shape[1] if features.ndim == 4 else features.shape[-1]
-    return PooledHead(width, n_classes).to(features.device, features.dtype)
+    return int(hidden.shape[1] if hidden.ndim == 4 else hidden.shape[-1])
+
+
+def _form(inputs: Any) -> Any:
+    """Return the shapes and dtypes of a batch, for JSON; at most two samples."""
+    if isinstance(inputs, Tensor):
+        return [[min(len(inputs), 2), *inputs.shape[1:]], str(inputs.dtype).removeprefix("torch.")]
+    if isinstance(inputs, Mapping):
+        return {name: _form(value) for name, value in inputs.items() if isinstance(value, Tensor)}
+    return None
+
+
+def _compare(model: ReplayedModel, inputs: Any, answer: Tensor) -> None:
+    """Raise if the last exit is not the network's own output."""
+    with evaluating(model), torch.no_grad():
+        state = model.begin(inputs)
+        for k in range(model.n_exits):
+            state = model.advance(k, state)
+            found = plain_output(model.head(k, state))
+    present = ~found.isnan()
+    if found.shape != answer.shape or not torch.allclose(
+        found[present], answer[present], rtol=1e-3, atol=1e-4
+    ):
+        raise ValueError(
+            "`model` cannot be cut at these modules: with them its output is another. Does code"
+            " between modules draw random numbers or change tensors in place?"
+        )
+
+
+# ---------------------------------------------------------------------------------------- training
 
 
 def train_heads(
-    model: CutModel,
-    loader: Iterable[tuple[Tensor, Tensor]],
+    model: CutModel | ReplayedModel,
+    loader: Iterable[Any],
     *,
     epochs: int = 10,
     learning_rate: float = 1e-2,
     frozen: bool = True,
     distill: float = 0.5,
     label_smoothing: float = 0.0,
+    held_out: Iterable[Any] | None = None,
+    patience: int = 2,
+    dtype: str | None = None,
     progress: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Train the heads of a staged model, alone or jointly with the network.
 
-    Uses AdamW with a one-cycle schedule on the mean cross-entropy of all exits. Part of that loss
-    compares with the last exit's distribution, because early answers are judged against it.
+    Uses AdamW with a one-cycle schedule on the mean loss of all exits. Part of that loss compares
+    with the last exit's output, because early answers are judged against it; all of it does for
+    batches without labels.
 
     Parameters
     ----------
-    model : CutModel
-        From `attach_heads` or `cut`.
-    loader : iterable of (inputs, labels)
-        Iterated once per epoch; must have a length.
+    model : CutModel or ReplayedModel
+        From `attach_heads`.
+    loader : iterable of batches
+        `(inputs, labels)`, or dicts with `labels` as a tokenizer and a collator make them, or
+        inputs alone. Iterated once per epoch; must have a length.
     frozen : bool
         Train only the heads, with the network in evaluation mode and without gradients. Otherwise
         everything is trained jointly, including the last exit.
     distill : float
         Fraction of the loss that compares with the last exit, in [0, 1].
+    held_out : iterable of batches, optional
+        Other data. Training stops once the loss on it has not improved for `patience` epochs, and
+        the best weights are kept.
+    dtype : {"bfloat16", "float16"}, optional
+        Run the network and the heads in mixed precision.
 
     Returns
     -------
     history : list of dict
-        One dict per epoch: mean loss and training accuracy of each exit.
+        One dict per epoch, each entry with one number per exit: mean `loss`, `agreement` with the
+        last exit, `accuracy` for classifiers with labels, and the loss on `held_out`.
     """
     checks.count("epochs", epochs)
+    checks.count("patience", patience)
+    if dtype is not None:
+        checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
     if not 0 <= distill <= 1:
         raise ValueError(f"`distill` must be in [0, 1], but got {distill}.")
     if not isinstance(loader, Sized):
@@ -143,70 +435,164 @@ def train_heads(
     length = len(loader)
     if length == 0:
         raise ValueError("`loader` must not be empty.")
-    parameters = list(model.heads.parameters()) if frozen else list(model.parameters())
+    parameters = list((model.heads if frozen else model).parameters())
+    if not parameters:
+        raise ValueError("`model` must have heads with weights, but has none to train.")
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=learning_rate, total_steps=epochs * length, pct_start=0.2
     )
-    device = next(model.heads.parameters()).device
-    history = []
+    device = parameters[0].device
+    trainer = _Trainer(model, frozen, distill, label_smoothing, dtype, device)
+    best, waited = _Best(model.heads if frozen else model), 0
+    history: list[dict[str, Any]] = []
     try:
-        model.train(not frozen)
-        model.heads.train()
         with steps("training", epochs * length, progress) as advance:
             for _ in range(epochs):
-                totals = torch.zeros(2, model.n_exits)
-                seen = 0
-                for inputs, labels in loader:
-                    x, y = inputs.to(device), labels.to(device)
-                    outputs = _outputs(model, x, frozen)
-                    losses = _losses(outputs, y, distill, label_smoothing)
-                    trained = losses[:-1] if frozen else losses
-                    _optimizer_step(torch.stack(trained).mean(), optimizer)
+                model.train(not frozen)
+                model.heads.train()
+                totals = _Totals()
+                for batch in loader:
+                    trainer.step(Batch.of(batch), totals, optimizer)
                     schedule.step()
-                    seen += len(y)
-                    with torch.no_grad():
-                        totals[0] += torch.stack(losses).cpu() * len(y)
-                        right = [(o.argmax(dim=1) == y).sum() for o in outputs]
-                        totals[1] += torch.stack(right).cpu()
                     advance()
-                history.append(
-                    {"loss": (totals[0] / seen).tolist(), "accuracy": (totals[1] / seen).tolist()}
-                )
+                history.append(totals.means())
+                if held_out is None:
+                    continue
+                model.eval()
+                seen = _Totals()
+                with torch.no_grad():
+                    for batch in held_out:
+                        trainer.losses(Batch.of(batch), seen)
+                history[-1]["held_out"] = seen.means()["loss"]
+                waited = 0 if best.offer(history[-1]["held_out"][:-1]) else waited + 1
+                if waited >= patience:
+                    break
+        if held_out is not None:
+            best.restore()
     finally:
         model.eval()
     return history
 
 
-def _optimizer_step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    if not torch.isfinite(loss):
-        raise ValueError(
-            "The training loss is not finite: lower `learning_rate`, or look for NaN in the inputs."
-        )
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+class _Trainer:
+    """Computes the losses of all exits on a batch, and trains on them."""
+
+    def __init__(
+        self,
+        model: CutModel | ReplayedModel,
+        frozen: bool,
+        distill: float,
+        smoothing: float,
+        dtype: str | None,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.frozen = frozen
+        self.distill = distill
+        self.smoothing = smoothing
+        self.device = device
+        self.task: Task = getattr(model, "task", TASKS["classification"])
+        self.dtype = None if dtype in (None, "float32") else getattr(torch, str(dtype))
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+
+    def step(self, batch: Batch, totals: "_Totals", optimizer: torch.optim.Optimizer) -> None:
+        """Train on a batch."""
+        losses = self.losses(batch, totals)
+        loss = torch.stack(losses[:-1] if self.frozen else losses).mean()
+        if not torch.isfinite(loss):
+            raise ValueError(
+                "The training loss is not finite: lower `learning_rate`, or look for NaN in the"
+                " inputs."
+            )
+        optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def losses(self, batch: Batch, totals: "_Totals") -> list[Tensor]:
+        """Return the mean loss of each exit, and add to the totals of an epoch."""
+        inputs = moved(batch.inputs, self.device)
+        labels = None if batch.labels is None else torch.as_tensor(batch.labels).to(self.device)
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            given = self._outputs(inputs)
+        # Losses in float32: a cross-entropy in half precision loses small probabilities.
+        outputs = [_widened(plain_output(each)) for each in given]
+        last = outputs[-1].detach()
+        losses = []
+        agreements = []
+        for k, output in enumerate(outputs):
+            losses.append(self._loss(output, last, labels, k == len(outputs) - 1).mean())
+            agreement = self.task.agreement(output.detach(), last)
+            agreements.append(agreement.mean())
+            if self.task.learned and isinstance(given[k], Scored):
+                rated = given[k].confidence.float()
+                losses[-1] = losses[-1] + (rated - agreement).square().mean()
+        entries = {"loss": losses, "agreement": agreements}
+        if labels is not None and self.task.name == "classification":
+            right = [(each.argmax(dim=1) == labels).float().mean() for each in outputs]
+            entries["accuracy"] = right
+        totals.add(entries, len(last))
+        return losses
+
+    def _loss(self, output: Tensor, last: Tensor, labels: Tensor | None, is_last: bool) -> Tensor:
+        if labels is None:
+            return self.task.against_last(output, last)
+        hard = self.task.against_labels(output, labels, self.smoothing)
+        soft = hard if is_last else self.task.against_last(output, last)
+        return (1 - self.distill) * hard + self.distill * soft
+
+    def _outputs(self, inputs: Any) -> list[Any]:
+        model = self.model
+        state = model.begin(inputs)
+        outputs = []
+        for k in range(model.n_exits):
+            with torch.no_grad() if self.frozen else nullcontext():
+                state = model.advance(k, state)
+            # The next stage may overwrite the state in place; the head's backward pass needs it.
+            own = pytree.tree_map_only(Tensor, torch.clone, state)
+            outputs.append(model.head(k, own))
+        return outputs
 
 
-def _outputs(model: CutModel, inputs: Tensor, frozen: bool) -> list[Tensor]:
-    state = model.begin(inputs)
-    outputs = []
-    for k in range(model.n_exits):
-        with torch.no_grad() if frozen else nullcontext():
-            state = model.advance(k, state)
-        # The next piece may overwrite the state in place; the head's backward pass needs it.
-        outputs.append(model.head(k, (state[0].clone(), *state[1:])))
-    return outputs
+def _widened(output: Tensor) -> Tensor:
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
-def _losses(
-    outputs: list[Tensor], labels: Tensor, distill: float, smoothing: float
-) -> list[Tensor]:
-    teacher = outputs[-1].detach().softmax(dim=1)
-    losses = []
-    for k, output in enumerate(outputs):
-        hard = cross_entropy(output, labels, label_smoothing=smoothing)
-        last = k == len(outputs) - 1
-        soft = hard if last else cross_entropy(output, teacher)
-        losses.append((1 - distill) * hard + distill * soft)
-    return losses
+class _Totals:
+    """Sums of an epoch, one number per exit."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._seen: dict[str, int] = {}
+
+    def add(self, entries: dict[str, list[Tensor]], n: int) -> None:
+        for name, values in entries.items():
+            total = torch.stack([value.detach().float() for value in values]).cpu() * n
+            self._sums[name] = self._sums.get(name, torch.zeros(len(values))) + total
+            self._seen[name] = self._seen.get(name, 0) + n
+
+    def means(self) -> dict[str, Any]:
+        return {name: (total / self._seen[name]).tolist() for name, total in self._sums.items()}
+
+
+class _Best:
+    """The weights with the lowest loss on held-out data."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._loss = float("inf")
+        self._weights: dict[str, Any] | None = None
+
+    def offer(self, losses: list[float]) -> bool:
+        """Keep the weights if the mean loss is lower than ever; return whether it is."""
+        loss = sum(losses) / len(losses)
+        if not loss < self._loss:
+            return False
+        self._loss = loss
+        self._weights = copy.deepcopy(self._module.state_dict())
+        return True
+
+    def restore(self) -> None:
+        if self._weights is not None:
+            self._module.load_state_dict(self._weights)

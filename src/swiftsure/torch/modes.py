@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "inference", "model_device", "refuse_training"]
+__all__ = ["evaluating", "inference", "model_device", "refuse_training", "uncompiled"]
 
 
 def refuse_training(model: Any) -> None:
@@ -31,6 +31,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a model without its compiled parts, which would be compiled again for trial inputs."""
+    if all(getattr(part, "_compiled_call_impl", None) is None for part in model.modules()):
+        yield  # without importing the compiler
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """`EarlyExit`: runs a staged model under a policy and skips stages that no sample needs."""
 
+import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import confidence, score_name
 from swiftsure.torch.staged import (
@@ -99,6 +102,12 @@ class EarlyExit(nn.Module):
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
         refuse_unstaged(model)
         refuse_training(model)
+        if compile and isinstance(model, ReplayedModel):
+            raise ValueError(
+                "`compile` must be False for a network that `attach_heads` could not trace, since"
+                " its stages stop in the middle of its forward: compile its blocks before attaching"
+                " heads, with `block.compile()` for each."
+            )
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
@@ -119,6 +128,49 @@ class EarlyExit(nn.Module):
         limits = capture if isinstance(capture, CaptureLimits) else None
         self.captures = Captures(self, limits, compile) if capture else None
         self.fastest: dict[int, str] = {}
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the network, its heads and the policy to a folder of safetensors and JSON."""
+        from swiftsure.torch import pretrained
+
+        pretrained.save(self.model, folder, self.policy)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], *, network: nn.Module | None = None, **settings: Any
+    ) -> "EarlyExit":
+        """Return a model from a folder, or from a repository of the Hugging Face Hub.
+
+        Parameters
+        ----------
+        folder : path or name
+        network : nn.Module, optional
+            The network to load weights into, if it is not one of transformers.
+        **settings
+            As for the class.
+        """
+        from swiftsure.torch import pretrained
+
+        model, policy = pretrained.load(folder, network=network)
+        if policy is None:
+            raise ValueError(f"`folder` must hold a policy, but {folder} has none.")
+        return cls(model, policy, **settings)
+
+    def push_to_hub(self, name: str, **settings: Any) -> str:
+        """Upload the network, its heads and the policy to a repository of the Hugging Face Hub.
+
+        Parameters
+        ----------
+        name : str
+            The repository, "user/model".
+        **settings
+            As for `huggingface_hub.HfApi.upload_folder`.
+        """
+        from swiftsure.torch import pretrained
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return pretrained.push_to_hub(folder, name, **settings)
 
     def _fingerprint(self) -> str:
         if not isinstance(self.model, nn.Module):

@@ -236,8 +236,9 @@ def refuse_unstaged(model: Any, *, selects: bool = True, fewest: int = 2) -> Non
     for name in ("begin", "advance", "head", *(["select"] if selects else [])):
         if not callable(getattr(model, name, None)):
             raise TypeError(
-                f"`model` must have a method `{name}`, but {type(model).__name__} has none: cut"
-                " a plain network with `swiftsure.torch.cut`, or write a subclass of `Staged`."
+                f"`model` must have a method `{name}`, but {type(model).__name__} has none:"
+                " cut a plain network with `swiftsure.torch.attach_heads`, or write a subclass of"
+                " `Staged`."
             )
     checks.count("model.n_exits", getattr(model, "n_exits", 0), fewest)
 

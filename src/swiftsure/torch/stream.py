@@ -72,6 +72,8 @@ class Stream:
     def __init__(
         self, fast: EarlyExit, batch_size: int, max_wait: int = 32, *, full: bool = False
     ) -> None:
+        if not isinstance(fast, EarlyExit):
+            raise TypeError(f"`fast` must be an EarlyExit, but got {type(fast).__name__}.")
         self.fast = fast
         self.batch_size = checks.count("batch_size", batch_size)
         self.max_wait = checks.count("max_wait", max_wait)

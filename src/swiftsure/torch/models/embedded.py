@@ -12,6 +12,7 @@ from swiftsure import assets, checks
 from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.models.msdnet import MSDNet
+from swiftsure.torch.replaying import ReplayedModel
 
 __all__ = [
     "embedded_msdnet",
@@ -50,7 +51,7 @@ def small_network() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
-def small_exits(network: nn.Module) -> CutModel:
+def small_exits(network: nn.Module) -> CutModel | ReplayedModel:
     """Return the small network with untrained exits after its first and second convolutions."""
     return attach_heads(network, ["2", "5"], torch.zeros(1, 3, 32, 32))
 
@@ -67,7 +68,7 @@ def embedded_small_network() -> nn.Module:
     return _loaded(small_network(), load_file(assets.SMALL / "weights.safetensors"))
 
 
-def embedded_small_exits() -> CutModel:
+def embedded_small_exits() -> CutModel | ReplayedModel:
     """Return the small network with three exits, trained, in evaluation mode.
 
     `swiftsure.assets.record(small=True)` was measured with it.
