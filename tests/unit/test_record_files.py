@@ -235,7 +235,7 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypa
     before = path.read_bytes()
 
     def fail(table, where, **_):
-        where.write_bytes(b"PAR1 half a record")
+        where.write(b"PAR1 half a record")
         raise OSError("disk full")
 
     monkeypatch.setattr(pq, "write_table", fail)
