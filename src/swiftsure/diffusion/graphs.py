@@ -5,8 +5,7 @@ exiting early saves. Captured, a block and its exit are one launch. A graph has 
 exited images stay in the batch, masked; in large batches it is better to drop them (`denoise`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
+from swiftsure.torch.capture import no_autocast_cache
 from swiftsure.torch.modes import inference
 from swiftsure.torch.staged import StagedModel
 
@@ -140,7 +140,7 @@ class RecordedSteps:
         # Keep the states alive: later parts read them at the captured addresses.
         self._kept: list[Any] = []
         graphs = {name: torch.cuda.CUDAGraph() for name in parts}
-        with inference(device, self._dtype), _no_autocast_cache(), torch.cuda.stream(side):
+        with inference(device, self._dtype), no_autocast_cache(), torch.cuda.stream(side):
             for part in [*parts.values()] * 2:
                 part()
             for name, part in parts.items():
@@ -150,14 +150,3 @@ class RecordedSteps:
                 self._kept.append(self._state)
         torch.cuda.current_stream(device).wait_stream(side)
         return {name: graph.replay for name, graph in graphs.items()}
-
-
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Disable autocast's cache: cached casts would live in one graph's memory."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from swiftsure import checks
 from swiftsure.torch.modes import inference
 
-__all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder"]
+__all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
 
 
 _ONE_CAPTURE = threading.RLock()
@@ -158,7 +158,7 @@ class Recorder:
     def _captured(self, function: Callable[[], Any], warm_up: int) -> Recorded:
         current = torch.cuda.current_stream(self.device)
         graph = torch.cuda.CUDAGraph()
-        with inference(self.device, self.dtype), _no_autocast_cache(), self.budget.lock:
+        with inference(self.device, self.dtype), no_autocast_cache(), self.budget.lock:
             self._side.wait_stream(current)
             _clear_workspaces()
             with torch.cuda.stream(self._side):
@@ -216,7 +216,7 @@ def _clear_workspaces() -> None:
 
 
 @contextmanager
-def _no_autocast_cache() -> Iterator[None]:
+def no_autocast_cache() -> Iterator[None]:
     """Disable autocast's cache: cached casts would live in one graph's memory."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
