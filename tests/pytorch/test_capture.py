@@ -22,7 +22,7 @@ from pytorch.builders import (
 from swiftsure.torch import CaptureLimits, EarlyExit, Scored, Staged, Stream, measure
 from swiftsure.torch.capture import CaptureBudget, Recorder
 from swiftsure.torch.captured_calls import captured_size
-from swiftsure.torch.rows import Decision, Marks, copy_rows, decide, mark, row_buffer
+from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch.segments import SegmentPlan
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -352,32 +352,6 @@ def test_decisions(device, strict, live):
         torch.testing.assert_close(it.decided[(20 + i) % 10], scores[i], equal_nan=True)
     decide(None, 0.0, strict, 3, it._replace(fill=None, next_ids=None, flags=None, places=None))
     assert (it.exits[:10] == 3).sum() == live
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strict", [False, True])
-def test_marks(device, strict):
-    scores = torch.tensor([0.1, 0.5, 0.9, float("nan"), 0.2], device=device)
-    levels = torch.tensor([0.3, 0.5, 0.5, 0.5, 0.1], device=device)
-    it = Marks(
-        active=torch.tensor([True, True, True, True, False], device=device),
-        leaving=torch.zeros(5, dtype=torch.bool, device=device),
-        exits=torch.full((5,), 9, device=device),
-        max_skipped=torch.full((5,), 0.05, device=device),
-        min_taken=torch.full((5,), torch.inf, device=device),
-        n_active=torch.zeros(1, dtype=torch.long, device=device),
-    )
-    mark(scores, levels, strict, 2, it)
-    stays = [True, strict, False, False, False]
-    leaves = [False, not strict, True, True, False]
-    assert it.active.tolist() == stays
-    assert it.leaving.tolist() == leaves
-    assert it.n_active.tolist() == [sum(stays)]
-    assert it.exits.tolist() == [2 if gone else 9 for gone in leaves]
-    expected = torch.where(torch.tensor(stays), scores.cpu(), 0.05)
-    torch.testing.assert_close(it.max_skipped.cpu(), expected)
-    expected = torch.where(torch.tensor(leaves), scores.cpu(), torch.inf)
-    torch.testing.assert_close(it.min_taken.cpu(), expected, equal_nan=True)
 
 
 def test_only_what_is_read_is_kept():

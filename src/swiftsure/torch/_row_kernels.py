@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["copy_rows_kernel", "decide_kernel", "mark_kernel"]
+__all__ = ["copy_rows_kernel", "decide_kernel"]
 
 
 @triton.jit
@@ -72,38 +72,3 @@ def decide_kernel(
         tl.store(fill, (start + tl.sum(staying.to(tl.int64))) % n_places)
     tl.store(answers + row, tl.where(leaving, answer, n_answers), mask=inside)
     tl.store(exits + answer, tl.zeros_like(number) + exit_index, mask=leaving)
-
-
-@triton.jit
-def mark_kernel(
-    scores,
-    levels,
-    active,
-    leaving,
-    exits,
-    stayed,
-    left,
-    n_active,
-    n,
-    exit_index,
-    STRICT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Do what `rows.mark` documents, in one program."""
-    row = tl.arange(0, BLOCK)
-    inside = row < n
-    score = tl.load(scores + row, mask=inside, other=0.0)
-    level = tl.load(levels + row, mask=inside, other=0.0)
-    here = inside & (tl.load(active + row, mask=inside, other=0) != 0)
-    if STRICT:  # noqa: SIM108
-        staying = here & (score <= level)
-    else:
-        staying = here & (score < level)
-    gone = here & (staying == 0)
-    best = tl.load(stayed + row, mask=inside, other=0.0)
-    tl.store(active + row, staying.to(tl.int8), mask=inside)
-    tl.store(leaving + row, gone.to(tl.int8), mask=inside)
-    tl.store(exits + row, tl.zeros_like(row).to(tl.int64) + exit_index, mask=gone)
-    tl.store(left + row, score, mask=gone)
-    tl.store(stayed + row, tl.maximum(best, score), mask=staying)
-    tl.store(n_active, tl.sum(staying.to(tl.int64)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Decision", "Marks", "copy_rows", "decide", "mark", "row_buffer"]
+__all__ = ["Decision", "copy_rows", "decide", "row_buffer"]
 
 MAX_FUSED = 8192
 """Rows that one program of the fused kernel decides about."""
@@ -134,61 +134,6 @@ def decide(
     it.exits.index_fill_(0, it.answers, exit_index)
     if scores is not None:
         it.decided.index_copy_(0, it.answers, scores)
-
-
-class Marks(NamedTuple):
-    """Fixed tensors about n rows that stay where they are, marked as they exit.
-
-    Attributes
-    ----------
-    active, leaving : (n,) bool
-        Rows that have not exited; rows that exit now.
-    exits, max_skipped, min_taken : (n,)
-        Exit of each row; its largest confidence at exits not taken; the one at the exit taken.
-    n_active : (1,)
-    """
-
-    active: Tensor
-    leaving: Tensor
-    exits: Tensor
-    max_skipped: Tensor
-    min_taken: Tensor
-    n_active: Tensor
-
-
-def mark(scores: Tensor, levels: Tensor, strict: bool, exit_index: int, it: Marks) -> None:
-    """Mark the active rows whose confidence reaches their level as having exited.
-
-    NaN exits, so that it is noticed.
-    """
-    n = len(scores)
-    if _fused(scores) and n <= MAX_FUSED:
-        from swiftsure.torch._row_kernels import mark_kernel
-
-        mark_kernel[(1,)](
-            scores.contiguous(),
-            levels,
-            it.active.view(torch.int8),
-            it.leaving.view(torch.int8),
-            it.exits,
-            it.max_skipped,
-            it.min_taken,
-            it.n_active,
-            n,
-            exit_index,
-            STRICT=strict,
-            BLOCK=1 << max(n - 1, 1).bit_length(),
-        )
-        return
-    staying = it.active & (scores <= levels if strict else scores < levels)
-    it.leaving.copy_(it.active & ~staying)
-    it.active.copy_(staying)
-    it.exits.masked_fill_(it.leaving, exit_index)
-    it.min_taken.copy_(torch.where(it.leaving, scores, it.min_taken))
-    it.max_skipped.copy_(
-        torch.where(staying, torch.maximum(it.max_skipped, scores), it.max_skipped)
-    )
-    it.n_active.copy_(staying.sum().view(1))
 
 
 def _is_dense(tensor: Tensor) -> bool:
