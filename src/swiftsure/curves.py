@@ -395,6 +395,14 @@ class RiskCurve:
             return self.full_costs[name]
         return self.mean_cost_at(name, 0)
 
+    def saving(self, name: str) -> Floats:
+        """Return the fraction of the full model's cost that each setting saves, (K,)."""
+        full = self.full_cost(name)
+        saved = 1 - self.mean_cost(name) / full
+        if self.full_model_first:
+            saved[0] = 0.0  # the full model runs alone, without early exits
+        return saved
+
     def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
         """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
         if risk not in (None, self.risk_name):

@@ -354,8 +354,7 @@ def gain_by_samples(
     checks.count("draws", draws)
     if not sizes:
         raise ValueError("`sizes` must not be empty.")
-    mean_cost = curve.mean_cost(_cost_name(curve, cost))
-    saved = 100 * (1 - mean_cost / mean_cost[0])
+    saved = 100 * curve.saving(_cost_name(curve, cost))
     rng = np.random.default_rng(seed)
     gains = np.zeros((len(sizes), draws))
     certified = np.zeros((len(sizes), draws), bool)
@@ -474,17 +473,18 @@ def lowest_epsilon(
         raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
+    full = curve.full_costs.get(name, float(mean_cost[0]))
     if (budget is None) == (saving is None):
         raise ValueError("`budget` or `saving` must be given, and not both.")
     if saving is not None:
-        limit = float(mean_cost[0]) * (1 - checks.between("saving", saving, 0.0, 1.0))
+        limit = full * (1 - checks.between("saving", saving, 0.0, 1.0))
     else:
         limit = checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
         fastest = float(mean_cost.min())
         if saving is not None:
-            most = floor(1000 * (1 - fastest / float(mean_cost[0])) + 1e-6) / 1000
+            most = floor(1000 * (1 - fastest / full) + 1e-6) / 1000
             raise ValueError(
                 f"`saving` must be at most {most:g}, since the fastest setting saves"
                 f" {percent(most)} of {'exits' if name == 'exit' else name}, but got {saving:g}."
@@ -532,7 +532,7 @@ def lowest_epsilon(
         threshold=result.threshold,
         budget=limit,
         cost=float(outcome[index]),
-        full_cost=float(outcome[0]),
+        full_cost=curve.full_costs.get(name, float(outcome[0])),
         n_choice=size,
         n_bound=len(rest),
         policy=policy,

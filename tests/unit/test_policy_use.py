@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -166,6 +167,23 @@ def test_gains_are_against_the_full_model_alone(tmp_path):
     np.testing.assert_allclose(study.gain["ucb"], 100 * (1 - 1 / 3))
     np.testing.assert_allclose(study.mean_cost["ucb"], 1.0)
     assert ss.calibrate(record, epsilon=0.1).evaluate(record).savings["usd"] == pytest.approx(2 / 3)
+
+
+def test_reports_and_plans_are_against_the_full_model_alone():
+    """As in a network whose early heads, which the full model does not run, cost much."""
+    losses = {"zero_one": np.zeros((400, 2))}
+    costs = {"usd": [1.0, 4.0]}
+    record = ss.ExitRecord(np.ones((400, 1)), losses=losses, costs=costs, full_costs={"usd": 2.5})
+    curve = record.curve("gap", "zero_one")
+    assert curve.saving("usd")[[0, -1]].tolist() == [0.0, 0.6]
+    policy = ss.calibrate(record, epsilon=0.1)
+    page = ss.report.policy_page(record, policy, cost="usd")
+    assert re.search(r"saved, of usd</dt><dd[^>]*>60\s%", page)
+    plan = ss.planning.gain_by_samples(record, epsilon=0.1, sizes=(200,), draws=2, cost="usd")
+    assert plan.gain.tolist() == [60.0]
+    with pytest.raises(ValueError, match=r"`saving` must be at most 0\.6"):
+        ss.planning.lowest_epsilon(record, saving=0.7, cost="usd")
+    assert ss.planning.lowest_epsilon(record, saving=0.4, cost="usd").full_cost == 2.5
 
 
 def test_records_from_probabilities():

@@ -165,8 +165,7 @@ def policy_figure(
     )
     cost = cost or next(iter(curve.costs), None)
     if cost is not None:
-        mean_cost = curve.mean_cost(cost)
-        below.plot(position, 100 * (1 - mean_cost / mean_cost[0]), color=COLORS[2])
+        below.plot(position, 100 * curve.saving(cost), color=COLORS[2])
         below.set_ylabel(f"saved, % of {cost}")
     below.set_xlabel("threshold, safest first")
     _threshold_ticks(below, curve)

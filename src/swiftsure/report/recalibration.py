@@ -243,8 +243,8 @@ def _check_costs(policy: Policy, curve: RiskCurve) -> None:
         names = (" and ".join(each) or "none" for each in (costs, curve.costs))
         raise _mismatch("what is counted as costs", *names)
     for name, in_policy in costs.items():
-        mean = curve.mean_cost(name)
-        seen = float(mean[0]), float(mean[policy.certificate.index or 0])
+        full, index = curve.full_cost(name), policy.certificate.index
+        seen = full, full if index is None else float(curve.mean_cost(name)[index])
         if not all(
             isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in zip(in_policy, seen, strict=True)
         ):

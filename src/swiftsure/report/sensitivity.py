@@ -127,8 +127,7 @@ class BySize:
 def savings(calibration: Recalibration) -> dict[str, Floats]:
     """Return the share of each cost that is saved, at each setting."""
     curve = calibration.curves[0]
-    costs = {name: curve.mean_cost(name) for name in curve.costs}
-    return {name: 1 - cost / cost[0] for name, cost in costs.items() if cost[0] > 0}
+    return {name: curve.saving(name) for name in curve.costs if curve.full_cost(name) > 0}
 
 
 def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None:

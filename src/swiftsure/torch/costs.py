@@ -16,7 +16,7 @@ from swiftsure.torch.modes import refuse_training
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import StagedModel, batch_size, device_of
 
-__all__ = ["exit_flops", "exit_seconds", "full_seconds", "stage_seconds"]
+__all__ = ["exit_flops", "exit_seconds", "full_flops", "full_seconds", "stage_seconds"]
 
 
 def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
@@ -50,6 +50,33 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
             total += counter.get_total_flops()
             counts.append(total)
     return np.asarray(counts) / n
+
+
+def full_flops(model: StagedModel, batch: Any) -> float:
+    """Return the FLOPs of one sample in the full model alone, without the heads of early exits.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from swiftsure.torch import Staged
+    >>> model = Staged.from_sequential(
+    ...     [nn.Linear(4, 8), nn.Linear(8, 8)], [nn.Linear(8, 2), nn.Linear(8, 2)]
+    ... ).eval()
+    >>> full_flops(model, torch.zeros(1, 4))
+    224.0
+    """
+    refuse_training(model)
+    n = _samples(batch)
+    with (
+        torch.inference_mode(),
+        _plain_attention(),
+        FlopCounterMode(display=False) as counter,
+    ):
+        state = model.begin(batch)
+        for k in range(model.n_exits):
+            state = model.advance(k, state)
+        model.head(model.n_exits - 1, state)
+    return float(counter.get_total_flops()) / n
 
 
 def stage_seconds(
