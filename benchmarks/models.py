@@ -3,8 +3,8 @@
 By default the network that comes with the library. For one that was trained and recorded as in
 `experiments/image_classification` or `experiments/segmentation`, run
 `python benchmarks/models.py --results FOLDER --name NAME [--images FILE.npy] [--device cuda]`, with
-test images (n, 3, height, width) of uint8 in the file; CIFAR-10's by default. For segmentation add
-`--loss miou --score mean_top1`.
+test images (n, 3, height, width) of uint8 in the file; Fashion-MNIST's by default. For segmentation
+add `--loss miou --score mean_top1`.
 """
 
 import argparse
@@ -99,9 +99,10 @@ def measure(
                 best[variant] = min(best[variant], time.perf_counter() - start)
     exits = torch.cat([fast(part).exits for part in batches]).cpu().numpy()
     flops = record.costs["flops"]
+    whole = record.full_costs.get("flops", flops[-1])
     note = (
         f"{len(x) / best['full']:,.0f} images a second in full; {100 * (exits == 0).mean():.0f} %"
-        f" leave first; {100 * (1 - flops[exits].mean() / flops[-1]):.0f} % of FLOPs saved"
+        f" leave first; {100 * (1 - flops[exits].mean() / whole):.0f} % of FLOPs saved"
     )
     where = f"{name}, {device}, batch {batch}: "
     return [
@@ -118,7 +119,9 @@ def _wait(device: str) -> None:
 def run(device: str = "cpu", batches: tuple[int, ...] = (1, 64)) -> list[Result]:
     model, record = models.embedded_msdnet(), assets.record()
     x = models.prepared(assets.sample_images().images[:N_IMAGES]).to(device)
-    return [r for batch in batches for r in measure("MSDNet, CIFAR-10", model, record, x, batch)]
+    return [
+        r for batch in batches for r in measure("MSDNet, Fashion-MNIST", model, record, x, batch)
+    ]
 
 
 def main() -> None:

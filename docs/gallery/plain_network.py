@@ -1,7 +1,7 @@
 """Turn a plain network into an early-exit one: attach heads, train them, calibrate and run.
 
-The network is the small one that comes with the library: three convolutions trained on CIFAR-10.
-Such a small network has little to save, but the steps are the same for a large one.
+The network is the small one that comes with the library: three convolutions trained on
+Fashion-MNIST. Such a small network has little to save, but the steps are the same for a large one.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """How many images of each class a classifier recognises, from the root of the repository:
 `python -m experiments.diffusion.recognised uvit_cifar10`.
 
-Generates new samples in full and at every ε that `records.py` shows, classifies them with the
-MSDNet that comes with the library, and adds the shares of correct classes to NAME.json. For
-networks trained on CIFAR-10, whose classes both know.
+Generates new samples in full and at every ε that `records.py` shows, classifies them with
+msdnet_cifar10 of the image classification experiment, and adds the shares of correct classes to
+NAME.json. For networks trained on CIFAR-10, whose classes both know.
 """
 
 import argparse
@@ -16,11 +16,12 @@ import torch
 from experiments import commands
 from experiments.diffusion.records import classes, network
 from experiments.diffusion.train import HERE
-from swiftsure import ThresholdRecord, assets
+from experiments.image_classification.networks import load, normaliser
+from swiftsure import ThresholdRecord
 from swiftsure.diffusion import DeeDiff
 from swiftsure.diffusion.schedules import sampler_from_settings
-from swiftsure.torch.models.embedded import embedded_msdnet, prepared
 
+CLASSIFIERS = Path(__file__).parents[1] / "image_classification" / "results"
 SEED = 2
 """Differs from the seeds of the record and its pilot, so the samples do too."""
 
@@ -28,8 +29,12 @@ SEED = 2
 @torch.inference_mode()
 def predicted(images: np.ndarray, device: str, batch: int = 500) -> np.ndarray:
     """Return the full MSDNet's class for each image, (n, height, width, 3) of bytes."""
-    model, inputs = embedded_msdnet().to(device), prepared(images.transpose(0, 3, 1, 2))
-    parts = [model(part.to(device))[-1].argmax(dim=1).cpu() for part in inputs.split(batch)]
+    model, report = load(CLASSIFIERS, "msdnet_cifar10")
+    model, normalise = model.to(device), normaliser(report["recipe"], device)
+    pixels = torch.tensor(images).permute(0, 3, 1, 2)
+    parts = [
+        model(normalise(part.to(device)))[-1].argmax(dim=1).cpu() for part in pixels.split(batch)
+    ]
     return torch.cat(parts).numpy()
 
 
@@ -72,7 +77,9 @@ def main() -> None:
         found[loss] = {level: shares[threshold] for level, threshold in levels.items()}
     report["recognised"] = {
         "n": arguments.n,
-        "of_real_images": assets.network()["test_accuracy"][-1],
+        "of_real_images": json.loads((CLASSIFIERS / "msdnet_cifar10.json").read_text())[
+            "test_accuracy"
+        ][-1],
         **found,
     }
     history = report.pop("history")

@@ -1,5 +1,6 @@
-"""CIFAR-10 and Tiny-ImageNet-100 in memory: images (n, 3, height, width) of uint8, and labels."""
+"""Data sets in memory: images (n, 3, height, width) of uint8, and labels."""
 
+import gzip
 import io
 import json
 import zipfile
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["DATA_SETS", "Images", "cifar10", "tiny_imagenet_100"]
+__all__ = ["DATA_SETS", "Images", "cifar10", "fashion_mnist", "tiny_imagenet_100"]
 
 
 class Images(NamedTuple):
@@ -65,4 +66,24 @@ def tiny_imagenet_100(folder: Path, part: str) -> Images:
     return Images(torch.from_numpy(np.ascontiguousarray(pixels)), torch.tensor(labels))
 
 
-DATA_SETS = {"cifar10": cifar10, "tiny_imagenet_100": tiny_imagenet_100}
+def fashion_mnist(folder: Path, part: str) -> Images:
+    """Read the published IDX files; the grey images get three equal channels."""
+    name = "train" if part == "train" else "t10k"
+    files = [folder / f"{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    for file in files:
+        if not file.exists():
+            raise FileNotFoundError(f"{folder} must hold {file.name}, but does not")
+    # Headers: 16 bytes before the images, 8 before the labels.
+    pixels, labels = (
+        np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8, offset=offset)
+        for file, offset in zip(files, (16, 8), strict=True)
+    )
+    images = torch.from_numpy(pixels.reshape(-1, 1, 28, 28).repeat(3, axis=1))
+    return Images(images, torch.from_numpy(labels.astype(np.int64)))
+
+
+DATA_SETS = {
+    "cifar10": cifar10,
+    "fashion_mnist": fashion_mnist,
+    "tiny_imagenet_100": tiny_imagenet_100,
+}

@@ -194,11 +194,16 @@ def _kept(study: Study, label: str, control: Control, j: int) -> dict[str, Any]:
 
 
 def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ExitRecord]:
-    """Return the records of a folder, by name; "msdnet_cifar10" is "MSDNet, CIFAR-10"."""
+    """Return the records of a folder, by name; "msdnet_cifar10" is "MSDNet, CIFAR-10".
+
+    By default our own, without that of the demonstration's network on Fashion-MNIST.
+    """
     folder = assets.IMAGE_CLASSIFICATION if data is None else Path(data)
     if not folder.is_dir():
         raise ValueError(f"`data` must be a folder of exit records, but {folder} is not a folder.")
     files = sorted(folder.glob("*.parquet"), key=_order)
+    if data is None:
+        files = [file for file in files if not file.stem.endswith("_fashion_mnist")]
     if not files:
         raise ValueError(f"`data` must hold exit records (*.parquet), but {folder} has none.")
     return {_title(file.stem): ExitRecord.load(file) for file in files}

@@ -20,6 +20,7 @@ __all__ = [
     "CALM",
     "DIFFUSION",
     "IMAGE_CLASSIFICATION",
+    "IMAGE_SIDE",
     "NETWORK",
     "SEGMENTATION",
     "SMALL",
@@ -32,13 +33,16 @@ __all__ = [
     "sample_images",
 ]
 
-SMALL = Path(__file__).parent / "small_cifar10"
-"""Folder of the small network: three convolutions with three exits, trained on CIFAR-10."""
+IMAGE_SIDE = 28
+"""Width and height of the images of Fashion-MNIST."""
+
+SMALL = Path(__file__).parent / "small_fashion_mnist"
+"""Folder of the small network: three convolutions with three exits, trained on Fashion-MNIST."""
 
 IMAGE_CLASSIFICATION: Path
 """Folder of exit records of classifiers."""
 SEGMENTATION: Path
-"""Exit record of ADP-C on CamVid. Its outputs on two scenes are beside it, as .npz."""
+"""Exit record of ADP-C on CamVid. Its predictions on two scenes are beside it, as .npz."""
 CALM: Path
 """Folder of threshold records of the translator, one per confidence measure."""
 BILD: Path
@@ -46,7 +50,7 @@ BILD: Path
 DIFFUSION: Path
 """Threshold record of a U-ViT trained on CIFAR-10."""
 NETWORK: Path
-"""Folder of an MSDNet with five exits, trained on CIFAR-10."""
+"""Folder of an MSDNet with five exits, trained on Fashion-MNIST."""
 TRANSLATOR: Path
 """Folder of an early-exit T5 for `from_pretrained`, with its `meta.safetensors`."""
 
@@ -56,7 +60,7 @@ _FILES = {
     "CALM": "calm",
     "BILD": "bild/t5_multi30k.parquet",
     "DIFFUSION": "diffusion/uvit_cifar10.parquet",
-    "NETWORK": "msdnet_cifar10",
+    "NETWORK": "msdnet_fashion_mnist",
     "TRANSLATOR": "t5_multi30k",
 }
 
@@ -74,11 +78,12 @@ def installed() -> bool:
 
 
 class SampleImages(NamedTuple):
-    """Images from the test set of CIFAR-10.
+    """Images from the test set of Fashion-MNIST.
 
     Attributes
     ----------
-    images : (n, 3, 32, 32), uint8
+    images : (n, 3, 28, 28), uint8
+        Grey: the three channels are equal.
     labels : (n,)
     ids : (n,)
         Their indices in the test set, which are the ids of `record()`.
@@ -90,7 +95,7 @@ class SampleImages(NamedTuple):
 
 
 def record(small: bool = False) -> ExitRecord:
-    """Return the exit record of the MSDNet, or of the small network, on CIFAR-10's test set.
+    """Return the exit record of the MSDNet, or of the small network, on Fashion-MNIST's test set.
 
     Examples
     --------
@@ -101,7 +106,7 @@ def record(small: bool = False) -> ExitRecord:
     """
     if small:
         return ExitRecord.load(SMALL / "record.parquet")
-    return ExitRecord.load(_path("IMAGE_CLASSIFICATION") / "msdnet_cifar10.parquet")
+    return ExitRecord.load(_path("IMAGE_CLASSIFICATION") / "msdnet_fashion_mnist.parquet")
 
 
 def calibration_record(small: bool = False) -> ExitRecord:
@@ -131,17 +136,17 @@ def sample_images(small: bool = False) -> SampleImages:
     Examples
     --------
     >>> sample_images().images.shape
-    (2000, 3, 32, 32)
+    (2000, 3, 28, 28)
     """
     from PIL import Image
 
     described = json.loads((_folder(small) / "images.json").read_text("utf-8"))
     with Image.open(_folder(small) / "images.webp") as sheet:
         pixels = np.asarray(sheet.convert("RGB"))
-    rows, columns = (side // 32 for side in pixels.shape[:2])
-    tiles = pixels.reshape(rows, 32, columns, 32, 3).transpose(0, 2, 4, 1, 3)
+    side = IMAGE_SIDE
+    tiles = pixels.reshape(pixels.shape[0] // side, side, -1, side, 3).transpose(0, 2, 4, 1, 3)
     labels, ids = (np.asarray(described[key], np.int64) for key in ("labels", "ids"))
-    images = tiles.reshape(-1, 3, 32, 32)[: len(labels)]
+    images = tiles.reshape(-1, 3, side, side)[: len(labels)]
     return SampleImages(np.ascontiguousarray(images), labels, ids)
 
 

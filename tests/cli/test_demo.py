@@ -102,7 +102,7 @@ def no_assets(monkeypatch):
 def test_without_the_assets_the_small_network_runs(run, folder, no_assets):
     done = run("demo", "--epsilon", "0.02")
     assert (done.status, done.err) == (0, "")
-    assert done.out.startswith("A small network on CIFAR-10")
+    assert done.out.startswith("A small network on Fashion-MNIST")
     assert 'pip install "swiftsure[demo]"' in done.out
     policy = Policy.load(folder / "results" / "demo" / "policy.json")
     assert policy.certificate.model is not None

@@ -350,10 +350,16 @@ def test_levels_are_drawn_with_what_they_cost(script, tmp_path):
         script("picture", "net", "--results", tmp_path, "--loss", "lpips")
 
 
-def test_the_classifier_knows_real_images(script):
-    images, labels, _ = ss.assets.sample_images()
-    found = script("recognised").predicted(images[:60].transpose(0, 2, 3, 1), "cpu", batch=40)
-    assert (found == labels[:60]).mean() > 0.85
+def test_the_classifier_knows_images_of_the_full_model(script):
+    """The first row of the sheet of levels: the full model's image for each of ten classes."""
+    sheet = FOLDER / "results" / "uvit_cifar10_levels_lpips.webp"
+    if not sheet.is_file():
+        pytest.skip("an sdist holds no images")
+    with Image.open(sheet) as picture:
+        row = np.asarray(picture.convert("RGB"))[:32]
+    images = row.reshape(32, 10, 32, 3).transpose(1, 0, 2, 3)
+    found = script("recognised").predicted(images, "cpu", batch=6)
+    assert (found == script("records").classes(10, 10, 1)).sum() >= 8
 
 
 def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatch):

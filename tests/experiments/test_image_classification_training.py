@@ -1,5 +1,6 @@
 """Experiments: their data are read in each published layout, and every recipe trains."""
 
+import gzip
 import importlib
 import io
 import json
@@ -49,6 +50,20 @@ def test_both_layouts_of_cifar10_hold_the_same(load, tmp_path):
         FileNotFoundError, match=r"must hold data_batch_1\.bin or data_batch_1\.png"
     ):
         load("data").cifar10(binary, "train")
+
+
+def test_fashion_mnist_is_read_from_its_idx_files(load, tmp_path):
+    images, labels = pixels(20, 28)[:, :1], np.arange(20, dtype=np.uint8) % 10
+    header = np.asarray([2051, 20, 28, 28], ">u4").tobytes()
+    file = gzip.compress(header + images.tobytes())
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(file)
+    with pytest.raises(FileNotFoundError, match=r"must hold t10k-labels-idx1-ubyte\.gz"):
+        load("data").fashion_mnist(tmp_path, "test")
+    file = gzip.compress(np.asarray([2049, 20], ">u4").tobytes() + labels.tobytes())
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(file)
+    part = load("data").fashion_mnist(tmp_path, "test")
+    np.testing.assert_array_equal(part.images, images.repeat(3, axis=1))
+    assert part.labels.tolist() == labels.tolist()
 
 
 def test_tiny_imagenet_is_read_from_its_archives(load, tmp_path):
@@ -152,7 +167,7 @@ def test_every_recipe_trains_and_is_recorded(load, tmp_path, monkeypatch, path):
     """On a few images, for an epoch: the network is the recipe's own."""
     train, data = load("train"), load("data")
     recipe = tomllib.loads(path.read_text())
-    side = 32 if recipe["data"]["name"] == "cifar10" else 64
+    side = {"cifar10": 32, "fashion_mnist": 28}.get(recipe["data"]["name"], 64)
     labels = torch.arange(24) % recipe["model"]["n_classes"]
     part = data.Images(torch.from_numpy(pixels(24, side)), labels)
     monkeypatch.setitem(data.DATA_SETS, recipe["data"]["name"], lambda folder, which: part)

@@ -41,8 +41,8 @@ def demo(
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
-    The network is an MSDNet with five exits, trained on CIFAR-10, or, if
-    swiftsure-assets is not installed, a small network with three exits. It
+    The network is an MSDNet with five exits, trained on Fashion-MNIST, or,
+    if swiftsure-assets is not installed, a small network with three exits. It
     is calibrated on some test images and then runs on others, to measure
     how much compute it saves and how much accuracy it loses.
 
@@ -75,7 +75,9 @@ def demo(
         name = "A small network" if small else "MSDNet"
         accuracy = assets.network(small)["test_accuracy"]
         accuracies = ", ".join(f"{100 * a:.1f}" for a in accuracy)
-        print_text(f"{name} on CIFAR-10: accuracies {accuracies} % at its {len(accuracy)} exits.\n")
+        print_text(
+            f"{name} on Fashion-MNIST: accuracies {accuracies} % at its {len(accuracy)} exits.\n"
+        )
         print_policy(policy)
         _print_tradeoff(tradeoff, n, others.n)
     files = [output / "policy.json", output / "policy.png"]
@@ -110,11 +112,12 @@ def _tradeoff(policy: "Policy", others: "ExitRecord") -> dict[str, Any]:
     exits = exit_indices(others.confidences["top1"], policy.thresholds)
     rows = np.arange(others.n)
     flops, losses = others.costs["flops"], others.losses["zero_one"]
+    full = others.full_costs.get("flops", flops[-1])
     lost = losses[rows, exits] - losses[:, -1]
     return {
         "epsilon": policy.certificate.promises[0].epsilon,
         "threshold": policy.threshold,
-        "flops_saved": 100 * float(1 - flops[exits].mean() / flops[-1]),
+        "flops_saved": 100 * float(1 - flops[exits].mean() / full),
         "mean_exit": 1 + float(exits.mean()),
         "accuracy_lost": float(lost.mean()),
         "standard_error": float(lost.std() / np.sqrt(others.n)),
@@ -223,7 +226,7 @@ def _images_figure(images: "SampleImages", exits: np.ndarray, path: Path) -> Non
 
     n_exits, columns = int(exits.max()) + 1, 12
     figure = new_figure(columns * 0.62 + 0.8, n_exits * 0.66 + 0.5)
-    figure.suptitle("CIFAR-10 images, by the exit they took", fontsize=10)
+    figure.suptitle("Fashion-MNIST images, by the exit they took", fontsize=10)
     axes = figure.subplots(n_exits, columns, squeeze=False)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])

@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def embedded_msdnet() -> MSDNet:
-    """Return an MSDNet with five exits, trained on CIFAR-10, in evaluation mode.
+    """Return an MSDNet with five exits, trained on Fashion-MNIST, in evaluation mode.
 
     Its inputs come from `prepared`. `swiftsure.assets.record()` was measured with it.
 
@@ -43,7 +43,7 @@ def embedded_msdnet() -> MSDNet:
 
 
 def small_network() -> nn.Module:
-    """Return an untrained network with three convolutions for CIFAR-10."""
+    """Return an untrained network with three convolutions for Fashion-MNIST."""
     layers: list[nn.Module] = []
     for n_in, n_out in ((3, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1, bias=False)]
@@ -53,11 +53,13 @@ def small_network() -> nn.Module:
 
 def small_exits(network: nn.Module) -> CutModel | ReplayedModel:
     """Return the small network with untrained exits after its first and second convolutions."""
-    return attach_heads(network, ["2", "5"], torch.zeros(1, 3, 32, 32))
+    return attach_heads(
+        network, ["2", "5"], torch.zeros(1, 3, assets.IMAGE_SIDE, assets.IMAGE_SIDE)
+    )
 
 
 def embedded_small_network() -> nn.Module:
-    """Return the small network, trained on CIFAR-10, in evaluation mode.
+    """Return the small network, trained on Fashion-MNIST, in evaluation mode.
 
     Examples
     --------
