@@ -26,6 +26,7 @@ from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, exit_confide
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
 from swiftsure.systems import check_dtype, threshold_levels
+from swiftsure.torch.capture import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
@@ -107,6 +108,7 @@ class DeeDiff:
         self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
         self._captured: dict[tuple[int, bool], RecordedSteps] = {}
+        self._budget = CaptureBudget()
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
@@ -138,7 +140,7 @@ class DeeDiff:
         batch = [images, images.new_zeros(1)]
         if self.n_classes is not None:
             batch.append(torch.zeros(1, dtype=torch.long, device=device))
-        return StepCosts.of(self.model, tuple(batch), self.rule.min_exit)
+        return StepCosts.of(self.model, tuple(batch), self.rule.looks(self.model.n_exits))
 
     def generate(
         self,
@@ -264,7 +266,9 @@ class DeeDiff:
             )
         key = len(levels), looks
         if key not in self._captured:
-            self._captured[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
+            self._captured[key] = RecordedSteps(
+                self.model, batch, self.rule, looks, self.dtype, self._budget
+            )
         return self._captured[key](batch, levels)
 
     def _sample(
