@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.conditional import Bodies, can_branch
+from swiftsure.torch.conditional import Bodies, GraphPool, can_branch
 from swiftsure.torch.modes import inference
 
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
@@ -146,7 +146,7 @@ class Recorder:
         self.budget = budget or CaptureBudget()
         self.captures = device.type == "cuda"
         if self.captures:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = GraphPool(device)
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._bodies = Bodies(device) if self.captures and can_branch() else None
 
@@ -176,7 +176,7 @@ class Recorder:
                 # thread_local: other threads may allocate memory during the capture.
                 with torch.cuda.graph(
                     graph,
-                    pool=self._pool,
+                    pool=self._pool.id,
                     stream=self._side,
                     capture_error_mode="thread_local",
                 ):
