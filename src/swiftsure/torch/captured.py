@@ -10,6 +10,7 @@ from functools import cache
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
@@ -22,9 +23,9 @@ from torch.utils import _pytree as pytree
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits
 from swiftsure.torch.captured_calls import CapturedCalls
 from swiftsure.torch.captured_stream import CapturedLane, Left
-from swiftsure.torch.results import ExitOutput, StreamResult
+from swiftsure.torch.results import ExitOutput, StreamError, StreamResult
 from swiftsure.torch.segments import Signature, signature_of
-from swiftsure.torch.staged import batch_size
+from swiftsure.torch.staged import batch_size, rows_of
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
@@ -193,6 +194,7 @@ class CapturedStream:
         self._lent: Any = None
         self._lane: CapturedLane | None = None
         self._open: deque[_Open] = deque()
+        self._failures: list[StreamError] = []
 
     @property
     def in_flight(self) -> int:
@@ -211,6 +213,7 @@ class CapturedStream:
                 left = []
                 self._put(part, left)
                 results += self._results(left)
+            self._raise_failures(results)
             return results
 
     def flush(self) -> list[StreamResult]:
@@ -221,13 +224,32 @@ class CapturedStream:
         with self._fast.context(self._lane.exits):
             self._lane.flush(left)
             results = self._results(left)
+            self._raise_failures(results)
         self._give_back()
         return results
+
+    def _raise_failures(self, results: list[StreamResult]) -> None:
+        """Raise if stages failed since the last call; the error holds these results."""
+        failures = self._taken_failures()
+        if failures:
+            self._failures = []
+            first = failures[0]
+            first.samples = np.concatenate([each.samples for each in failures])
+            first.results = results
+            raise first
+
+    def _taken_failures(self) -> list[StreamError]:
+        """Return all failures that were not raised yet."""
+        if self._lane is not None:
+            self._failures += self._lane.failures
+            self._lane.failures.clear()
+        return self._failures
 
     def run(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
         """Yield one `ExitOutput` per batch, in order."""
         sizes: deque[list[int]] = deque()
         ready: deque[ExitOutput] = deque()
+        delivered = self.pushed
         try:
             for batch in batches:
                 parts = list(_split(batch, self._size))
@@ -235,16 +257,41 @@ class CapturedStream:
                 with self._fast.context(batch):
                     if self._lane is not None and self._is_stale():
                         ready.extend(self._answers(flush=True))
+                        self._fail_in_order(delivered, ready)
                         self._give_back()
                     for part in parts:
                         ready.extend(self._answers(part))
-                yield from _whole(sizes, ready)
+                for whole in _whole(sizes, ready):
+                    delivered += len(whole.exits)
+                    yield whole
+                self._fail_in_order(delivered, ready)
             if self._lane is not None:
                 with self._fast.context(self._lane.exits):
                     ready.extend(self._answers(flush=True))
-            yield from _whole(sizes, ready)
+            for whole in _whole(sizes, ready):
+                delivered += len(whole.exits)
+                yield whole
+            self._fail_in_order(delivered, ready)
         finally:
             self._give_back()
+
+    def _fail_in_order(self, delivered: int, ready: Iterable[ExitOutput]) -> None:
+        """Raise if stages failed, with all other samples that were not delivered as results."""
+        if not self._taken_failures():
+            return
+        found: list[StreamResult] = []
+        for part in ready:
+            found += _by_exit(part, delivered)
+            delivered += len(part.exits)
+        if self._lane is not None:
+            with self._fast.context(self._lane.exits):
+                self._lane.flush([])  # the stream ends here
+                failed = np.concatenate([each.samples for each in self._taken_failures()])
+                ids = np.setdiff1d(np.arange(delivered, self.pushed), failed)
+                where = torch.from_numpy(ids).to(self._lane.device) % self._lane.n_answers
+                exits = self._lane.exits[where].cpu().numpy()
+                found += self._results([Left(ids[exits == k], int(k)) for k in np.unique(exits)])
+        self._raise_failures(found)
 
     def _answers(self, batch: Any = None, flush: bool = False) -> Iterator[ExitOutput]:
         """Push a batch, or flush, and yield the batches that are whole, in order."""
@@ -275,11 +322,17 @@ class CapturedStream:
         if self._lane is None:
             self._fast.check_mode()
             self._lent = self._captures.lane(batch, self._size, self._max_wait, self._full)
-            self._lane = self._lent.__enter__()
-        n = batch_size(batch)
+            try:
+                self._lane = self._lent.__enter__()
+            except Exception as error:
+                ids = np.arange(self.pushed, self.pushed + batch_size(batch))
+                self._failures.append(StreamError.of("Capturing the stages", ids, error))
+        start = self.pushed
+        self.pushed += batch_size(batch)
+        if self._lane is None:
+            return
         self._pushes += 1
-        self._lane.put(batch, self.pushed, self._pushes, left)
-        self.pushed += n
+        self._lane.put(batch, start, self._pushes, left)
         self._lane.run_overdue(self._pushes - self._max_wait + 1, left)
 
     def _has_room(self, n: int) -> bool:
@@ -361,10 +414,20 @@ class CapturedStream:
         return results
 
     def _give_back(self) -> None:
+        self._open.clear()
         if self._lane is not None:
+            self._taken_failures()
             lent, self._lent, self._lane = self._lent, None, None
-            self._open.clear()
             lent.__exit__(None, None, None)
+
+
+def _by_exit(part: ExitOutput, start: int) -> list[StreamResult]:
+    """Return a batch whose samples are numbered from `start` as results."""
+    found = []
+    for k in sorted(set(part.exits.tolist())):
+        rows = (part.exits == k).nonzero()[:, 0]
+        found.append(StreamResult(start + rows, rows_of(part.raw, rows), k, part.decided[rows]))
+    return found
 
 
 def _split(batch: Any, size: int) -> Iterator[Any]:

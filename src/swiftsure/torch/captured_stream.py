@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
+from swiftsure.torch.results import StreamError
 from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch.segments import SegmentPlan
 from swiftsure.torch.staged import batch_size, device_of
@@ -169,6 +170,7 @@ class CapturedLane:
         }
         self._lives = [0] * n_segments
         self._fired: deque[_Fired] = deque()
+        self.failures: list[StreamError] = []  # since the stream last looked
         self._unknown = [0] * n_segments
         for k in range(n_segments):
             if k < plan.last:  # the next ring is laid out like what this segment gives
@@ -188,6 +190,7 @@ class CapturedLane:
             ring.head = ring.tail = 0
             ring.waiting.clear()
         self._fired.clear()
+        self.failures.clear()
         self._unknown = [0] * len(self._rings)
         self._fill.zero_()
 
@@ -308,10 +311,18 @@ class CapturedLane:
             self._live[k].fill_(n)
             self._lives[k] = n
         size = next(size for size in self._sizes if size >= n)
-        graph = self._graphs.get((k, slot, size))
-        if graph is None:
-            graph = self._graphs[k, slot, size] = self._capture(k, slot, size)
-        graph.replay()
+        try:
+            graph = self._graphs.get((k, slot, size))
+            if graph is None:
+                graph = self._graphs[k, slot, size] = self._capture(k, slot, size)
+            graph.replay()
+        except Exception as error:
+            self.failures.append(StreamError.of(self.plan.stages_text(k), ids, error))
+            for tensor in ring.tensors:  # else they might fail again as rows that do not count
+                tensor[slot * self.size : (slot + 1) * self.size].zero_()
+            while self._fired:  # this slot counts as free, which other slots may not be yet
+                self._learn(left)
+            return None
         if last:
             left.append(Left(ids, self.plan.exits[k]))
             return None
@@ -378,8 +389,9 @@ class CapturedLane:
         # which a stage may overwrite, is put back.
         saved = [tensor.clone() for tensor in inputs]
         self._live[k].zero_()
-        recorded = self.recorder.record(step)
-        for held, kept in zip(inputs, saved, strict=True):
-            held.copy_(kept)
-        self._live[k].fill_(self._lives[k])
-        return recorded
+        try:
+            return self.recorder.record(step)
+        finally:
+            for held, kept in zip(inputs, saved, strict=True):
+                held.copy_(kept)
+            self._live[k].fill_(self._lives[k])
