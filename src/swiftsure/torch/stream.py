@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.captured import CapturedStream
+from swiftsure.torch.captured_stream import CapturedStream
 from swiftsure.torch.results import ExitOutput, Gathered, StreamError, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
