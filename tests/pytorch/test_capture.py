@@ -257,6 +257,15 @@ def test_a_failing_stage_loses_only_its_own_samples(stage):
     assert torch.equal(outputs, expected.outputs[ids])
 
 
+def test_samples_that_failed_do_not_fail_again():
+    fast, batch, _ = faulty(0, [3], 35)
+    stream = Stream(fast, batch_size=16)
+    with pytest.raises(StreamError) as caught:
+        stream.push(batch[:32])
+    got = [*caught.value.results, *stream.push(batch[32:]), *stream.flush()]  # in the same slot
+    assert sum(len(result.ids) for result in got) == 35 - len(caught.value.samples)
+
+
 @pytest.mark.parametrize("size", [16, 5])
 def test_an_ordered_run_delivers_what_is_ready_before_it_fails(size):
     fast, batch, expected = faulty(1, [80, 81, 90], 112)

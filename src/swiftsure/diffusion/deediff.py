@@ -60,10 +60,11 @@ class DeeDiff:
     dtype : str, optional
         Autocast dtype for the network ("bfloat16", "float16"); the policy's by default.
     graphs : bool
-        Capture the network's steps as CUDA graphs, once per batch size on first use; the network
-        must not move to another device afterwards. Faster for small networks and batches, which
-        are bound by kernel launches; slower for large batches, since exited images stay in the
-        batch.
+        Capture the sampler as a CUDA graph, once per batch size on first use (if it draws fresh
+        noise or has very many steps: each step); the network must not move to another device
+        afterwards. Faster where kernel launches are the bottleneck. Exited images stay in the batch
+        until all have exited, so it is slower for large batches whose images exit at different
+        depths.
 
     Raises
     ------
