@@ -310,9 +310,7 @@ class DeeDiff:
         device = self._device()
         samples = torch.from_numpy(numbers).to(device)
         classes = () if labels is None else (torch.from_numpy(labels).to(device),)
-        return sample_noise(
-            seed, samples, self.sampler.schedule.n_times, self.image_shape
-        ), classes
+        return sample_noise(seed, samples, self.sampler.schedule.n_times, self.image_shape), classes
 
     def _sample(
         self,

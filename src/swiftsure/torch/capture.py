@@ -145,10 +145,12 @@ class Recorder:
         self.device, self.dtype = device, dtype
         self.budget = budget or CaptureBudget()
         self.captures = device.type == "cuda"
+        self._bodies: Bodies | None = None
         if self.captures:
-            self._pool = GraphPool(device)
-            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._bodies = Bodies(device) if self.captures and can_branch() else None
+            with self.budget.lock:
+                self._pool = GraphPool(device)
+                self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._bodies = Bodies(device) if can_branch() else None
 
     def record(self, function: Callable[[], Any], warm_up: int = 2) -> Recorded:
         """Capture a function without arguments; it runs `warm_up` times before.

@@ -7,7 +7,6 @@ from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,

@@ -310,12 +310,8 @@ class CapturedLane:
         if self._lives[k] != n:
             self._live[k].fill_(n)
             self._lives[k] = n
-        size = next(size for size in self._sizes if size >= n)
         try:
-            graph = self._graphs.get((k, slot, size))
-            if graph is None:
-                graph = self._graphs[k, slot, size] = self._capture(k, slot, size)
-            graph.replay()
+            self._replay(k, slot, n)
         except Exception as error:
             self.failures.append(StreamError.of(self.plan.stages_text(k), ids, error))
             for tensor in ring.tensors:  # else they might fail again as rows that do not count
@@ -334,6 +330,14 @@ class CapturedLane:
         while len(self._fired) >= IN_FLIGHT:
             self._learn(left)
         return None
+
+    def _replay(self, k: int, slot: int, n: int) -> None:
+        """Run a segment on the first n rows of a slot; captures it the first time."""
+        size = next(size for size in self._sizes if size >= n)
+        graph = self._graphs.get((k, slot, size))
+        if graph is None:
+            graph = self._graphs[k, slot, size] = self._capture(k, slot, size)
+        graph.replay()
 
     def _learn(self, left: list[Left]) -> None:
         """Wait for the decisions of the first graph whose decisions are not known."""

@@ -83,7 +83,7 @@ def can_branch() -> bool:
     try:
         driver = import_module("cuda.bindings.driver")
         import_module("cuda.bindings.runtime")
-        _set_flag()
+        _set_flag(torch.cuda.current_device())
     except (ImportError, RuntimeError):
         return False
     return bool(_checked(driver.cuDriverGetVersion()) >= 12040)
@@ -95,7 +95,6 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self.id = torch.cuda.graph_pool_handle()
         flag = torch.zeros(1, device=device)
-        torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()  # PyTorch frees a pool that no graph uses
         with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
             self._graph.capture_begin(self.id, capture_error_mode="thread_local")
@@ -114,6 +113,7 @@ class Bodies:
         self._streams: list[Any] = []
         self._sides: list[Any] = []
         self._depth = 0
+        _set_flag(self.device.index)  # before a capture
 
     def side(self) -> Any:
         """Return a stream for what runs beside the current one."""
@@ -144,7 +144,7 @@ class Bodies:
             )
         outer = torch.cuda.current_stream(self.device).cuda_stream
         stream = self._at_depth(self._streams)
-        body = _add_if_node(runtime, outer, flag)
+        body = _add_if_node(runtime, outer, flag, self.device.index)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         # The allocator knows the outer capture only, so the body's memory needs a pool of its own.
         own = nullcontext() if self._depth else torch.cuda.use_mem_pool(self._pool, self.device)
@@ -159,13 +159,14 @@ class Bodies:
                 _checked(runtime.cudaStreamEndCapture(stream.cuda_stream))
 
 
-def _add_if_node(runtime: Any, stream: int, flag: Tensor) -> Any:
+def _add_if_node(runtime: Any, stream: int, flag: Tensor, device: int) -> Any:
     """Add a node that reads the flag and an IF node to a capture; return the IF node's body."""
     driver = import_module("cuda.bindings.driver")
     graph = _checked(runtime.cudaStreamGetCaptureInfo(stream))[2]
     handle = _checked(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
     arguments = ((int(handle), flag.data_ptr()), (ctypes.c_uint64, ctypes.c_void_p))
-    _checked(driver.cuLaunchKernel(_set_flag(), 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+    kernel = _set_flag(device)
+    _checked(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
     before = _checked(runtime.cudaStreamGetCaptureInfo(stream))[3]
     node = driver.CUgraphNodeParams()
     node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -193,17 +194,18 @@ def _takes_edges() -> bool:
 
 
 @cache
-def _set_flag() -> Any:
-    """Return the compiled kernel that copies a flag to the handle of an IF node."""
+def _set_flag(device: int) -> Any:
+    """Return the kernel that copies a flag to the handle of an IF node, loaded on a device."""
     driver = import_module("cuda.bindings.driver")
     nvrtc = import_module("cuda.bindings.nvrtc")
-    torch.cuda.current_stream()  # makes the context
     program = _checked(nvrtc.nvrtcCreateProgram(SET_FLAG, b"set_flag.cu", 0, [], []))
     _checked(nvrtc.nvrtcCompileProgram(program, 0, []))
     ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program))
     _checked(nvrtc.nvrtcGetPTX(program, ptx))
-    module = _checked(driver.cuModuleLoadData(ptx))
-    return _checked(driver.cuModuleGetFunction(module, b"set_flag"))
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # makes the context
+        module = _checked(driver.cuModuleLoadData(ptx))
+        return _checked(driver.cuModuleGetFunction(module, b"set_flag"))
 
 
 def _checked(result: Any) -> Any:
