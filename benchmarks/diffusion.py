@@ -3,7 +3,8 @@
 By default a small random U-ViT, at thresholds that save about a third and two thirds of its layers.
 `python benchmarks/diffusion.py --device cuda --results FOLDER --name NAME` measures a trained one
 under policies from its record (UCB; see `experiments/diffusion`), with their sampler and dtype; on
-a GPU also with steps captured as CUDA graphs, against the full sampler captured likewise.
+a GPU also captured as CUDA graphs, against the full sampler captured likewise. Several records,
+such as one that looks at fewer exits, give several policies for each loss and ε.
 """
 
 import argparse
@@ -72,20 +73,26 @@ def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, De
 
 
 def certified(
-    model: UViT | Guided, record: ThresholdRecord, losses: Sequence[str]
+    model: UViT | Guided, records: Sequence[ThresholdRecord], losses: Sequence[str]
 ) -> dict[str, DeeDiff]:
-    """Return a model under policies of its record, the full one first."""
+    """Return a model under policies of its records, the full one first."""
     found = {
-        f"{loss} {epsilon:g}": DeeDiff(
+        f"{loss} {epsilon:g}{looks_of(record)}": DeeDiff(
             model,
             calibrate(record, risk="consistency", loss=loss, epsilon=epsilon, delta=DELTA),
         )
+        for record in records
         for loss in losses
         for epsilon in EPSILONS
     }
     any_of_them = next(iter(found.values()))
     full = DeeDiff(model, sampler=any_of_them.sampler, dtype=any_of_them.dtype)
     return {"full": full, **found}
+
+
+def looks_of(record: ThresholdRecord) -> str:
+    exits = record.settings.get("look_at")
+    return "" if exits is None else f", looks at {', '.join(str(k + 1) for k in exits)}"
 
 
 def with_graphs(fast: DeeDiff) -> DeeDiff:
@@ -104,7 +111,7 @@ def measure(
     device = next(full.model.parameters()).device.type
     if device == "cuda":
         recorded = {f"{key}, graphs": with_graphs(it) for key, it in variants.items()}
-        variants = variants | recorded if with_eager else recorded
+        variants = variants | recorded if with_eager else {"full": full} | recorded
     results = []
     for batch in batches:
         n = max(batch, FEWEST)
@@ -118,7 +125,12 @@ def measure(
         timed = {key: (lambda fast=fast: run(fast)) for key, fast in variants.items()}
         seconds = best_times(timed, repeats)
         made = {key: run(fast) for key, fast in variants.items()}
-        for key in [each for each in variants if not each.startswith("full")]:
+        for key in [each for each in variants if each != "full"]:
+            if key == "full, graphs":
+                ratio = seconds["full"] / seconds[key]
+                note = f"{n / seconds[key]:.3g} images a second, against eager"
+                results.append(Result(f"{name}, {device}, batch {batch}, {key}", ratio, note=note))
+                continue
             against = "full, graphs" if variants[key].graphs else "full"
             layers = 1 - made[key].layers.mean() / made[against].layers.mean()
             flops = 1 - made[key].flops.mean() / made[against].flops.mean()
@@ -145,11 +157,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of DDIM; a record has its own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default; a record's is its")
-    parser.add_argument("--no-eager", action="store_true", help="on a GPU, only recorded steps")
+    parser.add_argument("--no-eager", action="store_true", help="on a GPU, only captured exits")
     parser.add_argument("--published", action="store_true", help="the published size, random")
     parser.add_argument("--results", type=Path, help="folder of a trained network and its record")
     parser.add_argument("--name", help="of its recipe")
-    parser.add_argument("--record", type=Path, help="the one in that folder by default")
+    parser.add_argument("--record", type=Path, nargs="+", help="that in the folder by default")
     parser.add_argument("--loss", nargs="+", default=["lpips"], help="of its record, one or more")
     arguments = parser.parse_args()
     if arguments.results is None:
@@ -159,8 +171,8 @@ def main() -> None:
     else:
         name = arguments.name
         model = trained(arguments.results, name).to(arguments.device)
-        record = ThresholdRecord.load(arguments.record or arguments.results / f"{name}.parquet")
-        variants = certified(model, record, arguments.loss)
+        files = arguments.record or [arguments.results / f"{name}.parquet"]
+        variants = certified(model, list(map(ThresholdRecord.load, files)), arguments.loss)
     with_eager = not arguments.no_eager
     found = measure(name, variants, arguments.batch, arguments.repeats, with_eager)
     show(TITLE, found, Console())

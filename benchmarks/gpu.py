@@ -11,7 +11,7 @@ For each network, batch size and dtype, milliseconds per batch of
 - full: the full network, eager, as one CUDA graph and, with --compile, by
   `torch.compile(mode="reduce-overhead")`
 - `EarlyExit`, called for each batch: eager, and captured
-- the captured stream, which is what `EarlyExit.run` uses
+- the captured stream, which is what `EarlyExit.run` uses for batches of more than one sample
 - ideal: the fastest full network less the time of the skipped stages, which are timed as CUDA
   graphs at the full batch size
 
@@ -323,10 +323,13 @@ def measure(
     outs = list(map(plain, parts))
     exits = torch.cat([out.exits for out in outs]).cpu().numpy()
     same = {}
-    for name, run in {
+    ways: dict[str, Callable[[], Any]] = {
         "captured": lambda: map(called, parts),
         "stream": lambda: fast.way("stream", batch)(parts),
-    }.items():
+    }
+    if both is not None:
+        ways["stream compiled"] = lambda: both.way("stream", batch)(parts)
+    for name, run in ways.items():
         if name in seconds:
             got = list(run())
             theirs = torch.cat([out.exits for out in got]).cpu().numpy()

@@ -9,7 +9,9 @@ NAME_levels_LOSS.webp (new samples in columns, one row per ε, 0 first: the imag
 figure), and adds its results to NAME.json.
 
 Thresholds come from a pilot run with another seed, so that calibration on the record keeps its
-guarantee. An interrupted run continues from its folder in NAME_shards, which holds them too.
+guarantee; so must those given as `--levels`. An interrupted run continues from its folder in
+NAME_shards, which holds them too. With `--look-at 0`, only the first exit can be taken, and only
+NAME_look_at_0.parquet is written.
 """
 
 import argparse
@@ -25,7 +27,16 @@ import numpy as np
 from experiments import commands
 from experiments.diffusion.train import HERE, sampled, sheet
 from swiftsure import ThresholdRecord, calibrate
-from swiftsure.diffusion import DDIM, DeeDiff, Guided, Lpips, Schedule, pilot_thresholds, sweep
+from swiftsure.diffusion import (
+    DDIM,
+    DeeDiff,
+    DeeDiffRule,
+    Guided,
+    Lpips,
+    Schedule,
+    pilot_thresholds,
+    sweep,
+)
 from swiftsure.torch.models import UViT
 
 EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
@@ -120,6 +131,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=250)
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--look-at", type=int, nargs="+", help="exits; all by default")
+    parser.add_argument("--levels", type=float, nargs="+", help="thresholds, instead of a pilot's")
     arguments = parser.parse_args()
     device = commands.device()
     report_file = arguments.results / f"{arguments.name}.json"
@@ -133,7 +146,9 @@ def main() -> None:
     }
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
-    fast = DeeDiff(model, sampler=options["sampler"], dtype=arguments.dtype)
+    rule = DeeDiffRule(None, look_at=arguments.look_at)
+    fast = DeeDiff(model, rule, sampler=options["sampler"], dtype=arguments.dtype)
+    options["look_at"] = arguments.look_at
     n_classes = fast.n_classes
     perceptual = []
     if arguments.lpips:
@@ -141,10 +156,12 @@ def main() -> None:
         if min(model.image_shape[1:]) < ENLARGED:
             perceptual.append(Lpips.load(arguments.lpips, side=ENLARGED))
     asked = {name: getattr(arguments, name) for name in ("n", "thresholds", "batch", "seed")}
-    asked["losses"] = [loss.name for loss in perceptual]
+    asked |= {"losses": [loss.name for loss in perceptual], "levels": arguments.levels}
     shards = shards_of(fast, arguments.results / f"{arguments.name}_shards", **asked)
 
     def pilot() -> list[float | None]:
+        if arguments.levels:
+            return [None, *arguments.levels]
         labels = classes(64, n_classes, pilot_seed)
         return pilot_thresholds(
             model, arguments.thresholds, n=64, labels=labels, seed=pilot_seed, **options
@@ -163,6 +180,11 @@ def main() -> None:
         shard_size=2 * arguments.batch,
         **options,
     )
+    if arguments.look_at:
+        looks = "_".join(map(str, arguments.look_at))
+        record.save(arguments.results / f"{arguments.name}_look_at_{looks}.parquet")
+        print(json.dumps(summary(record, time.perf_counter() - began)), flush=True)
+        return
     record.save(arguments.results / f"{arguments.name}.parquet")
     report["record"] = summary(record, time.perf_counter() - began)
     named = [loss for loss in record.inconsistencies if loss.startswith("lpips")] or ["ssim"]

@@ -96,7 +96,7 @@ class Exact(Staged):
 
 
 def reference_sample(
-    model, sampler, sample, level, *, seed=0, label=None, strict=False, min_exit=0
+    model, sampler, sample, level, *, seed=0, label=None, strict=False, min_exit=0, look_at=None
 ):
     """One image by itself, every exit run at every step: (image, exits, confidences)."""
     number = torch.tensor([sample])
@@ -113,7 +113,10 @@ def reference_sample(
                 state = model.advance(e, state)
                 outputs.append(model.head(e, state))
             scores = torch.stack([each.confidence for each in outputs[:-1]], dim=1).numpy()
-            exit_index = int(exit_indices(scores, level, strict=strict, min_exit=min_exit)[0])
+            levels = np.full(scores.shape[1], np.inf if level is None else level)
+            if look_at is not None:
+                levels[[k for k in range(len(levels)) if k not in look_at]] = np.inf
+            exit_index = int(exit_indices(scores, levels, strict=strict, min_exit=min_exit)[0])
             fresh = None
             if sampler.draws(k):
                 fresh = sample_noise(seed, number, time, model.image_shape)

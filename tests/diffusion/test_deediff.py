@@ -98,7 +98,9 @@ def test_images_are_ordinary_tensors_in_their_range():
 
 @pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[2]], ids=["ddim", "ddpm"])
 @pytest.mark.parametrize(
-    "rule", [{}, {"strict": True, "min_exit": 1}, {"min_exit": 3}], ids=["plain", "strict", "late"]
+    "rule",
+    [{}, {"strict": True, "min_exit": 1}, {"min_exit": 3}, {"look_at": [0, 3]}],
+    ids=["plain", "strict", "late", "few looks"],
 )
 @pytest.mark.parametrize("n_classes", [None, 4])
 def test_images_are_those_of_a_plain_retelling(sampler, rule, n_classes):
@@ -106,7 +108,7 @@ def test_images_are_those_of_a_plain_retelling(sampler, rule, n_classes):
     numbers = [2, 9, 4, 0, 11]
     labels = None if n_classes is None else [0, 3, 2, 2, 1]
     fast = DeeDiff(model, DeeDiffRule(0.5, **rule), sampler=sampler)
-    level = confidence_levels(fast, 5, labels=labels)[1]
+    level = confidence_levels(fast, 5, labels=labels)[2 if "look_at" in rule else 1]
     fast = DeeDiff(model, DeeDiffRule(level, **rule), sampler=sampler)
     made = fast.generate(numbers, labels=labels, seed=1)
     assert len(np.unique(made.exits)) > 1 or "min_exit" in rule
@@ -119,7 +121,8 @@ def test_images_are_those_of_a_plain_retelling(sampler, rule, n_classes):
         torch.testing.assert_close(made.images[row], image, rtol=0, atol=1e-4)
         layers = [min(e + 1, model.n_blocks) for e in exits]
         assert made.layers[row] == pytest.approx(np.mean(layers))
-        passed = [looked[k, rule.get("min_exit", 0) : e] for k, e in enumerate(exits)]
+        looks = [k in fast.rule.looks(model.n_exits) for k in range(model.n_exits - 1)]
+        passed = [looked[k, :e][looks[:e]] for k, e in enumerate(exits)]
         highest = max([float(p.max()) for p in passed if p.size], default=-np.inf)
         assert made.max_skipped[row] == pytest.approx(highest, abs=1e-5)
         by = [looked[k, e] for k, e in enumerate(exits) if e < model.n_exits - 1]
@@ -220,11 +223,11 @@ class HeadsAlone(Staged):
 
 
 @pytest.mark.parametrize("kind", [lambda model: model, HeadsAlone], ids=["apart", "at once"])
-@pytest.mark.parametrize("min_exit", [0, 2])
-def test_flops_are_those_of_a_step(kind, min_exit):
+@pytest.mark.parametrize("options", [{}, {"min_exit": 1, "look_at": [0, 1, 3]}])
+def test_flops_are_those_of_a_step(kind, options):
     """Of a step with the exit that it took, counted while it runs."""
     model = kind(network()).eval()
-    rule = DeeDiffRule(None, min_exit=min_exit)
+    rule = DeeDiffRule(None, **options)
     costs = DeeDiff(model, rule).costs
     taken = set()
     for seed in range(30):
@@ -464,6 +467,7 @@ def test_labels_must_be_classes(labels, message):
         (1.5, "`threshold` must be at most 1"),
         (float("nan"), "`threshold` must not hold NaN"),
         (DeeDiffRule(0.5, min_exit=6), "`min_exit` must be less than the model's 6 exits"),
+        (DeeDiffRule(0.5, look_at=[0, 5]), "`look_at` must name exits before the last .*got 5"),
     ],
 )
 def test_rules_that_fit_no_model_are_refused(rule, message):

@@ -6,7 +6,7 @@ import torch
 
 from diffusion.builders import Sure, confidence_levels, network
 from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule
-from swiftsure.diffusion.graphs import RecordedSteps
+from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps
 from swiftsure.diffusion.steps import denoise
 
 N = 7
@@ -37,10 +37,10 @@ def levels_of(model):
 
 @pytest.mark.parametrize("make", [network, labelled, guided])
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("min_exit", [0, 2])
-def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
+@pytest.mark.parametrize("options", [{}, {"min_exit": 2}, {"look_at": [0, 3]}])
+def test_masked_steps_find_what_shrinking_ones_find(make, strict, options):
     model = make()
-    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    rule = DeeDiffRule(None, strict=strict, **options)
     levels = levels_of(model)
     with torch.inference_mode():
         recorded = RecordedSteps(model, batch_of(model, 99), rule, looks=True, dtype=None)
@@ -54,8 +54,8 @@ def test_masked_steps_find_what_shrinking_ones_find(make, strict, min_exit):
             torch.testing.assert_close(found.max_skipped, expected.max_skipped)
             torch.testing.assert_close(found.min_taken, expected.min_taken)
             taken.update(found.exits.tolist())
-    assert len(taken) > 2
-    assert min(taken) >= min_exit
+    assert taken <= {*rule.looks(model.n_exits), model.n_exits - 1}
+    assert len(taken) == (3 if "look_at" in options else len(taken)) > 2
 
 
 def test_a_confidence_at_its_threshold_exits_unless_the_rule_is_strict():
@@ -100,6 +100,33 @@ def test_without_looks_no_early_head_runs():
     assert (found.max_skipped == -torch.inf).all()
 
 
+@pytest.mark.parametrize("threshold", [None, 2, 3])
+def test_a_sampler_as_one_graph_makes_the_same_images(threshold):
+    model, sampler = labelled(), DDIM(6, Schedule(40))
+    numbers, labels = np.arange(N), np.arange(N) % 3
+    level = None
+    if threshold is not None:
+        level = confidence_levels(DeeDiff(model, sampler=sampler), N, labels=labels)[threshold]
+    fast = DeeDiff(model, level, sampler=sampler)
+    with torch.inference_mode():
+        images, classes = fast._noise(numbers, labels, 0)
+        whole = RecordedSampler(
+            sampler, model, (images, torch.zeros(N), *classes), fast.rule, level is not None, None
+        )
+        taken = set()
+        for seed in (0, 5, 0):  # nothing may be left of the one before
+            expected = fast.generate(N, labels=labels, seed=seed)
+            images, classes = fast._noise(numbers, labels, seed)
+            found = whole(images, classes, torch.full((N,), np.inf if level is None else level))
+            torch.testing.assert_close(found.images.clamp(-1, 1), expected.images)
+            assert np.array_equal(found.exits.numpy(), expected.exits)
+            if level is not None:
+                np.testing.assert_allclose(found.max_skipped, expected.max_skipped, atol=1e-6)
+                np.testing.assert_allclose(found.min_taken, expected.min_taken, atol=1e-6)
+            taken.update(expected.exits.ravel().tolist())
+    assert (len(taken) > 1) == (level is not None)
+
+
 def test_graphs_need_a_gpu():
     fast = DeeDiff(network(), 0.4, sampler=DDIM(3), graphs=True)
     with pytest.raises(ValueError, match="CUDA device, but it is on cpu"):
@@ -109,18 +136,24 @@ def test_graphs_need_a_gpu():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("make", [labelled, guided])
-def test_on_a_gpu_images_are_the_same(make, dtype):
+@pytest.mark.parametrize("way", ["one graph", "fresh noise", "no conditional parts"])
+def test_on_a_gpu_images_are_the_same(make, dtype, way, monkeypatch):
     model = make().cuda()
-    sampler = DDIM(6, Schedule(40))
+    sampler = DDIM(6, Schedule(40), eta=0.5 if way == "fresh noise" else 0.0)
+    if way == "no conditional parts":
+        monkeypatch.setattr("swiftsure.diffusion.graphs.can_branch", lambda: False)
     options = {"sampler": sampler, "dtype": dtype}
     labels = np.arange(8) % 3
-    level = confidence_levels(DeeDiff(model, **options), labels=labels)[1]
-    for threshold in (None, level):
-        plain = DeeDiff(model, threshold, **options)
-        recorded = DeeDiff(model, threshold, **options, graphs=True)
-        for size in (8, 3):
+    level = confidence_levels(DeeDiff(model, **options), labels=labels)[2]
+    rules = [None, level, DeeDiffRule(level, look_at=[0, 2])]
+    for rule in rules:
+        plain = DeeDiff(model, rule, **options)
+        recorded = DeeDiff(model, rule, **options, graphs=True)
+        for size in (8, 3, 1):
             expected = plain.generate(8, labels=labels, batch_size=size)
-            found = recorded.generate(8, labels=labels, batch_size=size)
-            tolerance = {"atol": 2e-3 if dtype is None else 0.1, "rtol": 0}
-            torch.testing.assert_close(found.images, expected.images, **tolerance)
-            assert (found.exits == expected.exits).mean() > 0.9
+            for _ in range(2):
+                found = recorded.generate(8, labels=labels, batch_size=size)
+                tolerance = {"atol": 2e-3 if dtype is None else 0.1, "rtol": 0}
+                torch.testing.assert_close(found.images, expected.images, **tolerance)
+                assert (found.exits == expected.exits).mean() > 0.9
+        assert (len(np.unique(expected.exits)) > 1) == (rule is not None)

@@ -22,7 +22,7 @@ from swiftsure.diffusion import (
 from swiftsure.losses import MSE, Loss, LossRange, TensorFunctions
 
 SAMPLER = DDIM(4, Schedule(40))
-RULES = [{}, {"strict": True, "min_exit": 1}]
+RULES = [{}, {"strict": True, "min_exit": 1}, {"look_at": [0, 2]}]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def generated(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("rule", RULES, ids=["plain", "strict"])
+@pytest.mark.parametrize("rule", RULES, ids=["plain", "strict", "few looks"])
 @pytest.mark.parametrize("sampler", [SAMPLER, DDPM(Schedule(6))], ids=["ddim", "ddpm"])
 def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     model = network()
@@ -178,16 +178,17 @@ def test_shards_of_another_run_are_refused(tmp_path, changes, named):
 # --------------------------------------------------------------------------------------- policies
 
 
-def test_from_sweep_to_policy_to_generation(tmp_path):
+@pytest.mark.parametrize("rule", [{"min_exit": 1}, {"look_at": (1, 3)}])
+def test_from_sweep_to_policy_to_generation(tmp_path, rule):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
-    record = sweep(model, 40, thresholds=levels, losses=["mse"], sampler=SAMPLER, min_exit=1)
+    record = sweep(model, 40, thresholds=levels, losses=["mse"], sampler=SAMPLER, **rule)
     record.save(tmp_path / "record.parquet")
     record = ss.ThresholdRecord.load(tmp_path / "record.parquet")
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
     assert policy.threshold in levels
     fast = DeeDiff(model, policy)
-    assert fast.rule == DeeDiffRule(policy.threshold, min_exit=1)
+    assert fast.rule == DeeDiffRule(policy.threshold, **rule)
     made = fast.generate(5)
     column = levels.index(policy.threshold) + 1
     np.testing.assert_allclose(made.layers, record.costs["layers"][:5, column])
@@ -210,6 +211,14 @@ def test_pilot_thresholds_spread_over_the_layers():
     assert means[-1] == 2  # all leave as soon as they may
     assert (np.diff(means) <= 0.2).all()
     assert len(np.unique(means.round(1))) >= 4
+
+
+def test_pilot_thresholds_for_the_exits_that_are_looked_at():
+    model = network()
+    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, look_at=[0])
+    seen = DeeDiff(model, sampler=SAMPLER).confidences(8, seed=1)[:, :, 0]
+    assert len(levels) > 3
+    assert seen.min() <= levels[-1] <= levels[1] <= seen.max()
 
 
 def test_pilot_thresholds_save_more_than_looking_costs():

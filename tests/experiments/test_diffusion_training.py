@@ -373,7 +373,14 @@ def test_speed_is_measured_under_policies_of_the_record(script, tiny, monkeypatc
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     record = ss.ThresholdRecord.load(tiny / "out" / "tiny.parquet")
-    variants = benchmark.certified(benchmark.trained(tiny / "out", "tiny"), record, ["ssim"])
+    script("records", "tiny", *options[:4], "--steps", 4, "--look-at", 0, "--levels", 0.6, 0.5)
+    few = ss.ThresholdRecord.load(tiny / "out" / "tiny_look_at_0.parquet")
+    assert few.thresholds.tolist() == [np.inf, np.float32(0.6), 0.5]
+    model = benchmark.trained(tiny / "out", "tiny")
+    both = benchmark.certified(model, [record, few], ["ssim"])
+    assert list(both)[3:] == ["ssim 0.05, looks at 1", "ssim 0.1, looks at 1"]
+    assert both["ssim 0.1, looks at 1"].rule.look_at == (0,)
+    variants = benchmark.certified(model, [record], ["ssim"])
     assert list(variants) == ["full", "ssim 0.05", "ssim 0.1"]
     for epsilon in (0.05, 0.1):
         policy = ss.calibrate(record, risk="consistency", loss="ssim", epsilon=epsilon)

@@ -19,7 +19,7 @@ from pytorch.builders import (
     refused,
     rules,
 )
-from swiftsure.torch import CaptureLimits, EarlyExit, Scored, Staged, Stream, measure
+from swiftsure.torch import CaptureLimits, EarlyExit, Scored, Staged, Stream, StreamError, measure
 from swiftsure.torch.capture import CaptureBudget, Recorder
 from swiftsure.torch.captured_calls import captured_size
 from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
@@ -205,6 +205,100 @@ def test_results_are_ones_own(device):
     list(fast.run([batch.flip(0)] * 3))
     assert torch.equal(streamed.outputs, kept)
     (streamed.outputs * torch.ones(1, device=device, requires_grad=True)).sum().backward()
+
+
+# --------------------------------------------------------------------------------------- failures
+
+
+class Faulty(Replayed):
+    """Fails in a stage that runs a sample whose logits are huge."""
+
+    def __init__(self, n_exits, stage):
+        super().__init__(n_exits)
+        self.stage = stage
+
+    def advance(self, exit_index, state):
+        if exit_index == self.stage and (state["logits"].abs() > 1e3).any():
+            raise RuntimeError("out of memory")
+        return dict(state)
+
+
+def faulty(stage, broken, n):
+    """The runtime, a batch with broken samples, and the answers without them."""
+    batch = logits(n)
+    policy = policy_of(0.7, 4)
+    expected = EarlyExit(Replayed(4), policy)(batch)
+    batch[broken, 3, 0] = 1e4  # the exit before the last is not sure of them yet
+    batch[broken, :3] = 0.0
+    return EarlyExit(Faulty(4, stage), policy, capture=True), batch, expected
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_failing_stage_loses_only_its_own_samples(stage):
+    fast, batch, expected = faulty(stage, [33, 250], 400)
+    stream = Stream(fast, batch_size=16)
+    got, lost, messages = [], [], []
+    for run in [*(lambda part=part: stream.push(part) for part in batch.split(20)), stream.flush]:
+        try:
+            got += run()
+        except StreamError as error:
+            messages.append(str(error))
+            got += error.results
+            lost += error.samples.tolist()
+    assert messages
+    assert all(f"Stage {stage + 1} failed on samples" in each for each in messages)
+    ids = torch.cat([result.ids for result in got])
+    exits = torch.cat([torch.full_like(result.ids, result.exit) for result in got])
+    assert sorted([*ids.tolist(), *lost]) == list(range(400))
+    assert {33, 250} <= set(lost)
+    assert len(lost) <= 32
+    assert torch.equal(exits, expected.exits[ids])
+    outputs = torch.cat([result.outputs for result in got])
+    assert torch.equal(outputs, expected.outputs[ids])
+
+
+def test_samples_that_failed_do_not_fail_again():
+    fast, batch, _ = faulty(0, [3], 35)
+    stream = Stream(fast, batch_size=16)
+    with pytest.raises(StreamError) as caught:
+        stream.push(batch[:32])
+    got = [*caught.value.results, *stream.push(batch[32:]), *stream.flush()]  # in the same slot
+    assert sum(len(result.ids) for result in got) == 35 - len(caught.value.samples)
+
+
+@pytest.mark.parametrize("size", [16, 5])
+def test_an_ordered_run_delivers_what_is_ready_before_it_fails(size):
+    fast, batch, expected = faulty(1, [80, 81, 90], 112)
+    stream = Stream(fast, batch_size=size, max_wait=2)
+    got = []
+    with pytest.raises(StreamError, match="Stage 2 failed") as caught:
+        got.extend(stream.run(batch.split(8), ordered=True))
+    error = caught.value
+    exits = torch.cat([output.exits for output in got])
+    assert len(exits) >= 8
+    assert torch.equal(exits, expected.exits[: len(exits)])
+    ids = torch.cat([result.ids for result in error.results])
+    assert sorted([*range(len(exits)), *ids.tolist(), *error.samples.tolist()]) == list(
+        range(stream.pushed)
+    )
+    for result in error.results:
+        assert torch.equal(result.outputs, batch[result.ids, result.exit])
+    assert stream.in_flight == 0
+    (after,) = stream.run([batch[:8]], ordered=True)  # the stream can be used again
+    assert torch.equal(after.exits, expected.exits[:8])
+
+
+def test_a_failure_while_capturing_names_the_samples():
+    fast, batch, expected = faulty(2, [0], 24)
+    stream = Stream(fast, batch_size=8)
+    with pytest.raises(StreamError, match="Capturing the stages failed on samples 0, 1") as caught:
+        stream.push(batch[:8])
+    assert caught.value.samples.tolist() == list(range(8))
+    got = [*stream.push(batch[8:]), *stream.flush()]
+    ids = torch.cat([result.ids for result in got])
+    exits = torch.cat([torch.full_like(result.ids, result.exit) for result in got])
+    assert sorted(ids.tolist()) == list(range(8, 24))
+    assert torch.equal(exits, expected.exits[ids])
 
 
 # ---------------------------------------------------------------------------- threads and weights

@@ -7,7 +7,7 @@ exit leave the batch, so that their compute is actually saved.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.diffusion.graphs import RecordedSteps
+from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps, Sampled
 from swiftsure.diffusion.inputs import class_labels, resolve_sampler, sample_numbers
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.results import Generated, joined
@@ -26,6 +26,7 @@ from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, exit_confide
 from swiftsure.policy import Policy
 from swiftsure.progress import steps
 from swiftsure.systems import check_dtype, threshold_levels
+from swiftsure.torch.capture import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
@@ -59,10 +60,11 @@ class DeeDiff:
     dtype : str, optional
         Autocast dtype for the network ("bfloat16", "float16"); the policy's by default.
     graphs : bool
-        Capture the network's steps as CUDA graphs, once per batch size on first use; the network
-        must not move to another device afterwards. Faster for small networks and batches, which
-        are bound by kernel launches; slower for large batches, since exited images stay in the
-        batch.
+        Capture the sampler as a CUDA graph, once per batch size on first use (if it draws fresh
+        noise or has very many steps: each step); the network must not move to another device
+        afterwards. Faster where kernel launches are the bottleneck. Exited images stay in the batch
+        until all have exited, so it is slower for large batches whose images exit at different
+        depths.
 
     Raises
     ------
@@ -106,7 +108,8 @@ class DeeDiff:
         dtype = check_dtype(dtype) if binding is None else binding.dtype(dtype)
         self.dtype = None if dtype == "float32" else dtype
         self.graphs = graphs
-        self._captured: dict[tuple[int, bool], RecordedSteps] = {}
+        self._captured: dict[tuple[int, bool], Any] = {}
+        self._budget = CaptureBudget()
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
@@ -138,7 +141,7 @@ class DeeDiff:
         batch = [images, images.new_zeros(1)]
         if self.n_classes is not None:
             batch.append(torch.zeros(1, dtype=torch.long, device=device))
-        return StepCosts.of(self.model, tuple(batch), self.rule.min_exit)
+        return StepCosts.of(self.model, tuple(batch), self.rule.looks(self.model.n_exits))
 
     def generate(
         self,
@@ -231,16 +234,25 @@ class DeeDiff:
         min_taken = torch.full_like(asked, torch.inf)
 
         def answer(batch: Batch) -> Tensor:
-            found = self._denoised(batch, asked, looks=bool(reachable.any()))
+            found = self._denoised(batch, asked, looks)
             exits.append(found.exits)
             torch.maximum(max_skipped, found.max_skipped, out=max_skipped)
             torch.minimum(min_taken, found.min_taken, out=min_taken)
             advance()
             return found.noise
 
-        images = self._sample(numbers, labels, seed, answer)
+        looks = bool(reachable.any())
+        if self.graphs and RecordedSampler.suits(self.sampler):
+            images, found, max_skipped, min_taken = self._in_one_graph(
+                numbers, labels, asked, seed, looks
+            )
+            for _ in self.sampler.times:
+                advance()
+        else:
+            images = self._sample(numbers, labels, seed, answer)
+            found = torch.stack(exits, dim=1)
         _check_finite(images, min_taken, numbers)
-        taken, costs = torch.stack(exits, dim=1).cpu().numpy(), self.costs
+        taken, costs = found.cpu().numpy(), self.costs
         unseen = np.float32(np.nan)
         return Generated(
             images=images.clamp(-1, 1),
@@ -257,15 +269,48 @@ class DeeDiff:
     def _denoised(self, batch: Batch, levels: Tensor, looks: bool) -> Denoised:
         if not self.graphs:
             return denoise(self.model, batch, levels, self.rule, looks)
-        if levels.device.type != "cuda":
+        steps: RecordedSteps = self._recorded(RecordedSteps, batch, looks)
+        return steps(batch, levels)
+
+    def _in_one_graph(
+        self,
+        numbers: NDArray[np.int64],
+        labels: Labels,
+        levels: Tensor,
+        seed: int,
+        looks: bool,
+    ) -> Sampled:
+        """Run all steps of the sampler as one captured graph."""
+        images, classes = self._noise(numbers, labels, seed)
+        batch = (images, torch.zeros_like(levels), *classes)
+        sampler = self._recorded(partial(RecordedSampler, self.sampler), batch, looks)
+        with torch.inference_mode():
+            found: Sampled = sampler(images, classes, levels)
+        return found
+
+    def _recorded(self, kind: Callable[..., Any], batch: Batch, looks: bool) -> Any:
+        """Return what was captured for batches of this size; captures it the first time."""
+        device = batch[0].device
+        if device.type != "cuda":
             raise ValueError(
-                f"`graphs` needs the model on a CUDA device, but it is on {levels.device}: move it,"
-                " or leave `graphs` out."
+                f"`graphs` needs the model on a CUDA device, but it is on {device}: move it, or"
+                " leave `graphs` out."
             )
-        key = len(levels), looks
+        key = len(batch[0]), looks
         if key not in self._captured:
-            self._captured[key] = RecordedSteps(self.model, batch, self.rule, looks, self.dtype)
-        return self._captured[key](batch, levels)
+            self._captured[key] = kind(
+                self.model, batch, self.rule, looks, self.dtype, self._budget
+            )
+        return self._captured[key]
+
+    def _noise(
+        self, numbers: NDArray[np.int64], labels: Labels, seed: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the noise that sampling starts from, and the labels."""
+        device = self._device()
+        samples = torch.from_numpy(numbers).to(device)
+        classes = () if labels is None else (torch.from_numpy(labels).to(device),)
+        return sample_noise(seed, samples, self.sampler.schedule.n_times, self.image_shape), classes
 
     def _sample(
         self,
@@ -277,8 +322,7 @@ class DeeDiff:
         """Run the sampler from noise to images; `answer` estimates the noise in a batch."""
         device, sampler = self._device(), self.sampler
         samples = torch.from_numpy(numbers).to(device)
-        classes = () if labels is None else (torch.from_numpy(labels).to(device),)
-        images = sample_noise(seed, samples, sampler.schedule.n_times, self.image_shape)
+        images, classes = self._noise(numbers, labels, seed)
         seen = sampler.schedule.times(torch.tensor(sampler.times, device=device))
         for k, time in enumerate(sampler.times):
             with inference(device, self.dtype):

@@ -1,26 +1,36 @@
-"""Denoising steps captured as CUDA graphs, for small batches.
+"""Denoising captured as CUDA graphs: whole samplers, or single steps.
 
-Small batches are bound by kernel launches, and evaluating exits launches as many kernels as
-exiting early saves. Captured, a block and its exit are one launch. A graph has fixed shapes, so
-exited images stay in the batch, masked; in large batches it is better to drop them (`denoise`).
+After each look the device decides whether anybody goes on, and skips the remaining blocks of the
+step if nobody does; the host does not wait (`swiftsure.torch.conditional`). A graph has fixed
+shapes, so exited images stay in the batch, masked, until all have exited.
+
+    blocks -> look -> [if anybody exits: estimate] -> [if anybody stays: blocks -> look -> ...]
+
+A small batch leaves the GPU mostly idle, so there the next block starts beside the look. It is
+wasted if all images exit.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from swiftsure.diffusion.rules import DeeDiffRule
+from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
-from swiftsure.torch.capture import no_autocast_cache
-from swiftsure.torch.modes import inference
+from swiftsure.torch.capture import CaptureBudget, Recorder
+from swiftsure.torch.conditional import can_branch, run_beside, run_if
 from swiftsure.torch.staged import StagedModel
 
-__all__ = ["RecordedSteps"]
+__all__ = ["RecordedSampler", "RecordedSteps", "Sampled"]
+
+MOST_STEPS = 250
+"""Steps of a sampler that fit into one graph."""
 
 Batch = tuple[Tensor, ...]
+Part = Callable[[], None]
 
 
 class RecordedSteps:
@@ -37,116 +47,248 @@ class RecordedSteps:
         Whether any threshold can be reached; if not, no early head runs.
     dtype : str, optional
         Autocast dtype.
+    budget : CaptureBudget, optional
+        Shared with other captures.
     """
 
     def __init__(
-        self, model: StagedModel, batch: Batch, rule: DeeDiffRule, looks: bool, dtype: str | None
+        self,
+        model: StagedModel,
+        batch: Batch,
+        rule: DeeDiffRule,
+        looks: bool,
+        dtype: str | None,
+        budget: CaptureBudget | None = None,
     ) -> None:
-        images = batch[0]
-        n, device = len(images), images.device
-        self._model, self._rule, self._dtype = model, rule, dtype
-        self._batch = tuple(part.clone() for part in batch)
-        self._levels = torch.zeros(n, device=device)
-        self._active = torch.ones(n, dtype=torch.bool, device=device)
-        self._leaving = torch.zeros_like(self._active)
-        self._n_active = torch.zeros((), dtype=torch.long, device=device)
-        self._found = Denoised(
-            torch.empty_like(images),
-            torch.zeros(n, dtype=torch.long, device=device),
-            torch.zeros(n, device=device),
-            torch.zeros(n, device=device),
-        )
-        self._state: Any = None
-        last = model.n_exits - 1
-        self._last = last
-        first = rule.min_exit if looks else last
-        apart = hasattr(model, "confidence_at")
-        # Each part is what runs between two decisions of the host; listed in capture order.
-        parts: dict[str, Callable[[], None]] = {}
-        for k in range(first, last):
-            parts[f"look {k}"] = partial(self._advance_and_look, k, 0 if k == first else k)
-            if apart:
-                parts[f"estimate {k}"] = partial(self._estimate, k)
-        parts["rest"] = partial(self._finish, last if first < last else 0)
-        self._parts = self._capture(parts) if device.type == "cuda" else parts
-        self._looks = range(first, last)
+        self._masked = step = _MaskedStep(model, batch, rule, looks)
+        recorder = Recorder(batch[0].device, dtype, budget)
+        if not recorder.captures:
+            self._run: Part = step.run
+        elif can_branch():
+            step.choose_ahead(recorder)
+            self._recorded = recorder.record(step.run)
+            self._run = self._recorded.replay
+        else:  # the host decides: one graph per part
+            self._run = partial(step.run, step.captured_parts(recorder))
 
     def __call__(self, batch: Batch, levels: Tensor) -> Denoised:
         """Return the result of a step; its noise is overwritten by the next step."""
-        for held, new in zip(self._batch, batch, strict=True):
+        for held, new in zip(self._masked.batch, batch, strict=True):
             held.copy_(new)
-        self._levels.copy_(levels)
-        under_way = len(levels)
-        for k in self._looks:
-            self._parts[f"look {k}"]()
-            before, under_way = under_way, int(self._n_active)  # the only synchronisation
-            if under_way < before and f"estimate {k}" in self._parts:
-                self._parts[f"estimate {k}"]()
-            if not under_way:
-                break
-        else:
-            self._parts["rest"]()
-        found = self._found
+        self._masked.levels.copy_(levels)
+        self._run()
+        found = self._masked.found
         return found._replace(
             exits=found.exits.clone(),
             max_skipped=found.max_skipped.clone(),
             min_taken=found.min_taken.clone(),
         )
 
-    def _advance(self, first: int, until: int) -> None:
-        """Run the stages from `first` to `until`; stage 0 begins a step."""
-        if first == 0:
-            self._active.fill_(True)
-            _, exits, stayed, left = self._found
-            exits.fill_(self._last)
-            stayed.fill_(-torch.inf)
-            left.fill_(torch.inf)
-            self._state = self._model.begin(self._batch)
-        for k in range(first, until + 1):
-            self._state = self._model.advance(k, self._state)
 
-    def _advance_and_look(self, k: int, first: int) -> None:
+class Sampled(NamedTuple):
+    """Images, (n, ...); their exits, (n, n_steps); and the confidences of `Generated`, (n,)."""
+
+    images: Tensor
+    exits: Tensor
+    max_skipped: Tensor
+    min_taken: Tensor
+
+
+class RecordedSampler:
+    """All steps of a sampler without fresh noise as one graph; eager on other devices than a GPU.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    model, batch, rule, looks, dtype, budget
+        As for `RecordedSteps`.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        model: StagedModel,
+        batch: Batch,
+        rule: DeeDiffRule,
+        looks: bool,
+        dtype: str | None,
+        budget: CaptureBudget | None = None,
+    ) -> None:
+        images = batch[0]
+        n, device = len(images), images.device
+        self._sampler = sampler
+        self._masked = _MaskedStep(model, batch, rule, looks)
+        self._times = sampler.schedule.times(torch.tensor(sampler.times, device=device))
+        self._exits = torch.zeros(len(sampler.times), n, dtype=torch.long, device=device)
+        self._skipped, self._taken = torch.zeros(n, device=device), torch.zeros(n, device=device)
+        recorder = Recorder(device, dtype, budget)
+        if recorder.captures:
+            self._masked.choose_ahead(recorder)
+            recorder.record(partial(self._run, 1))  # so that all kernels have run before
+        self._recorded = recorder.record(partial(self._run, len(sampler.times)), warm_up=0)
+
+    @staticmethod
+    def suits(sampler: Sampler) -> bool:
+        """Return whether a sampler can be captured as one graph here."""
+        steps = range(len(sampler.times))
+        return can_branch() and len(steps) <= MOST_STEPS and not any(map(sampler.draws, steps))
+
+    def __call__(self, images: Tensor, labels: tuple[Tensor, ...], levels: Tensor) -> Sampled:
+        """Return what the sampler makes of noise."""
+        held_images, _, *held_labels = self._masked.batch
+        for held, new in zip((held_images, *held_labels), (images, *labels), strict=True):
+            held.copy_(new)
+        self._masked.levels.copy_(levels)
+        self._recorded.replay()
+        found = (held_images, self._exits.T, self._skipped, self._taken)
+        return Sampled(*(each.clone() for each in found))
+
+    def _run(self, n_steps: int) -> None:
+        images, times = self._masked.batch[:2]
+        self._skipped.fill_(-torch.inf)
+        self._taken.fill_(torch.inf)
+        for k in range(n_steps):
+            times.copy_(self._times[k].expand(len(images)))
+            self._masked.run()
+            noise, exits, skipped, taken = self._masked.found
+            self._exits[k].copy_(exits)
+            torch.maximum(self._skipped, skipped, out=self._skipped)
+            torch.minimum(self._taken, taken, out=self._taken)
+            with torch.autocast(images.device.type, enabled=False):
+                images.copy_(self._sampler.step(k, images, noise, None))
+
+
+class _MaskedStep:
+    """A denoising step on fixed tensors: reads `batch` and `levels`, writes `found`."""
+
+    def __init__(self, model: StagedModel, batch: Batch, rule: DeeDiffRule, looks: bool) -> None:
+        images = batch[0]
+        n, device = len(images), images.device
+        self._model, self._rule = model, rule
+        self._last = model.n_exits - 1
+        self._looks = rule.looks(model.n_exits) if looks else []
+        self.batch = tuple(part.clone() for part in batch)
+        self.levels = torch.zeros(n, device=device)
+        self.found = Denoised(
+            torch.empty_like(images),
+            torch.zeros(n, dtype=torch.long, device=device),
+            torch.zeros(n, device=device),
+            torch.zeros(n, device=device),
+        )
+        self._active = torch.ones(n, dtype=torch.bool, device=device)
+        self._leaving = torch.zeros_like(self._active)
+        self._anyone_leaves = torch.zeros((), dtype=torch.bool, device=device)
+        self._anyone_stays = torch.zeros_like(self._anyone_leaves)
+        self._states: dict[int, Any] = {}  # after each stage; kept for estimates and later parts
+        self._has_estimates = hasattr(model, "confidence_at")
+        self._ahead = False
+
+    def run(self, parts: dict[str, Part] | None = None) -> None:
+        """Run a step, by its own parts or captured ones."""
+        self._run_from(0, parts or self._parts())
+
+    def captured_parts(self, recorder: Recorder) -> dict[str, Part]:
+        """Return the parts, each captured as a graph of its own."""
+        return {name: self._alone(recorder, part) for name, part in self._parts().items()}
+
+    def choose_ahead(self, recorder: Recorder) -> None:
+        """Start the next block beside a look if that pays where half of the steps exit."""
+        if not self._looks:
+            return
+        k = self._looks[0]
+        look = partial(self._look, k)
+
+        def block() -> None:
+            self._model.advance(k + 1, self._states[k])
+
+        recorder.record(partial(self._advance, k))
+        looking, going_on, both = (
+            recorder.record(part).seconds(recorder.device, repeats=20)
+            for part in (look, block, partial(run_beside, look, block))
+        )
+        hidden, wasted = looking + going_on - both, both - looking
+        self._ahead = hidden > wasted
+
+    def _parts(self) -> dict[str, Part]:
+        """Return what runs between two decisions, in the order of a step without early exits."""
+        parts: dict[str, Part] = {}
+        for k in self._looks:
+            parts[f"look {k}"] = partial(self._advance_and_look, k)
+            parts[f"estimate {k}"] = partial(self._estimate, k)
+        return parts | {"rest": self._finish}
+
+    def _run_from(self, index: int, parts: dict[str, Part]) -> None:
+        """Run the parts of a step from a look on."""
+        if index == len(self._looks):
+            parts["rest"]()
+            return
+        k = self._looks[index]
+        parts[f"look {k}"]()
+        if self._has_estimates:
+            run_if(self._anyone_leaves, parts[f"estimate {k}"])
+        run_if(self._anyone_stays, partial(self._run_from, index + 1, parts))
+
+    def _alone(self, recorder: Recorder, part: Part) -> Part:
+        before = dict(self._states)
+
+        def again() -> None:
+            self._states = dict(before)
+            part()
+
+        return recorder.record(again).replay
+
+    def _advance_and_look(self, k: int) -> None:
         """Run the stages up to exit k, and let the confident images exit."""
-        self._advance(first, k)
-        scores, output = exit_confidence(self._model, k, self._state)
+        self._advance(k)
+        if self._ahead:
+            run_beside(partial(self._look, k), partial(self._advance, k + 1))
+        else:
+            self._look(k)
+
+    def _advance(self, until: int) -> None:
+        """Run the stages up to `until` that have not run in this step."""
+        first = self._looks[0] if self._looks else self._last
+        if until <= first:
+            self._begin()
+            state, done = self._model.begin(self.batch), -1
+        else:
+            done = max(k for k in self._states if k <= until)
+            state = self._states[done]
+        for k in range(done + 1, until + 1):
+            state = self._model.advance(k, state)
+        self._states[until] = state
+
+    def _begin(self) -> None:
+        self._states.clear()
+        self._active.fill_(True)
+        _, exits, stayed, left = self.found
+        exits.fill_(self._last)
+        stayed.fill_(-torch.inf)
+        left.fill_(torch.inf)
+
+    def _look(self, k: int) -> None:
+        scores, output = exit_confidence(self._model, k, self._states[k])
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
-        staying = scores <= self._levels if self._rule.strict else scores < self._levels
+        staying = scores <= self.levels if self._rule.strict else scores < self.levels
         torch.bitwise_and(self._active, ~staying, out=self._leaving)
         self._active &= staying
-        _, exits, stayed, left = self._found
+        _, exits, stayed, left = self.found
         exits.masked_fill_(self._leaving, k)
         left.copy_(torch.where(self._leaving, scores, left))
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
-        self._n_active.copy_(self._active.sum())
+        torch.any(self._leaving, dim=0, out=self._anyone_leaves)
+        torch.any(self._active, dim=0, out=self._anyone_stays)
         if output is not None:
             self._write_noise(self._leaving, output)
 
     def _estimate(self, k: int) -> None:
-        self._write_noise(self._leaving, exit_output(self._model, k, self._state))
+        self._write_noise(self._leaving, exit_output(self._model, k, self._states[k]))
 
-    def _finish(self, first: int) -> None:
-        self._advance(first, self._last)
-        self._write_noise(self._active, exit_output(self._model, self._last, self._state))
+    def _finish(self) -> None:
+        self._advance(self._last)
+        state = self._states[self._last]
+        self._write_noise(self._active, exit_output(self._model, self._last, state))
 
     def _write_noise(self, whose: Tensor, output: Tensor) -> None:
-        noise = self._found.noise
+        noise = self.found.noise
         noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
-
-    def _capture(self, parts: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
-        """Capture the parts as CUDA graphs, in the order in which they are replayed."""
-        device, pool = self._levels.device, torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        # Keep the states alive: later parts read them at the captured addresses.
-        self._kept: list[Any] = []
-        graphs = {name: torch.cuda.CUDAGraph() for name in parts}
-        with inference(device, self._dtype), no_autocast_cache(), torch.cuda.stream(side):
-            for part in [*parts.values()] * 2:
-                part()
-            for name, part in parts.items():
-                torch.cuda.synchronize(device)
-                with torch.cuda.graph(graphs[name], pool=pool, stream=side):
-                    part()
-                self._kept.append(self._state)
-        torch.cuda.current_stream(device).wait_stream(side)
-        return {name: graph.replay for name, graph in graphs.items()}

@@ -21,6 +21,10 @@ class DeeDiffRule(ThresholdRule):
     min_exit : int
         Exits before this one are never taken. (In the published code, an image that is confident
         at the first exit exits at the second.)
+    look_at : ints, optional
+        The exits at which to measure the confidence; all by default. A look costs a third of a
+        block or more, so leave out the exits that are rarely taken. Choose them from other images
+        than those of the calibration.
     """
 
     system: ClassVar[str] = "deediff"

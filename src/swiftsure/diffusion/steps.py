@@ -6,7 +6,7 @@ It has both methods or neither. With them, noise is estimated only for the image
 without, `head` computes noise and confidence together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ def denoise(
         Whether any threshold can be reached; if not, no early head runs.
     """
     images, last = batch[0], model.n_exits - 1
+    looked_at = rule.looks(model.n_exits) if looks else ()
     n, device = len(images), images.device
     found = Denoised(
         torch.empty_like(images),
@@ -69,7 +70,7 @@ def denoise(
     state = model.begin(batch)
     for k in range(last):
         state = model.advance(k, state)
-        if not looks or k < rule.min_exit:
+        if k not in looked_at:
             continue
         scores, output = exit_confidence(model, k, state)
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
@@ -133,8 +134,10 @@ class StepCosts(NamedTuple):
     full_flops: float
 
     @classmethod
-    def of(cls, model: StagedModel, batch: tuple[Tensor, ...], min_exit: int) -> "StepCosts":
-        """Count the costs on a batch of at least one image."""
+    def of(
+        cls, model: StagedModel, batch: tuple[Tensor, ...], looked_at: Sequence[int]
+    ) -> "StepCosts":
+        """Count the costs on a batch of at least one image, with looks at some exits."""
         stages, looks, answers = (
             exit_flops(_WithHead(model, head), batch)
             for head in (
@@ -148,7 +151,7 @@ class StepCosts(NamedTuple):
         last = exits == model.n_exits - 1
         if not hasattr(model, "confidence_at"):
             answers = np.where(last, answers, 0.0)  # computed together with the confidence
-        looks = np.where(last | (exits < min_exit), 0.0, looks)
+        looks = np.where(np.isin(exits, list(looked_at)), looks, 0.0)
         n_blocks = getattr(model, "n_blocks", model.n_exits)
         layers = np.where(last, n_blocks, np.minimum(exits + 1, n_blocks)).astype(np.float64)
         return cls(layers, stages + np.cumsum(looks) + answers, float(stages[-1] + answers[-1]))

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ def sweep(
     first: int = 0,
     strict: bool = False,
     min_exit: int = 0,
+    look_at: Sequence[int] | None = None,
     dtype: str | None = None,
     batch_size: int = 64,
     shards: str | os.PathLike[str] | None = None,
@@ -67,7 +67,7 @@ def sweep(
         Classes, for a class-conditional network; draw them at random, as requests will be.
     seed, first : int
         The images are the samples of this seed numbered from `first`.
-    strict, min_exit
+    strict, min_exit, look_at
         As in `DeeDiffRule`.
     shards : folder, optional
         Where to write the record in pieces of `shard_size` images, and to resume from.
@@ -97,7 +97,7 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit, look_at=look_at)
     fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     return _DiffusionSweep(
         system=fast.rule.system,
@@ -123,6 +123,7 @@ def pilot_thresholds(
     seed: int = 1,
     strict: bool = False,
     min_exit: int = 0,
+    look_at: Sequence[int] | None = None,
     dtype: str | None = None,
     batch_size: int = 64,
 ) -> list[float | None]:
@@ -142,16 +143,19 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit)
+    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit, look_at=look_at)
     fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     table = seen.reshape(-1, seen.shape[-1])
-    candidates = np.unique(np.quantile(table, np.linspace(0, 1, 1001)).astype(np.float32))[::-1]
-    exits_at = partial(exit_indices, table, strict=strict, min_exit=min_exit)
-    means = [
-        (fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean())
-        for taken in map(exits_at, candidates)
-    ]
+    looked_at = np.isin(np.arange(table.shape[1]), rule.looks(model.n_exits))
+    levels = np.quantile(table[:, looked_at], np.linspace(0, 1, 1001))
+    candidates = np.unique(levels.astype(np.float32))[::-1]
+
+    def costs_at(level: np.float32) -> tuple[float, float]:
+        taken = exit_indices(table, np.where(looked_at, level, np.inf), strict=strict)
+        return fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean()
+
+    means = [costs_at(level) for level in candidates]
     layers, flops = np.asarray(means).T
     # The full model evaluates no exits, so a threshold that rarely exits is slower than it.
     saving = np.flatnonzero(flops < fast.costs.full_flops)

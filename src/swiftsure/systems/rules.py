@@ -1,6 +1,7 @@
 """Rules: what a system does, given a policy, a rule or a bare threshold."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -60,29 +61,54 @@ class ThresholdRule(Rule):
         Exit on `>` instead of `≥`.
     min_exit : int
         Exits before this one are never taken.
+    look_at : ints, optional
+        The exits at which to measure the confidence; all by default. A look may cost more than it
+        saves, and only the exits that are looked at can be taken.
     """
 
     threshold: float | None = None
     score: ClassVar[str]  # rules with several scores make it a field, second in position
     strict: bool = field(default=False, kw_only=True)
     min_exit: int = field(default=0, kw_only=True)
+    look_at: Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every field."""
         checks.count("min_exit", self.min_exit, 0)
         threshold_levels("threshold", [self.threshold])
+        if self.look_at is not None:
+            exits = sorted({checks.count("look_at", each, 0) for each in self.look_at})
+            if not exits:
+                raise ValueError("`look_at` must name at least one exit, but is empty.")
+            object.__setattr__(self, "look_at", tuple(exits))
 
     def reachable(self, levels: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return which thresholds a confidence can reach, given that it is at most 1."""
         return levels < 1 if self.strict else levels <= 1
 
     def check_exits(self, n_exits: int) -> None:
-        """Raise if `min_exit` is not an exit of the model."""
+        """Raise if an exit that the rule names is not one of the model's."""
         if self.min_exit >= n_exits:
             raise ValueError(
                 f"`min_exit` must be less than the model's {n_exits} exits, but got"
                 f" {self.min_exit}."
             )
+        if self.look_at is not None and self.look_at[-1] >= n_exits - 1:
+            raise ValueError(
+                f"`look_at` must name exits before the last of the model's {n_exits}, from 0 on,"
+                f" but got {self.look_at[-1]}."
+            )
+
+    def looks(self, n_exits: int) -> list[int]:
+        """Return the exits at which the confidence is measured.
+
+        Examples
+        --------
+        >>> ThresholdRule(0.9, min_exit=1, look_at=[0, 1, 3]).looks(n_exits=6)
+        [1, 3]
+        """
+        exits = range(self.min_exit, n_exits - 1)
+        return [k for k in exits if self.look_at is None or k in self.look_at]
 
     def settings(self, n_exits: int) -> dict[str, Any]:
         """Return everything but the threshold, as stored in a record and its policies."""
@@ -90,7 +116,7 @@ class ThresholdRule(Rule):
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name not in ("threshold", "score") and value != each.default:
-                found[each.name] = value
+                found[each.name] = list(value) if each.name == "look_at" else value
         return found
 
     @classmethod

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
+from swiftsure.torch.conditional import Bodies, GraphPool, can_branch
 from swiftsure.torch.modes import inference
 
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
@@ -109,8 +110,9 @@ class CaptureBudget:
 class Recorded:
     """A captured function: `replay()` runs it again and overwrites the tensors in `result`."""
 
-    def __init__(self, replay: Callable[[], None], result: Any) -> None:
+    def __init__(self, replay: Callable[[], None], result: Any, bodies: Bodies | None) -> None:
         self.replay, self.result = replay, result
+        self._bodies = bodies  # kept: their memory is the graph's
 
     def seconds(self, device: torch.device, repeats: int = 3) -> float:
         """Return how long a replay takes on a GPU."""
@@ -143,14 +145,18 @@ class Recorder:
         self.device, self.dtype = device, dtype
         self.budget = budget or CaptureBudget()
         self.captures = device.type == "cuda"
+        self._bodies: Bodies | None = None
         if self.captures:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with self.budget.lock:
+                self._pool = GraphPool(device)
+                self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._bodies = Bodies(device) if can_branch() else None
 
     def record(self, function: Callable[[], Any], warm_up: int = 2) -> Recorded:
         """Capture a function without arguments; it runs `warm_up` times before.
 
-        The function must not draw random numbers, wait for the device or change shapes.
+        The function must not draw random numbers, wait for the device or change shapes. Parts that
+        it runs with `run_if` become conditional.
         """
         with self.budget.timed():
             return self._captured(function, warm_up) if self.captures else self._eager(function)
@@ -158,7 +164,8 @@ class Recorder:
     def _captured(self, function: Callable[[], Any], warm_up: int) -> Recorded:
         current = torch.cuda.current_stream(self.device)
         graph = torch.cuda.CUDAGraph()
-        with inference(self.device, self.dtype), no_autocast_cache(), self.budget.lock:
+        branching = self._bodies.recording() if self._bodies else nullcontext()
+        with inference(self.device, self.dtype), no_autocast_cache(), self.budget.lock, branching:
             self._side.wait_stream(current)
             _clear_workspaces()
             with torch.cuda.stream(self._side):
@@ -171,14 +178,14 @@ class Recorder:
                 # thread_local: other threads may allocate memory during the capture.
                 with torch.cuda.graph(
                     graph,
-                    pool=self._pool,
+                    pool=self._pool.id,
                     stream=self._side,
                     capture_error_mode="thread_local",
                 ):
                     result = function()
                 _clear_workspaces()
             current.wait_stream(self._side)
-        return Recorded(graph.replay, result)
+        return Recorded(graph.replay, result, self._bodies)
 
     def buffers(self) -> Any:
         """Return a context that counts the memory of fixed tensors allocated in it."""
@@ -203,7 +210,7 @@ class Recorder:
                 if isinstance(kept, Tensor):
                     kept.copy_(new)
 
-        return Recorded(replay, held)
+        return Recorded(replay, held, None)
 
 
 def _reserved(device: torch.device) -> int:

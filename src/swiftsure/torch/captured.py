@@ -1,38 +1,29 @@
 """`Captures`: what `EarlyExit(..., capture=True)` has captured, and how it runs batches with it."""
 
 import threading
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from operator import is_, itemgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.utils import _pytree as pytree
 
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits
 from swiftsure.torch.captured_calls import CapturedCalls
-from swiftsure.torch.captured_stream import CapturedLane, Left
-from swiftsure.torch.results import ExitOutput, StreamResult
+from swiftsure.torch.captured_lane import CapturedLane
+from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.segments import Signature, signature_of
-from swiftsure.torch.staged import batch_size
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
-__all__ = ["CapturedStream", "Captures"]
-
-CHECK_SECONDS = 0.005
-"""How often a stream looks for replaced weights. Samples in flight may have seen either anyway."""
+__all__ = ["Captures"]
 
 SPARE_BATCHES = 5
 """Batches of answers beyond those of `max_wait`: running, learned, or not taken yet."""
@@ -158,240 +149,3 @@ def _watch_registrations() -> None:
 
 class _StaleWeightsError(Exception):
     """Weights were replaced after their graphs had been captured."""
-
-
-@dataclass
-class _Open:
-    """A batch whose samples have not all been answered."""
-
-    start: int
-    n: int
-    missing: int
-
-
-class CapturedStream:
-    """Runs batches through a captured lane; the interface of `Stream`.
-
-    Parameters
-    ----------
-    fast : EarlyExit
-    size : int
-        How many samples a segment runs at once.
-    max_wait : int
-        After how many further pushes a segment runs a batch that is not full.
-    full : bool
-        Run the full model instead of the policy.
-    """
-
-    def __init__(
-        self, fast: "EarlyExit", captures: Captures, size: int, max_wait: int, full: bool = False
-    ) -> None:
-        self._fast, self._captures = fast, captures
-        self._size, self._max_wait, self._full = size, max_wait, full
-        self.pushed, self._pushes = 0, 0
-        self._checked = 0.0
-        self._lent: Any = None
-        self._lane: CapturedLane | None = None
-        self._open: deque[_Open] = deque()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of samples that have not exited yet."""
-        return 0 if self._lane is None else self._lane.in_flight
-
-    def push(self, batch: Any) -> list[StreamResult]:
-        """Add a batch and return the samples that exited, from this batch or earlier ones."""
-        with self._fast.context(batch):
-            results = self._give_back_stale()
-            for part in _split(batch, self._size):
-                left: list[Left] = []
-                while not self._has_room(batch_size(part)):
-                    self._run_oldest(left)
-                results += self._results(left)
-                left = []
-                self._put(part, left)
-                results += self._results(left)
-            return results
-
-    def flush(self) -> list[StreamResult]:
-        """Run all waiting samples and return their results."""
-        if self._lane is None:
-            return []
-        left: list[Left] = []
-        with self._fast.context(self._lane.exits):
-            self._lane.flush(left)
-            results = self._results(left)
-        self._give_back()
-        return results
-
-    def run(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
-        """Yield one `ExitOutput` per batch, in order."""
-        sizes: deque[list[int]] = deque()
-        ready: deque[ExitOutput] = deque()
-        try:
-            for batch in batches:
-                parts = list(_split(batch, self._size))
-                sizes.append([batch_size(part) for part in parts])
-                with self._fast.context(batch):
-                    if self._lane is not None and self._is_stale():
-                        ready.extend(self._answers(flush=True))
-                        self._give_back()
-                    for part in parts:
-                        ready.extend(self._answers(part))
-                yield from _whole(sizes, ready)
-            if self._lane is not None:
-                with self._fast.context(self._lane.exits):
-                    ready.extend(self._answers(flush=True))
-            yield from _whole(sizes, ready)
-        finally:
-            self._give_back()
-
-    def _answers(self, batch: Any = None, flush: bool = False) -> Iterator[ExitOutput]:
-        """Push a batch, or flush, and yield the batches that are whole, in order."""
-        left: list[Left] = []
-        if flush and self._lane is not None:
-            self._lane.flush(left)
-        elif batch is not None:
-            n = batch_size(batch)
-            while not self._has_room(n):
-                self._run_oldest(left)
-                yield from self._completed(left)
-                left = []
-            self._open.append(_Open(self.pushed, n, n))
-            if n:
-                self._put(batch, left)
-            else:
-                self._empty = self._fast._run_eager(batch)
-        yield from self._completed(left)
-
-    def _completed(self, left: list[Left]) -> Iterator[ExitOutput]:
-        self._note(left)
-        while self._open and not self._open[0].missing:
-            done = self._open.popleft()
-            yield self._taken(done) if done.n else self._empty
-
-    def _put(self, batch: Any, left: list[Left]) -> None:
-        """Run a batch of at most `size` samples."""
-        if self._lane is None:
-            self._fast.check_mode()
-            self._lent = self._captures.lane(batch, self._size, self._max_wait, self._full)
-            self._lane = self._lent.__enter__()
-        n = batch_size(batch)
-        self._pushes += 1
-        self._lane.put(batch, self.pushed, self._pushes, left)
-        self.pushed += n
-        self._lane.run_overdue(self._pushes - self._max_wait + 1, left)
-
-    def _has_room(self, n: int) -> bool:
-        """Return whether n more answers overwrite none that nobody has taken yet."""
-        if self._lane is None:
-            return True
-        oldest = self._open[0].start if self._open else self._lane.oldest()
-        return oldest is None or self.pushed + n - oldest <= self._lane.n_answers
-
-    def _run_oldest(self, left: list[Left]) -> None:
-        if self._lane is not None:
-            self._lane.run_oldest(left)
-            self._lane.learn_all(left)
-
-    def _note(self, left: list[Left]) -> None:
-        """Count the samples that left off the open batches."""
-        for each in left:
-            ids = each.ids
-            first = 0
-            for batch in self._open:
-                stop = int(ids.searchsorted(batch.start + batch.n))
-                batch.missing -= stop - first
-                first = stop
-                if first == len(ids):
-                    break
-
-    @torch.inference_mode(False)  # users may compute with these tensors, also with gradients
-    def _taken(self, done: _Open) -> ExitOutput:
-        lane = self._lane
-        assert lane is not None  # noqa: S101
-        first = done.start % lane.n_answers
-        stop = first + done.n
-
-        def rows(table: Any) -> Any:
-            if not isinstance(table, Tensor):
-                return table
-            if stop <= lane.n_answers:
-                return table[first:stop].clone()
-            over = stop - lane.n_answers
-            return torch.cat([table[first : lane.n_answers], table[:over]])
-
-        values = lane.plan.output([rows(value) for value in lane.values])
-        return ExitOutput(values, rows(lane.exits), None, rows(lane.decided))
-
-    def _results(self, left: list[Left]) -> list[StreamResult]:
-        """Return samples that left as results."""
-        lane, found = self._lane, []
-        for each in left:
-            assert lane is not None  # noqa: S101
-            ids = torch.from_numpy(each.ids).to(lane.device)
-            where = ids % lane.n_answers
-            with torch.inference_mode(False):
-                values = [
-                    v.index_select(0, where) if isinstance(v, Tensor) else v for v in lane.values
-                ]
-                last = each.exit_index == self._fast.model.n_exits - 1
-                decided = None if last else lane.decided.index_select(0, where)
-            raw = lane.plan.output(values)
-            found.append(StreamResult(ids, raw, each.exit_index, decided))
-        return found
-
-    def _is_stale(self) -> bool:
-        """Check the model's mode and weights, every few milliseconds."""
-        now = time.monotonic()
-        if now - self._checked < CHECK_SECONDS:
-            return False
-        self._checked = now
-        self._fast.check_mode()
-        return self._captures.stale
-
-    def _give_back_stale(self) -> list[StreamResult]:
-        """Finish with the old weights what began with them."""
-        if self._lane is None or not self._is_stale():
-            return []
-        left: list[Left] = []
-        self._lane.flush(left)
-        results = self._results(left)
-        self._give_back()
-        return results
-
-    def _give_back(self) -> None:
-        if self._lane is not None:
-            lent, self._lent, self._lane = self._lent, None, None
-            self._open.clear()
-            lent.__exit__(None, None, None)
-
-
-def _split(batch: Any, size: int) -> Iterator[Any]:
-    """Yield parts of a batch of at most `size` samples."""
-    n = batch_size(batch)
-    if n <= size:
-        yield batch
-        return
-    for first in range(0, n, size):
-        rows = slice(first, first + size)
-        yield pytree.tree_map_only(Tensor, itemgetter(rows), batch)
-
-
-def _whole(sizes: deque[list[int]], ready: deque[ExitOutput]) -> Iterator[ExitOutput]:
-    """Yield the batches whose parts are all ready."""
-    while sizes and len(ready) >= len(sizes[0]):
-        parts = [ready.popleft() for _ in sizes.popleft()]
-        yield parts[0] if len(parts) == 1 else _joined(parts)
-
-
-@torch.inference_mode(False)
-def _joined(parts: list[ExitOutput]) -> ExitOutput:
-    flat = [pytree.tree_flatten(part.raw) for part in parts]
-    leaves = [
-        torch.cat(each) if isinstance(each[0], Tensor) else each[0]
-        for each in zip(*(leaves for leaves, _ in flat), strict=True)
-    ]
-    exits = torch.cat([part.exits for part in parts])
-    decided = torch.cat([part.decided for part in parts])
-    return ExitOutput(pytree.tree_unflatten(leaves, flat[0][1]), exits, None, decided)

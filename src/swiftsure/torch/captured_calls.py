@@ -1,7 +1,8 @@
 """`CapturedCalls`: answers one batch at a time with captured segments, for low latency.
 
-Each segment is captured for the size of the batch and, as samples exit, for powers of two below it.
-Samples that exited stay in the batch, ignored, until the rest fits the next smaller size.
+A single sample is one graph (`CapturedSample`). For larger batches each segment is captured for the
+size of the batch and, as samples exit, for powers of two below it. Samples that exited stay in the
+batch, ignored, until the rest fits the next smaller size.
 """
 
 import threading
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
+from swiftsure.torch.captured_sample import CapturedSample
+from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.rows import row_buffer
 from swiftsure.torch.segments import SegmentPlan
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
 __all__ = ["CapturedCalls", "captured_size"]
-
-WAIT = 25e-6
-"""Seconds from the end of a segment to the start of the next if the host decides in between."""
 
 
 def captured_size(n: int) -> int:
@@ -50,7 +50,6 @@ class _Node:
     state: list[Tensor] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     scores: Tensor | None = None  # on the host
-    seconds: float = 0.0
 
 
 class CapturedCalls:
@@ -69,6 +68,7 @@ class CapturedCalls:
     def __init__(
         self, fast: "EarlyExit", batch: Any, budget: CaptureBudget, compiled: bool = False
     ) -> None:
+        self._fast = fast
         self.plan = SegmentPlan(fast, batch, compiled=compiled)
         self.device = device_of(batch)
         self.recorder = Recorder(self.device, fast.dtype, budget)
@@ -79,9 +79,7 @@ class CapturedCalls:
         self._cuda = self.recorder.captures
         self._stream: Any = None  # that of the last call
         self._events = [self.recorder.event() for _ in self.plan.exits]
-        # Counts of single samples that reached and left each exit, for launching ahead.
-        self._reached = np.ones(len(self.plan.exits))
-        self._left = np.ones(len(self.plan.exits))
+        self._sample: CapturedSample | None = None
 
     def __call__(self, batch: Any, meanwhile: Callable[[], None]) -> ExitOutput:
         """Run a batch; threads take turns. Calls `meanwhile` while the first segment runs."""
@@ -92,6 +90,10 @@ class CapturedCalls:
                 if self._stream is not None and self._stream != stream:
                     stream.wait_stream(self._stream)
                 self._stream = stream
+            if batch_size(batch) == 1 and (can_branch() or not self._cuda):
+                if self._sample is None:
+                    self._sample = CapturedSample(self._fast, self.plan, self.recorder, batch)
+                return self._sample(batch, meanwhile)
             return self._run(batch, meanwhile)
 
     def _run(self, batch: Any, meanwhile: Callable[[], None]) -> ExitOutput:
@@ -108,28 +110,20 @@ class CapturedCalls:
         seen = np.full((n, self._n_early + 2), np.nan, dtype=np.float32)
         taken: list[tuple[NDArray[np.int64], list[Any]]] = []
         ids = rows = np.arange(n)
-        ahead = False  # whether the next segment was launched already
         for k, exit_index in enumerate(plan.exits):
             node = self._nodes[k, size]
-            if not ahead:
-                self._launch(k, size)
+            self._launch(k, size)
             if k == 0:
                 meanwhile()
             if k == plan.last:
                 taken.append((ids, self._take(node, rows)))
                 seen[ids, -2:] = exit_index, 0.0
                 break
-            ahead = n == 1 and self._expects_to_stay(k)
-            if ahead:
-                self._launch(k + 1, size)
             scores = self._scores(k, node)[rows]
             seen[ids, exit_index] = scores
             level = np.float32(plan.threshold(k))
             staying = scores <= level if self._strict else scores < level
             leaving = ~staying
-            if n == 1:
-                self._reached[k] += 1
-                self._left[k] += leaving[0]
             if leaving.any():
                 gone = ids[leaving]
                 taken.append((gone, self._take(node, rows[leaving])))
@@ -157,14 +151,6 @@ class CapturedCalls:
             self._events[segment].synchronize()
         scores: NDArray[np.float32] = node.scores.numpy()  # type: ignore[union-attr]
         return scores
-
-    def _expects_to_stay(self, segment: int) -> bool:
-        """Return whether launching the next segment before the decision saves time on average."""
-        after = self._nodes.get((segment + 1, 1))
-        if not self._cuda or after is None or after.graph is None:
-            return False
-        share = self._left[segment] / self._reached[segment]
-        return bool(share * after.seconds < (1 - share) * WAIT)
 
     def _capture(self, segment: int, size: int, node: _Node) -> None:
         plan, is_last = self.plan, segment == self.plan.last
@@ -197,8 +183,6 @@ class CapturedCalls:
             self._nodes[segment + 1, size] = _Node(node.state)
         elif after is not None:
             node.state = after.inputs
-        if self._cuda and size == 1:
-            node.seconds = node.graph.seconds(self.device)
         for held, kept in zip(node.inputs, saved, strict=True):
             held.copy_(kept)
 

@@ -1,385 +1,325 @@
-"""Captured segments that always run full batches, gathered from the samples of many.
+"""`CapturedStream`: runs batches through a captured lane, in the place of a plain `Stream`."""
 
-In front of each segment is a ring of a few slots of `size` rows. A segment's graph reads one slot,
-decides, copies the samples that stay straight into the ring of the next segment, and the answers of
-the others into a table. The device needs no word from the host for that. The host learns who left
-from pinned memory, while the next graphs run, and only to know which segment to start next:
-
-    batches -> [ring 0] -> segment 0 -> [ring 1] -> segment 1 -> ... -> answers, in order
-                               |                        |
-                               +------- exits ----------+-------------> table
-"""
-
+import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
-from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
-from swiftsure.torch.segments import SegmentPlan
-from swiftsure.torch.staged import batch_size, device_of
+from swiftsure.torch.captured import Captures
+from swiftsure.torch.captured_lane import CapturedLane, Left
+from swiftsure.torch.results import ExitOutput, StreamError, StreamResult
+from swiftsure.torch.staged import batch_size, rows_of
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
-__all__ = ["CapturedLane", "Left"]
+__all__ = ["CapturedStream"]
 
-SLOTS, FEWER_SLOTS = 3, 2
-"""Slots of a ring: one is read, one holds the samples that wait, one takes those that overflow.
-With fewer, the host must know a segment's decisions before it runs again."""
-
-LARGE = 64 * 2**20
-"""Bytes of a slot from which on memory counts more than a wait of the device for the host."""
-
-IN_FLIGHT = 3
-"""Graphs that run before the host has learned the decisions of the first of them."""
-
-Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Left:
-    """Samples that left at an exit: their numbers, ascending."""
-
-    ids: Numbers
-    exit_index: int
+CHECK_SECONDS = 0.005
+"""How often a stream looks for replaced weights. Samples in flight may have seen either anyway."""
 
 
 @dataclass
-class _Ring:
-    """Samples in front of a segment; positions count rows since the beginning."""
+class _Open:
+    """A batch whose samples have not all been answered."""
 
-    tensors: list[Tensor]
-    ids: Tensor
-    slots: int
-    head: int = 0
-    tail: int = 0
-
-    def __post_init__(self) -> None:
-        self.waiting: deque[tuple[Numbers, Numbers]] = deque()  # numbers, and when they came
-
-    @property
-    def n(self) -> int:
-        return self.head - self.tail
-
-    def oldest(self) -> tuple[int, int] | None:
-        """Return the number of the sample that waits longest, and when it came."""
-        if not self.waiting:
-            return None
-        ids, since = self.waiting[0]
-        return int(ids[0]), int(since[0])
-
-    def add(self, ids: Numbers, since: Numbers) -> None:
-        if len(ids):
-            self.waiting.append((ids, since))
-            self.head += len(ids)
-
-    def take(self, n: int) -> tuple[Numbers, Numbers]:
-        """Remove the first n samples from the list of those that wait."""
-        parts, missing = [], n
-        while missing:
-            ids, since = self.waiting.popleft()
-            if len(ids) > missing:
-                self.waiting.appendleft((ids[missing:], since[missing:]))
-                ids, since = ids[:missing], since[:missing]
-            parts.append((ids, since))
-            missing -= len(ids)
-        if len(parts) == 1:
-            return parts[0]
-        ids, since = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return ids, since
+    start: int
+    n: int
+    missing: int
 
 
-@dataclass(frozen=True)
-class _Fired:
-    """A graph that was launched, whose decisions the host does not know yet."""
-
-    segment: int
-    slot: int
-    ids: Numbers
-    since: Numbers
-    event: Any
-
-
-class CapturedLane:
-    """The segments of a runtime captured at one size, with their rings; for one stream at a time.
+class CapturedStream:
+    """Runs batches through a captured lane; the interface of `Stream`.
 
     Parameters
     ----------
     fast : EarlyExit
-    batch
-        An example with at least one sample.
     size : int
         How many samples a segment runs at once.
-    n_answers : int
-        Rows of the table of answers: how many samples may be unanswered or not taken yet.
+    max_wait : int
+        After how many further pushes a segment runs a batch that is not full.
     full : bool
-        Run the full model, whatever the policy says.
+        Run the full model instead of the policy.
     """
 
     def __init__(
-        self,
-        fast: "EarlyExit",
-        batch: Any,
-        size: int,
-        n_answers: int,
-        budget: CaptureBudget,
-        *,
-        compiled: bool = False,
-        full: bool = False,
+        self, fast: "EarlyExit", captures: Captures, size: int, max_wait: int, full: bool = False
     ) -> None:
-        self.plan = SegmentPlan(fast, batch, full=full, compiled=compiled, dynamic=False)
-        self.size, self.n_answers = size, n_answers
-        self.device = device_of(batch)
-        self.recorder = Recorder(self.device, fast.dtype, budget)
-        self._cuda = self.recorder.captures
-        self._used = self.recorder.event()
-        self._strict = fast.policy.strict
-        # Partial batches run at smaller sizes, unless each size would be compiled.
-        sizes = {size} if compiled else {size, -(-size // 2), -(-size // 4), -(-size // 8)}
-        self._sizes = sorted(sizes)
-        plan, n_segments = self.plan, len(self.plan.exits)
-        with self.recorder.buffers():
-            self._live = torch.zeros(n_segments, dtype=torch.long, device=self.device)
-            self._fill = torch.zeros(n_segments, dtype=torch.long, device=self.device)
-            self.values = [
-                row_buffer(leaf, n_answers) if isinstance(leaf, Tensor) else leaf
-                for leaf in plan.outputs
-            ]
-            self.exits = torch.zeros(n_answers + 1, dtype=torch.long, device=self.device)
-            self.decided = torch.zeros(n_answers + 1, device=self.device)
-            self._flags = torch.zeros(size, dtype=torch.int8, device=self.device)
-            self._places = torch.zeros(size, dtype=torch.long, device=self.device)
-            self._answers = torch.zeros(size, dtype=torch.long, device=self.device)
-            # The host fills the first ring itself, so nothing overflows.
-            slots = FEWER_SLOTS if n_segments > 1 else 1
-            self._rings = [self._ring(plan.batch_tensors(batch), slots)]
-        self._graphs: dict[tuple[int, int, int], Recorded] = {}
-        self._told = [
-            [self.recorder.pinned(size, torch.int8) for _ in range(SLOTS)]
-            for _ in range(n_segments)
-        ]
-        self._events = {
-            (k, slot): self.recorder.event() for k in range(n_segments) for slot in range(SLOTS)
-        }
-        self._lives = [0] * n_segments
-        self._fired: deque[_Fired] = deque()
-        self._unknown = [0] * n_segments
-        for k in range(n_segments):
-            if k < plan.last:  # the next ring is laid out like what this segment gives
-                with budget.timed():
-                    found = plan.steps[k]([t[:size] for t in self._rings[k].tensors])
-                large = sum(leaf.nbytes for leaf in found.state) > LARGE
-                with self.recorder.buffers():
-                    slots = FEWER_SLOTS if large else SLOTS
-                    self._rings.append(self._ring(found.state, slots))
-                del found
-            for slot in range(self._rings[k].slots):
-                self._graphs[k, slot, size] = self._capture(k, slot, size)
-
-    def reset(self) -> None:
-        """Forget all samples, to serve another stream."""
-        for ring in self._rings:
-            ring.head = ring.tail = 0
-            ring.waiting.clear()
-        self._fired.clear()
-        self._unknown = [0] * len(self._rings)
-        self._fill.zero_()
-
-    def acquire(self) -> None:
-        """Begin a stream, after the work of the one before."""
-        if self._used is not None:
-            self._used.wait(torch.cuda.current_stream(self.device))
-        with torch.inference_mode():
-            self.reset()
-
-    def release(self) -> None:
-        """End a stream."""
-        if self._used is not None:
-            self._used.record(torch.cuda.current_stream(self.device))
-
-    # ------------------------------------------------------------------------------- scheduling
+        self._fast, self._captures = fast, captures
+        self._size, self._max_wait, self._full = size, max_wait, full
+        self.pushed, self._pushes = 0, 0
+        self._checked = 0.0
+        self._lent: Any = None
+        self._lane: CapturedLane | None = None
+        self._open: deque[_Open] = deque()
+        self._failures: list[StreamError] = []
 
     @property
     def in_flight(self) -> int:
-        """Number of samples that have not exited, as far as the host knows."""
-        return sum(ring.n for ring in self._rings) + sum(len(f.ids) for f in self._fired)
+        """Number of samples that have not exited yet."""
+        return 0 if self._lane is None else self._lane.in_flight
 
-    def oldest(self) -> int | None:
-        """Return the lowest number of a sample that has not exited, as far as the host knows."""
-        found = [ring.oldest() for ring in self._rings]
-        numbers = [each[0] for each in found if each is not None]
-        numbers += [int(fired.ids[0]) for fired in self._fired]
-        return min(numbers, default=None)
+    def push(self, batch: Any) -> list[StreamResult]:
+        """Add a batch and return the samples that exited, from this batch or earlier ones."""
+        with self._fast.context(batch):
+            results = self._give_back_stale()
+            for part in _split(batch, self._size):
+                left: list[Left] = []
+                while not self._has_room(batch_size(part)):
+                    self._run_oldest(left)
+                results += self._results(left)
+                left = []
+                self._put(part, left)
+                results += self._results(left)
+            self._raise_failures(results)
+            return results
 
-    def put(self, batch: Any, start: int, now: int, left: list[Left]) -> None:
-        """Add a batch whose samples are numbered from `start`, and run what is ready."""
-        tensors, n = self.plan.batch_tensors(batch), batch_size(batch)
-        ring, done = self._rings[0], 0
-        capacity = ring.slots * self.size
-        while done < n:
-            place = ring.head % capacity
-            room = min(n - done, self.size - place % self.size)
-            for held, new in zip(ring.tensors, tensors, strict=True):
-                held[place : place + room].copy_(new[done : done + room])
-            ids = np.arange(start + done, start + done + room)
-            torch.arange(start + done, start + done + room, out=ring.ids[place : place + room])
-            ring.add(ids, np.full(room, now))
-            done += room
-            self.run_ready(left)
+    def flush(self) -> list[StreamResult]:
+        """Run all waiting samples and return their results."""
+        if self._lane is None:
+            return []
+        left: list[Left] = []
+        with self._fast.context(self._lane.exits):
+            self._lane.flush(left)
+            results = self._results(left)
+            self._raise_failures(results)
+        self._give_back()
+        return results
 
-    def run_ready(self, left: list[Left]) -> None:
-        """Run the segments that have full batches, the last ones first."""
-        while True:
-            k = next(
-                (k for k in reversed(range(len(self._rings))) if self._rings[k].n >= self.size),
-                None,
-            )
-            if k is None:
-                return
-            self._fire(k, self.size, left)
+    def _raise_failures(self, results: list[StreamResult]) -> None:
+        """Raise if stages failed since the last call; the error holds these results."""
+        failures = self._taken_failures()
+        if failures:
+            self._failures = []
+            first = failures[0]
+            first.samples = np.concatenate([each.samples for each in failures])
+            first.results = results
+            raise first
 
-    def run_overdue(self, before: int, left: list[Left]) -> None:
-        """Run partial batches for samples that came before a moment."""
-        for k, ring in enumerate(self._rings):
-            while True:
-                oldest = ring.oldest()
-                if oldest is None or oldest[1] >= before:
+    def _taken_failures(self) -> list[StreamError]:
+        """Return all failures that were not raised yet."""
+        if self._lane is not None:
+            self._failures += self._lane.failures
+            self._lane.failures.clear()
+        return self._failures
+
+    def run(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
+        """Yield one `ExitOutput` per batch, in order."""
+        sizes: deque[list[int]] = deque()
+        ready: deque[ExitOutput] = deque()
+        delivered = self.pushed
+        try:
+            for batch in batches:
+                parts = list(_split(batch, self._size))
+                sizes.append([batch_size(part) for part in parts])
+                with self._fast.context(batch):
+                    if self._lane is not None and self._is_stale():
+                        ready.extend(self._answers(flush=True))
+                        self._fail_in_order(delivered, ready)
+                        self._give_back()
+                    for part in parts:
+                        ready.extend(self._answers(part))
+                for whole in _whole(sizes, ready):
+                    delivered += len(whole.exits)
+                    yield whole
+                self._fail_in_order(delivered, ready)
+            if self._lane is not None:
+                with self._fast.context(self._lane.exits):
+                    ready.extend(self._answers(flush=True))
+            for whole in _whole(sizes, ready):
+                delivered += len(whole.exits)
+                yield whole
+            self._fail_in_order(delivered, ready)
+        finally:
+            self._give_back()
+
+    def _fail_in_order(self, delivered: int, ready: Iterable[ExitOutput]) -> None:
+        """Raise if stages failed, with all other samples that were not delivered as results."""
+        if not self._taken_failures():
+            return
+        found: list[StreamResult] = []
+        for part in ready:
+            found += _by_exit(part, delivered)
+            delivered += len(part.exits)
+        if self._lane is not None:
+            with self._fast.context(self._lane.exits):
+                self._lane.flush([])  # the stream ends here
+                failed = np.concatenate([each.samples for each in self._taken_failures()])
+                ids = np.setdiff1d(np.arange(delivered, self.pushed), failed)
+                where = torch.from_numpy(ids).to(self._lane.device) % self._lane.n_answers
+                exits = self._lane.exits[where].cpu().numpy()
+                found += self._results([Left(ids[exits == k], int(k)) for k in np.unique(exits)])
+        self._raise_failures(found)
+
+    def _answers(self, batch: Any = None, flush: bool = False) -> Iterator[ExitOutput]:
+        """Push a batch, or flush, and yield the batches that are whole, in order."""
+        left: list[Left] = []
+        if flush and self._lane is not None:
+            self._lane.flush(left)
+        elif batch is not None:
+            n = batch_size(batch)
+            while not self._has_room(n):
+                self._run_oldest(left)
+                yield from self._completed(left)
+                left = []
+            self._open.append(_Open(self.pushed, n, n))
+            if n:
+                self._put(batch, left)
+            else:
+                self._empty = self._fast._run_eager(batch)
+        yield from self._completed(left)
+
+    def _completed(self, left: list[Left]) -> Iterator[ExitOutput]:
+        self._note(left)
+        while self._open and not self._open[0].missing:
+            done = self._open.popleft()
+            yield self._taken(done) if done.n else self._empty
+
+    def _put(self, batch: Any, left: list[Left]) -> None:
+        """Run a batch of at most `size` samples."""
+        if self._lane is None:
+            self._fast.check_mode()
+            self._lent = self._captures.lane(batch, self._size, self._max_wait, self._full)
+            try:
+                self._lane = self._lent.__enter__()
+            except Exception as error:
+                ids = np.arange(self.pushed, self.pushed + batch_size(batch))
+                self._failures.append(StreamError.of("Capturing the stages", ids, error))
+        start = self.pushed
+        self.pushed += batch_size(batch)
+        if self._lane is None:
+            return
+        self._pushes += 1
+        self._lane.put(batch, start, self._pushes, left)
+        self._lane.run_overdue(self._pushes - self._max_wait + 1, left)
+
+    def _has_room(self, n: int) -> bool:
+        """Return whether n more answers overwrite none that nobody has taken yet."""
+        if self._lane is None:
+            return True
+        oldest = self._open[0].start if self._open else self._lane.oldest()
+        return oldest is None or self.pushed + n - oldest <= self._lane.n_answers
+
+    def _run_oldest(self, left: list[Left]) -> None:
+        if self._lane is not None:
+            self._lane.run_oldest(left)
+            self._lane.learn_all(left)
+
+    def _note(self, left: list[Left]) -> None:
+        """Count the samples that left off the open batches."""
+        for each in left:
+            ids = each.ids
+            first = 0
+            for batch in self._open:
+                stop = int(ids.searchsorted(batch.start + batch.n))
+                batch.missing -= stop - first
+                first = stop
+                if first == len(ids):
                     break
-                self._fire_partial(k, left)
 
-    def run_oldest(self, left: list[Left]) -> None:
-        """Run a partial batch with the sample that has the lowest number."""
-        while self._fired:
-            self._learn(left)
-        self.run_ready(left)
-        waiting = [(ring.oldest(), k) for k, ring in enumerate(self._rings) if ring.waiting]
-        if waiting:
-            self._fire_partial(min(waiting)[1], left)
+    @torch.inference_mode(False)  # users may compute with these tensors, also with gradients
+    def _taken(self, done: _Open) -> ExitOutput:
+        lane = self._lane
+        assert lane is not None  # noqa: S101
+        first = done.start % lane.n_answers
+        stop = first + done.n
 
-    def learn_all(self, left: list[Left]) -> None:
-        """Wait until the host knows all decisions."""
-        while self._fired:
-            self._learn(left)
-            self.run_ready(left)
+        def rows(table: Any) -> Any:
+            if not isinstance(table, Tensor):
+                return table
+            if stop <= lane.n_answers:
+                return table[first:stop].clone()
+            over = stop - lane.n_answers
+            return torch.cat([table[first : lane.n_answers], table[:over]])
 
-    def flush(self, left: list[Left]) -> None:
-        """Run all samples to their exits."""
-        self.learn_all(left)
-        for k, ring in enumerate(self._rings):
-            while ring.waiting:
-                self._fire_partial(k, left)
+        values = lane.plan.output([rows(value) for value in lane.values])
+        return ExitOutput(values, rows(lane.exits), None, rows(lane.decided))
 
-    def _fire_partial(self, k: int, left: list[Left]) -> None:
-        # The ring is realigned below, so nothing may be on its way into it.
-        self.learn_all(left)
-        ring = self._rings[k]
-        if ring.waiting:
-            self._fire(k, min(self.size, ring.n), left)
-        self.learn_all(left)
+    def _results(self, left: list[Left]) -> list[StreamResult]:
+        """Return samples that left as results."""
+        lane, found = self._lane, []
+        for each in left:
+            assert lane is not None  # noqa: S101
+            ids = torch.from_numpy(each.ids).to(lane.device)
+            where = ids % lane.n_answers
+            with torch.inference_mode(False):
+                values = [
+                    v.index_select(0, where) if isinstance(v, Tensor) else v for v in lane.values
+                ]
+                last = each.exit_index == self._fast.model.n_exits - 1
+                decided = None if last else lane.decided.index_select(0, where)
+            raw = lane.plan.output(values)
+            found.append(StreamResult(ids, raw, each.exit_index, decided))
+        return found
 
-    def _fire(self, k: int, n: int, left: list[Left]) -> None:
-        """Launch a segment on the first n samples that wait for it."""
-        last, ring = k == self.plan.last, self._rings[k]
-        if not last:
-            # The next ring must have room if all of these and all unknown ones stay, and the
-            # decisions of the slot's last run must be known before they are overwritten.
-            after = self._rings[k + 1]
-            while (
-                after.n + (self._unknown[k] + 1) * self.size > after.slots * self.size
-                or self._unknown[k] >= ring.slots
-            ):
-                self._learn(left)
-                if after.n >= self.size:
-                    return self.run_ready(left)
-        capacity = ring.slots * self.size
-        slot = ring.tail % capacity // self.size
-        ids, since = ring.take(n)
-        ring.tail += self.size
-        if n < self.size:
-            ring.head = ring.tail
-            self._fill[k].fill_(ring.head % capacity)
-        if self._lives[k] != n:
-            self._live[k].fill_(n)
-            self._lives[k] = n
-        size = next(size for size in self._sizes if size >= n)
-        graph = self._graphs.get((k, slot, size))
-        if graph is None:
-            graph = self._graphs[k, slot, size] = self._capture(k, slot, size)
-        graph.replay()
-        if last:
-            left.append(Left(ids, self.plan.exits[k]))
-            return None
-        event = self._events[k, slot]
-        if event is not None:
-            event.record()
-        self._fired.append(_Fired(k, slot, ids, since, event))
-        self._unknown[k] += 1
-        while len(self._fired) >= IN_FLIGHT:
-            self._learn(left)
-        return None
+    def _is_stale(self) -> bool:
+        """Check the model's mode and weights, every few milliseconds."""
+        now = time.monotonic()
+        if now - self._checked < CHECK_SECONDS:
+            return False
+        self._checked = now
+        self._fast.check_mode()
+        return self._captures.stale
 
-    def _learn(self, left: list[Left]) -> None:
-        """Wait for the decisions of the first graph whose decisions are not known."""
-        fired = self._fired.popleft()
-        if fired.event is not None:
-            fired.event.synchronize()
-        staying = self._told[fired.segment][fired.slot].numpy()[: len(fired.ids)].astype(bool)
-        self._unknown[fired.segment] -= 1
-        self._rings[fired.segment + 1].add(fired.ids[staying], fired.since[staying])
-        if not staying.all():
-            left.append(Left(fired.ids[~staying], self.plan.exits[fired.segment]))
+    def _give_back_stale(self) -> list[StreamResult]:
+        """Finish with the old weights what began with them."""
+        if self._lane is None or not self._is_stale():
+            return []
+        left: list[Left] = []
+        self._lane.flush(left)
+        results = self._results(left)
+        self._give_back()
+        return results
 
-    # ---------------------------------------------------------------------------------- capture
+    def _give_back(self) -> None:
+        self._open.clear()
+        if self._lane is not None:
+            self._taken_failures()
+            lent, self._lent, self._lane = self._lent, None, None
+            lent.__exit__(None, None, None)
 
-    def _ring(self, like: list[Tensor], slots: int) -> _Ring:
-        capacity = slots * self.size
-        ids = torch.zeros(capacity + 1, dtype=torch.long, device=self.device)
-        return _Ring([row_buffer(tensor, capacity) for tensor in like], ids, slots)
 
-    def _capture(self, k: int, slot: int, size: int) -> Recorded:
-        plan, ring, is_last = self.plan, self._rings[k], k == self.plan.last
-        first = slot * self.size
+def _by_exit(part: ExitOutput, start: int) -> list[StreamResult]:
+    """Return a batch whose samples are numbered from `start` as results."""
+    found = []
+    for k in sorted(set(part.exits.tolist())):
+        rows = (part.exits == k).nonzero()[:, 0]
+        found.append(StreamResult(start + rows, rows_of(part.raw, rows), k, part.decided[rows]))
+    return found
+
+
+def _split(batch: Any, size: int) -> Iterator[Any]:
+    """Yield parts of a batch of at most `size` samples."""
+    n = batch_size(batch)
+    if n <= size:
+        yield batch
+        return
+    for first in range(0, n, size):
         rows = slice(first, first + size)
-        inputs = [tensor[rows] for tensor in ring.tensors]
-        after = None if is_last else self._rings[k + 1]
-        decision = Decision(
-            self._live[k],
-            ring.ids[rows],
-            self._answers[:size],
-            self.exits,
-            self.decided,
-            *(
-                ()
-                if after is None
-                else (self._fill[k + 1], after.ids, self._flags[:size], self._places[:size])
-            ),
-        )
-        level, exit_index = plan.threshold(k), plan.exits[k]
-        told = self._told[k][slot][:size]
+        yield pytree.tree_map_only(Tensor, itemgetter(rows), batch)
 
-        def step() -> None:
-            found = plan.steps[k](inputs)
-            decide(found.scores, level, self._strict, exit_index, decision)
-            if after is not None:
-                for source, target in zip(found.state, after.tensors, strict=True):
-                    copy_rows(source, target, self._places[:size])
-                told.copy_(self._flags[:size], non_blocking=True)
-            for held, new in zip(self.values, found.values, strict=True):
-                if isinstance(held, Tensor):
-                    copy_rows(new, held, self._answers[:size])
 
-        # While warming up no row is valid, so that nothing is decided; and what waits in the slot,
-        # which a stage may overwrite, is put back.
-        saved = [tensor.clone() for tensor in inputs]
-        self._live[k].zero_()
-        recorded = self.recorder.record(step)
-        for held, kept in zip(inputs, saved, strict=True):
-            held.copy_(kept)
-        self._live[k].fill_(self._lives[k])
-        return recorded
+def _whole(sizes: deque[list[int]], ready: deque[ExitOutput]) -> Iterator[ExitOutput]:
+    """Yield the batches whose parts are all ready."""
+    while sizes and len(ready) >= len(sizes[0]):
+        parts = [ready.popleft() for _ in sizes.popleft()]
+        yield parts[0] if len(parts) == 1 else _joined(parts)
+
+
+@torch.inference_mode(False)
+def _joined(parts: list[ExitOutput]) -> ExitOutput:
+    flat = [pytree.tree_flatten(part.raw) for part in parts]
+    leaves = [
+        torch.cat(each) if isinstance(each[0], Tensor) else each[0]
+        for each in zip(*(leaves for leaves, _ in flat), strict=True)
+    ]
+    exits = torch.cat([part.exits for part in parts])
+    decided = torch.cat([part.decided for part in parts])
+    return ExitOutput(pytree.tree_unflatten(leaves, flat[0][1]), exits, None, decided)

@@ -19,6 +19,7 @@ from swiftsure.systems import PolicyBinding
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
+from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
@@ -82,8 +83,8 @@ class EarlyExit(nn.Module):
     Notes
     -----
     On a GPU, each exit that may fire costs one host-device synchronisation, because the number of
-    remaining samples sets the shapes of the next stage. With `capture`, `run` has none that the
-    device would wait for. Several threads may share one instance.
+    remaining samples sets the shapes of the next stage. With `capture`, `run` and calls with a
+    single sample have none that the device would wait for. Several threads may share one instance.
     """
 
     def __init__(
@@ -190,8 +191,8 @@ class EarlyExit(nn.Module):
 
         If `measure` has timed the ways for this batch size, the fastest is used, which may be the
         full model. Otherwise: on a GPU or with `capture`, late stages run full batches gathered
-        from several (see `Stream`). On a CPU, where small batches are nearly as efficient, each
-        batch runs by itself.
+        from several (see `Stream`). Each batch runs by itself on a CPU, where small batches are
+        nearly as efficient, and if it is a single sample of captured stages.
 
         Parameters
         ----------
@@ -224,8 +225,9 @@ class EarlyExit(nn.Module):
         return Stream(self, batch_size).ordered
 
     def _usual_way(self, batch: Any) -> str:
-        on_cpu = self.captures is None and device_of(batch).type == "cpu"
-        return "single" if on_cpu else "stream"
+        if self.captures is None:
+            return "single" if device_of(batch).type == "cpu" else "stream"
+        return "single" if size_of(batch) == 1 and can_branch() else "stream"
 
     @contextmanager
     def context(self, batch: Any) -> Iterator[None]:

@@ -128,6 +128,13 @@ class SegmentPlan:
             return 0.0
         return float(self.fast._thresholds[self.exits[segment]])
 
+    def stages_text(self, segment: int) -> str:
+        """Return the stages of a segment in words, counted from 1."""
+        stages = self._stages(segment)
+        if len(stages) == 1:
+            return f"Stage {stages[0] + 1}"
+        return f"One of stages {stages[0] + 1} to {stages[-1] + 1}"
+
     def _stages(self, segment: int) -> range:
         first = 0 if segment == 0 else self.exits[segment - 1] + 1
         return range(first, self.exits[segment] + 1)

@@ -7,35 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.captured import CapturedStream
-from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
+from swiftsure.torch.captured_stream import CapturedStream
+from swiftsure.torch.results import ExitOutput, Gathered, StreamError, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
 __all__ = ["Stream", "StreamError"]
-
-
-class StreamError(RuntimeError, ValueError):
-    """A stage failed on some samples of a stream, or refused them; the others go on.
-
-    Attributes
-    ----------
-    samples : (m,)
-        Numbers of the samples that failed, in the order in which samples were pushed. They have
-        left the stream.
-    results : list of StreamResult
-        Samples that exited during the same call.
-    """
-
-    def __init__(self, message: str, samples: NDArray[np.int64]) -> None:
-        super().__init__(message)
-        self.samples = samples
-        self.results: list[StreamResult] = []
 
 
 class Stream:
@@ -82,7 +63,7 @@ class Stream:
             self._captured = CapturedStream(fast, fast.captures, batch_size, max_wait, full)
         elif full:
             raise ValueError("`full` needs EarlyExit(..., capture=True).")
-        self.pushed = 0
+        self._n_pushed = 0
         self._n_pushes = 0
         self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
 
@@ -95,17 +76,16 @@ class Stream:
             If a stage fails. The samples that it ran are lost; the error names them. Those that
             exited are in the error's `results`. All others stay, and the stream can go on.
         """
-        n = batch_size(batch)
         if self._captured is not None:
-            self.pushed += n
             return self._captured.push(batch)
+        n = batch_size(batch)
         results: list[StreamResult] = []
         with self.fast.context(batch):
             self._n_pushes += 1
             if n > 0:
                 state = self.fast.model.begin(batch)
                 ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
-                self.pushed += n
+                self._n_pushed += n
                 self._queues[0].append(_Group(ids, state, self._n_pushes))
             self._drain_all(results)
         return results
@@ -120,6 +100,11 @@ class Stream:
             with self.fast.context(first.state):
                 self._drain_all(results, everything=True)
         return results
+
+    @property
+    def pushed(self) -> int:
+        """Number of samples that were ever added."""
+        return self._n_pushed if self._captured is None else self._captured.pushed
 
     @property
     def in_flight(self) -> int:
@@ -189,12 +174,7 @@ class Stream:
                 exited = [result.ids.cpu().numpy() for result in results[n_before:]]
                 tried = np.concatenate([part.ids.cpu().numpy() for part in parts])
                 samples = np.setdiff1d(tried, np.concatenate([[], *exited]))
-                shown = ", ".join(map(str, samples[:10].tolist())) + ", …" * (len(samples) > 10)
-                raise StreamError(
-                    f"Stage {k + 1} failed on samples {shown} ({type(error).__name__}: {error});"
-                    " the others go on.",
-                    samples,
-                ) from error
+                raise StreamError.of(f"Stage {k + 1}", samples, error) from error
             if k + 1 < len(self._queues):
                 self._drain(k + 1, results)  # at once, so that no queue grows long
 

@@ -73,10 +73,8 @@ class Engine:
         self._stack_names = _argument_names(type(decoder.stack).forward)
         self._cache_name = decoder.family.cache
         self._projects = [partial(decoder.project, index) for index in range(len(self.blocks))]
-        first = max(rule.min_exit, confidence.first_exit)
-        self._exits = set(range(first, len(self.blocks) - 1))
-        if rule.look_at is not None:
-            self._exits &= set(rule.look_at)
+        looks = rule.looks(len(self.blocks))
+        self._exits = {k for k in looks if k >= confidence.first_exit}
         if decoder.exit_heads is not None:
             self._exits &= set(decoder.exit_heads.exits)
         self._thread = threading.get_ident()

@@ -1,7 +1,6 @@
 """The exit rule for generation: score, threshold and the threshold's decay over the answer."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -93,7 +92,6 @@ class CalmRule(ThresholdRule):
     score: str = "softmax"  # type: ignore[misc]
     decay: Decay | None = field(default=None, kw_only=True)
     shortlist: int | None = field(default=None, kw_only=True)
-    look_at: Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -106,20 +104,6 @@ class CalmRule(ThresholdRule):
                     "`shortlist` shortens the vocabulary of score 'softmax', not of"
                     f" {self.score!r}."
                 )
-        if self.look_at is not None:
-            exits = sorted({checks.count("look_at", each, 0) for each in self.look_at})
-            if not exits:
-                raise ValueError("`look_at` must name at least one exit, but is empty.")
-            object.__setattr__(self, "look_at", tuple(exits))
-
-    def check_exits(self, n_exits: int) -> None:
-        """Raise if an exit that the rule names is not one of the model's."""
-        super().check_exits(n_exits)
-        if self.look_at is not None and self.look_at[-1] >= n_exits - 1:
-            raise ValueError(
-                f"`look_at` must name exits before the last of the model's {n_exits}, from 0 on,"
-                f" but got {self.look_at[-1]}."
-            )
 
     def levels(self, thresholds: NDArray[np.float32], step: int) -> NDArray[np.float32]:
         """Return each threshold as it applies at this token, counted from 0."""
@@ -128,8 +112,6 @@ class CalmRule(ThresholdRule):
     def settings(self, n_exits: int) -> dict[str, Any]:
         """Return everything but the threshold, as stored in a record and its policies."""
         found = super().settings(n_exits)
-        if self.look_at is not None:
-            found["look_at"] = list(self.look_at)
         if found.pop("decay", None) is not None:
             found |= {f"decay_{f.name}": getattr(self.decay, f.name) for f in fields(Decay)}
         return found
