@@ -3,17 +3,19 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
-from swiftsure.paths import PathLike
+from swiftsure.labelling import Labeller, label_along, shortest
+from swiftsure.paths import Path, PathLike
 from swiftsure.policy import Certificate, Metadata, Policy, Promise
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
+from swiftsure.records.exit_record import Missing
 from swiftsure.risks import Risk
 
 __all__ = ["calibrate", "curve_of", "make_policy"]
@@ -33,7 +35,9 @@ def calibrate(
     seed: int | None = None,
     score: str | None = None,
     pool: int | None = None,
-    missing: Literal["raise", "worst"] = "raise",
+    missing: Missing = "raise",
+    labeller: Labeller | None = None,
+    budget: int | None = None,
     strict: bool = False,
     min_exit: int = 0,
     average: Average | None = None,
@@ -69,6 +73,12 @@ def calibrate(
         Failure probability.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
+    labeller : callable, optional
+        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
+        for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
+        first setting for which it gives no label (None, or a negative number).
+    budget : int, optional
+        The largest number of labels to ask the labeller for.
     average, max_group_size
         For records with groups, as in `ExitRecord.curve`: whether the risk is the mean of the
         group means ("group", the default), or the mean over samples, for groups of at most
@@ -104,23 +114,55 @@ def calibrate(
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
     wanted = _wanted(epsilon, risk, loss, risks)
-    curve_options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    curve_options: dict[str, Any] = {
+        "average": average,
+        "max_group_size": max_group_size,
+        "score": score,
+    }
     if isinstance(record, ExitRecord):
         score = choose("score", score, record.confidences, preferred="top1")
-        curve_options |= {"missing": missing, "strict": strict, "min_exit": min_exit}
+        curve_options |= {
+            "missing": missing,
+            "strict": strict,
+            "min_exit": min_exit,
+            "score": score,
+        }
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
+
+    def run(curves: list[RiskCurve]) -> list[ControlResult]:
+        return [
+            rule.run(curve, each.epsilon, delta, seed, pool)
+            for curve, each in zip(curves, wanted, strict=True)
+        ]
+
+    if labeller is not None:
+        if not isinstance(record, ExitRecord):
+            raise ValueError("`labeller` is for an ExitRecord.")
+        path = Path.of(path, record.confidences[score])  # type: ignore[index]
+        curve_options["missing"] = "stop"
+        asked = {name: value for name, value in curve_options.items() if name != "missing"}
+        record = label_along(
+            record,
+            wanted,
+            path,
+            asked,
+            lambda curves: joint(rule, curves, run(curves)).index or 0,
+            labeller,
+            budget,
+        )
+    elif budget is not None:
+        raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
     if isinstance(record, ExitRecord | ThresholdRecord):
-        curves = [record.curve(r.risk, r.loss, score, path, **curve_options) for r in wanted]
+        curves = shortest(
+            [record.curve(r.risk, r.loss, path=path, **curve_options) for r in wanted]
+        )
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(_fingerprint, curves)
-        results = [
-            rule.run(curve, each.epsilon, delta, seed, pool)
-            for curve, each in zip(curves, wanted, strict=True)
-        ]
+        results = run(curves)
     if isinstance(record, ThresholdRecord):
         score = None  # if known, it is in the record's settings
     chosen = joint(rule, curves, results)
@@ -212,7 +254,7 @@ def make_policy(
         max_group_size=curve.max_group_size,
         n_samples=curve.n_samples or curve.n,
         path=curve.path_kind,
-        n_settings=curve.n_settings,
+        n_settings=curve.n_path,
         index=chosen.index,
         seed=next((r.seed for r in results if r.seed is not None), None),
         seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
@@ -220,6 +262,8 @@ def make_policy(
         assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
         costs={name: (full[name], here[name]) for name in full},
         baseline="full model" if curve.full_model_first else "first setting",
+        labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
+        stopped_at=None if curve.cut_from is None else curve.n_settings,
         not_worth=not_worth,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=data or _fingerprint(curves),

@@ -136,6 +136,11 @@ class Control:
         return self.selection is None if self.monotone is None else self.monotone
 
     @property
+    def can_stop(self) -> bool:
+        """Whether stopping anywhere on the path keeps the promise."""
+        return self.guarantee != "none" and self.correction == "fixed_sequence"
+
+    @property
     def guarantee(self) -> Literal["probability", "expectation", "none"]:
         """What the control promises."""
         if self.name in ("ucb", "ltt"):
@@ -183,6 +188,11 @@ class Control:
         """Return the curve that the control tests; raise if it cannot."""
         if self.zero_bounded:
             curve = curve.zero_bounded()
+        if curve.cut_from is not None and not self.can_stop:
+            raise ValueError(
+                f"`missing='stop'` needs a control that walks along the path and may stop anywhere:"
+                f" ucb, ltt in fixed sequence, or crc with its guarantee, but got {self.label}."
+            )
         if self.name == "crc" and not curve.relative:
             raise ValueError(
                 "`crc` needs losses relative to the full model, but these were declared not to be"

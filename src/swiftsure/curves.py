@@ -68,6 +68,10 @@ class RiskCurve:
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
         Assumptions of a promise made from these losses, besides those that every promise has.
+    cut_from : int or None
+        Number of settings on the path if the curve holds only the first of them; see `cut`.
+    n_labels : int or None
+        How many samples have a label, if the losses need labels.
     data : Losses
         The arrays, as the compiled kernels take them.
     """
@@ -87,6 +91,8 @@ class RiskCurve:
     shuffled_with: int | None = None
     order: SampleOrder = field(default_factory=SampleOrder.draw)
     conditions: tuple[str, ...] = ()
+    cut_from: int | None = None
+    n_labels: int | None = None
     full_costs: Mapping[str, float] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
@@ -207,6 +213,7 @@ class RiskCurve:
         order: SampleOrder | int | None = None,
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
+        n_labels: int | None = None,
     ) -> "RiskCurve":
         """Make a curve from a record's checked arrays.
 
@@ -223,6 +230,7 @@ class RiskCurve:
             order=SampleOrder.of(order, "order"),
             conditions=conditions,
             full_costs=full_costs or {},
+            n_labels=n_labels,
             data=_kernels.Losses(
                 np.ascontiguousarray(losses),
                 np.ascontiguousarray(confidences),
@@ -255,6 +263,34 @@ class RiskCurve:
     def n_settings(self) -> int:
         """Number of settings, K."""
         return len(self.thresholds)
+
+    @property
+    def n_path(self) -> int:
+        """Number of settings on the whole path, including those that were cut off."""
+        return self.n_settings if self.cut_from is None else self.cut_from
+
+    def cut(self, n_settings: int) -> "RiskCurve":
+        """Return the curve of the first settings only, where a walk along the path has to stop.
+
+        Stopping early is valid whatever decided it: a walk that stops certifies only settings that
+        it would have certified anyway.
+        """
+        if n_settings >= self.n_settings:
+            return self
+        values, kept = self.data.values, slice(n_settings)
+        costs = {
+            name: cost if self.has_exits else cost[..., kept] for name, cost in self.costs.items()
+        }
+        return replace(
+            self,
+            thresholds=self.thresholds[kept],
+            costs=costs,
+            cut_from=self.n_path,
+            data=self.data._replace(
+                values=values if self.has_exits else np.ascontiguousarray(values[:, kept]),
+                thresholds=self.data.thresholds[kept],
+            ),
+        )
 
     def threshold_at(self, index: int) -> float | tuple[float | None, ...] | None:
         """Return the threshold of one setting: a number, one per exit, or None for never."""
@@ -353,6 +389,11 @@ class RiskCurve:
             return sums[settings] + epsilon * filled, squares[settings] + more
 
         return totals
+
+    def first_loss(self, rows: Rows | None = None) -> Rows:
+        """Return the first setting at which each sample's loss is not 0; K if there is none."""
+        found: Rows = _kernels.first_marked(self.data, self._rows(rows), self._nested)
+        return found
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the fraction of samples that take each exit, (K, n_exits)."""

@@ -17,16 +17,19 @@ from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
+from swiftsure.pools import PoolPlan, unlabelled_pool
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 
 __all__ = [
     "BudgetPlan",
     "GainPlan",
+    "PoolPlan",
     "SamplePlan",
     "gain_by_samples",
     "lowest_epsilon",
     "samples_needed",
+    "unlabelled_pool",
 ]
 
 Record = ExitRecord | ThresholdRecord | RiskCurve

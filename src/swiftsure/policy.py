@@ -160,6 +160,10 @@ class Certificate(_Frozen):
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"
     """What the first number of each pair in `costs` is the cost of."""
+    labels: int | None = Field(default=None, ge=0)
+    """How many of the samples have a label; None if the losses need none, or it is unknown."""
+    stopped_at: Count | None = None
+    """The first setting that lacked a label, where the walk stopped; None if it never had to."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
@@ -192,6 +196,12 @@ class Certificate(_Frozen):
         _require(self.n <= self.n_samples, "n must not exceed n_samples")
         _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
         _require(self.index is None or self.index < self.n_settings, "index must be a setting")
+        _require(
+            self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
+        )
+        if self.stopped_at is not None:
+            _require(self.stopped_at < self.n_settings, "stopped_at must be a setting")
+            _require((self.index or 0) < self.stopped_at, "index must be before stopped_at")
         _require(
             all(cost >= 0 for pair in self.costs.values() for cost in pair),
             "costs must not be negative",
@@ -611,11 +621,28 @@ def promise_sentence(certificate: Certificate) -> str:
     if certificate.guarantee == "none":
         return f"no guarantee is made (the aim was that {risks})"
     over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
+    labels = certificate.labels
+    if labels is not None and labels < certificate.n_samples:
+        whose = "of which" if certificate.unit == "samples" else "in which"
+        over += f" ({whose} {_labelled(labels, certificate.unit)})"
     if certificate.pool is not None:
         over += f" from a pool of {certificate.pool:,}, on that pool"
     if certificate.guarantee == "expectation":
         return f"on average {over}, {risks}"
     return f"with probability at least {_surety(certificate)} {over}, {risks}"
+
+
+def _labelled(labels: int, unit: str) -> str:
+    """Return how many are labelled, as a clause.
+
+    Examples
+    --------
+    >>> _labelled(100, "samples"), _labelled(1, "groups")
+    ('100 are labelled', '1 sample is labelled')
+    """
+    number = "none" if labels == 0 else f"{labels:,}"
+    what = "" if unit == "samples" else " sample" if labels == 1 else " samples"
+    return f"{number}{what} {'is' if labels == 1 else 'are'} labelled"
 
 
 def _risks(certificate: Certificate) -> str:
@@ -747,6 +774,9 @@ def _nothing_certified(certificate: Certificate) -> str:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"
     if not all(promise.relative for promise in certificate.promises):
         text += "; no promise is made about the full model"
+    if certificate.stopped_at is not None:
+        have = _labelled(certificate.labels or 0, certificate.unit)
+        return f"{text}, of which {have}; label more, or allow a larger loss"
     return f"{text}; allow a larger loss, or calibrate on more {certificate.unit}"
 
 

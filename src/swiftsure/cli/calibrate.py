@@ -42,7 +42,10 @@ def calibrate(
     pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
-        typer.Option(help="If a needed label is missing: raise, or worst (assume the worst loss)."),
+        typer.Option(
+            help="If a needed label is missing: raise, worst (assume the worst loss), or stop"
+            " (before the first setting that lacks a label)."
+        ),
     ] = "raise",
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit only above the threshold, not at it.")

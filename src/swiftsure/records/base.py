@@ -16,6 +16,9 @@ __all__ = ["Record"]
 
 Array = NDArray[Any]
 
+OPTIONAL = ("groups", "predictions")
+"""Fields with one row per sample that a record may lack."""
+
 
 class Record:
     """Base class of `ExitRecord` and `ThresholdRecord`, which are frozen dataclasses."""
@@ -45,7 +48,10 @@ class Record:
         }
         changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in record.costs.items()}
         changed["ids"] = record.ids[index]
-        changed["groups"] = None if record.groups is None else record.groups[index]
+        for name in OPTIONAL:
+            values = getattr(record, name, None)
+            if values is not None:
+                changed[name] = values[index]
         part: Self = replace(record, **changed)
         return part
 
@@ -95,8 +101,13 @@ class Record:
         each = [name for name, values in first.costs.items() if values.ndim == 2]
         changed["costs"] = dict(first.costs) | joined("costs", each)
         changed["ids"] = np.concatenate([record.ids for record in records])  # type: ignore[attr-defined]
-        groups = [r.groups for r in records if r.groups is not None]  # type: ignore[attr-defined]
-        changed["groups"] = np.concatenate(groups) if groups else None
+        for name in OPTIONAL:
+            parts = [getattr(record, name, None) for record in records]
+            if hasattr(first, name):
+                known = [part for part in parts if part is not None]
+                if name == "groups" and 0 < len(known) < len(parts):
+                    raise ValueError("`records` must all have groups, or none, but some have them.")
+                changed[name] = np.concatenate(known) if len(known) == len(parts) else None
         whole: Self = replace(first, **changed)
         return whole
 

@@ -13,6 +13,7 @@ from swiftsure._version import __version__
 from swiftsure.calibration import make_policy
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
+from swiftsure.labelling import shortest
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -126,7 +127,9 @@ def recalibrate(
     _check_losses(record, policy)
     certificate = policy.certificate
     route = _path(record, policy, path)
-    curves = tuple(_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises)
+    curves = tuple(
+        shortest([_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises])
+    )
     _check_data(policy, curves)
     _check_costs(policy, curves[0])
     name = "ucb" if certificate.by_budget else certificate.control
@@ -213,7 +216,8 @@ def _curve(
         policy.score,
         path,
         **counted,
-        missing="worst",  # the same curve as "raise" wherever that does not raise
+        # "worst" is the same curve as "raise" wherever that does not raise.
+        missing="worst" if policy.certificate.stopped_at is None else "stop",
         strict=policy.strict,
         min_exit=policy.min_exit,
     )
@@ -221,9 +225,9 @@ def _curve(
 
 def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
     certificate = policy.certificate
-    if curves[0].n_settings != certificate.n_settings:
+    if curves[0].n_path != certificate.n_settings:
         raise _mismatch(
-            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_settings:,}"
+            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_path:,}"
         )
     data = " ".join(curve.fingerprint() for curve in curves)
     if data != certificate.data:
