@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
+    from swiftsure.growing import GrowingCalibration
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
@@ -32,6 +33,7 @@ __all__ = [
     "Control",
     "ControlResult",
     "ExitRecord",
+    "GrowingCalibration",
     "Loss",
     "LossRange",
     "Monitor",
@@ -62,6 +64,7 @@ _HOMES = {
     "Control": "control",
     "ControlResult": "control",
     "ExitRecord": "records",
+    "GrowingCalibration": "growing",
     "Loss": "losses",
     "LossRange": "losses",
     "Monitor": "monitor",

@@ -2,23 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from swiftsure import bounds, checks
+from swiftsure import checks
+from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks
+from swiftsure.growing import GrowingCalibration
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.labelling import Labeller, label_along, shortest
 from swiftsure.paths import Path, PathLike
-from swiftsure.policy import Certificate, Metadata, Policy, Promise
+from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import Risk
 
-__all__ = ["calibrate", "curve_of", "make_policy"]
+__all__ = ["calibrate", "curve_of"]
 
 
 def calibrate(
@@ -113,7 +112,7 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = _wanted(epsilon, risk, loss, risks)
+    wanted = wanted_risks(epsilon, risk, loss, risks)
     curve_options: dict[str, Any] = {
         "average": average,
         "max_group_size": max_group_size,
@@ -161,7 +160,7 @@ def calibrate(
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
-        data = aside.submit(_fingerprint, curves)
+        data = aside.submit(curves_fingerprint, curves)
         results = run(curves)
     if isinstance(record, ThresholdRecord):
         score = None  # if known, it is in the record's settings
@@ -201,128 +200,8 @@ def curve_of(
     return record.confirmed(risk, loss)
 
 
-def _wanted(
-    epsilon: float | None, risk: str | None, loss: str | None, risks: Sequence[Risk] | None
-) -> list[Risk]:
-    """Return the risks to control, from `risks` or the single arguments; refuse both."""
-    if risks is None:
-        return [Risk(risk or "gap", loss, epsilon)]  # type: ignore[arg-type]
-    for name, value in {"epsilon": epsilon, "risk": risk, "loss": loss}.items():
-        if value is not None:
-            raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
-    if not risks:
-        raise ValueError("`risks` must hold at least one risk.")
-    return list(risks)
-
-
-def make_policy(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
-    rule: Control,
-    curves: list[RiskCurve],
-    results: list[ControlResult],
-    chosen: ControlResult,
-    *,
-    data: str | None = None,
-    score: str | None = None,
-    pool: int | None = None,
-    upper: float | None = None,
-    metadata: Metadata | Mapping[str, str] | None = None,
-) -> Policy:
-    """Return the policy for a chosen setting; `upper` is its upper bound if already computed."""
-    curve = curves[0]
-    full = {name: curve.full_cost(name) for name in curve.costs}
-    here = full
-    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
-    if chosen.index is not None:
-        here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
-    not_worth = bool(here) and all(here[name] > full[name] for name in here)
-    if not_worth:  # the setting is safe, but saves nothing in any cost
-        chosen, here = replace(chosen, index=None, threshold=None), full
-        shares = curve.exit_shares_at(0) if curve.has_exits else None
-    certificate = Certificate(
-        guarantee=rule.guarantee,
-        delta=chosen.delta,
-        promises=tuple(
-            _promise(rule, c, r, chosen.index, pool, upper)
-            for c, r in zip(curves, results, strict=True)
-        ),
-        control=chosen.control,
-        options=rule.options(),
-        n=chosen.n,
-        unit="groups" if curve.grouped else "samples",
-        average=curve.average,
-        max_group_size=curve.max_group_size,
-        n_samples=curve.n_samples or curve.n,
-        path=curve.path_kind,
-        n_settings=curve.n_path,
-        index=chosen.index,
-        seed=next((r.seed for r in results if r.seed is not None), None),
-        seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
-        pool=pool,
-        assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
-        costs={name: (full[name], here[name]) for name in full},
-        baseline="full model" if curve.full_model_first else "first setting",
-        labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
-        stopped_at=None if curve.cut_from is None else curve.n_settings,
-        not_worth=not_worth,
-        exit_shares=None if shares is None else tuple(shares.tolist()),
-        data=data or _fingerprint(curves),
-        model=None if isinstance(record, RiskCurve) else record.fingerprint,
-    )
-    dial, fixed = "threshold", {}
-    safe: float | None = None
-    if isinstance(record, ThresholdRecord):
-        dial, fixed = record.dial, dict(record.settings)
-        safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
-    threshold = chosen.threshold
-    value = list(threshold) if isinstance(threshold, tuple) else threshold
-    return Policy(
-        threshold=threshold,
-        score=score,
-        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
-        strict=curve.strict,
-        min_exit=curve.min_exit,
-        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
-        dtype=record.dtype if isinstance(record, ExitRecord) else None,
-        settings={dial: safe if value is None else value, **fixed},
-        certificate=certificate,
-        metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
-    )
-
-
-def _promise(
-    rule: Control,
-    curve: RiskCurve,
-    result: ControlResult,
-    index: int | None,
-    pool: int | None,
-    upper: float | None,
-) -> Promise:
-    first_tested = 1 if curve.full_model_first else 0
-    if (
-        upper is None
-        and result.bound is not None
-        and result.delta is not None
-        and result.tested is not None
-        and index is not None
-        and index >= first_tested
-    ):
-        bound, delta = bounds.BOUNDS[result.bound], result.delta
-        if rule.correction == "bonferroni":
-            delta /= max(1, curve.n_settings - first_tested)
-        upper = bound.upper(*result.tested, index, delta, pool or 0)
-    # If nothing is certified, the full model runs, and loses nothing against itself.
-    full_model = index is None and curve.relative
-    return Promise(
-        risk=curve.risk_name,
-        loss=curve.loss_name,
-        epsilon=result.epsilon,
-        loss_range=(curve.loss_range.low, curve.loss_range.high),
-        bound=result.bound,
-        calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
-        upper_bound=upper,
-        relative=curve.relative,
-    )
+calibrate.start = GrowingCalibration  # type: ignore[attr-defined]
+"""`calibrate.start(...)` starts a calibration that grows."""
 
 
 def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
@@ -330,7 +209,3 @@ def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     for option in options:
         checks.choice("options", option, known)
     return Control(name, bound, **options)
-
-
-def _fingerprint(curves: list[RiskCurve]) -> str:
-    return " ".join(curve.fingerprint() for curve in curves)

@@ -11,7 +11,8 @@ from scipy import special
 
 from swiftsure import bounds, checks
 from swiftsure.bounds import trinomial
-from swiftsure.calibration import curve_of, make_policy
+from swiftsure.calibration import curve_of
+from swiftsure.certification import make_policy
 from swiftsure.control import Control, ControlResult
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange

@@ -164,6 +164,8 @@ class Certificate(_Frozen):
     """How many of the samples have a label; None if the losses need none, or it is unknown."""
     stopped_at: Count | None = None
     """The first setting that lacked a label, where the walk stopped; None if it never had to."""
+    horizon: Count | None = None
+    """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
@@ -621,6 +623,11 @@ def promise_sentence(certificate: Certificate) -> str:
     if certificate.guarantee == "none":
         return f"no guarantee is made (the aim was that {risks})"
     over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
+    if certificate.horizon is not None:
+        over = (
+            f"over the draw of all calibration {certificate.unit}, at every moment of a calibration"
+            f" that may grow for ever ({certificate.n:,} {certificate.unit} so far)"
+        )
     labels = certificate.labels
     if labels is not None and labels < certificate.n_samples:
         whose = "of which" if certificate.unit == "samples" else "in which"

@@ -310,3 +310,39 @@ def test_devices_and_links_are_written_through(tmp_path):
         assert (tmp_path / output).is_symlink()
     ss.Policy.load(tmp_path / "real.json")
     assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
+
+
+def test_a_calibration_that_grows(run, folder, record):
+    """Every call adds a record, and the promise holds at every moment."""
+    parts = [record.take(range(k, k + 400)) for k in (0, 400)]
+    for name, part in zip(("monday", "tuesday"), parts, strict=True):
+        part.save(folder / f"{name}.parquet")
+    options = ("--loss", "zero_one", "--epsilon", "0.1", "--state", "growing.state", "--json")
+    first = json.loads(run("calibrate", "monday.parquet", *options).out)
+    done = run("calibrate", "tuesday.parquet", *options, "-o", "policy.json")
+    assert (done.status, done.err) == (0, "")
+    second = json.loads(done.out)
+    assert [each["certificate"]["n"] for each in (first, second)] == [400, 800]
+    assert first["certificate"]["index"] <= second["certificate"]["index"]
+    assert "at every moment" in second["sentence"]
+    assert ss.Policy.load(folder / "policy.json").certificate.horizon == 1000
+    again = run("calibrate", "tuesday.parquet", *options)
+    assert "holds tuesday.parquet already; nothing was added" in again.err
+    assert json.loads(again.out) == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("arrays.npz", "--state", "a.state"), "swiftsure convert arrays.npz"),
+        (("record.parquet", "--state", "a.state", "--control", "crc"), "`--control`"),
+        (("record.parquet", "--state", "a.state", "--pool", "9000"), "`--pool`"),
+        (("record.parquet", "--horizon", "10"), "`--horizon` goes with --state"),
+        (("record.parquet", "--state", "a.state", "--path", "breakpoints"), "`path`"),
+    ],
+)
+def test_what_does_not_go_with_growing(run, folder, arguments, why):
+    done = run("calibrate", *arguments, "--loss", "zero_one")
+    assert done.status == 2
+    assert why in done.err
+    assert not (folder / "a.state").exists()

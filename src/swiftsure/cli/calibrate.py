@@ -18,7 +18,8 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Certificate
+    from swiftsure.policy import Certificate, Policy
+    from swiftsure.risks import Risk
 
 __all__ = ["calibrate"]
 
@@ -56,6 +57,14 @@ def calibrate(
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
+    state: Annotated[
+        Path | None,
+        optional("Calibration that grows: add the record to this file, and certify what it holds."),
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        optional("With --state: samples that the bets are tuned for.", default="1000"),
+    ] = None,
     output: Annotated[Path | None, optional("Write the policy here.", "--output", "-o")] = None,
     figure: Annotated[Path | None, optional("Draw the risk curve here.")] = None,
     json: options.Json = False,
@@ -64,6 +73,10 @@ def calibrate(
 
     The exit status is 1 if nothing faster than the full model can be
     certified; the policy is still written, and runs the full model.
+
+    With --state, the samples are added to those of earlier runs, and the
+    promise holds at every moment, however often you look. All options
+    must stay the same. Adding a record twice changes nothing.
 
     Write a control's options after its name, each after a colon:
 
@@ -83,6 +96,9 @@ def calibrate(
 
         swiftsure calibrate users.parquet --loss zero_one \
             --average sample --max-group-size 4
+
+        swiftsure calibrate record.parquet --loss zero_one \
+            --state growing.state -o policy.json
     """
     import swiftsure as ss
     from swiftsure.report.figures import figure_kind
@@ -94,6 +110,23 @@ def calibrate(
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_parse_risk(text) for text in and_ or [])]
+    if state is not None:
+        given = {
+            "--control": control != "ucb",
+            "--bound": bound != "auto",
+            "--pool": pool is not None,
+            "--average": average not in (None, "group"),
+            "--max-group-size": max_group_size is not None,
+            "--seed": seed is not None,
+            "--figure": figure is not None,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ValueError(f"`{name}` does not go with --state.")
+        policy = _grown(record, loaded, state, horizon, risks, delta, score, path, exits)
+        _show(record, policy, [output], json)
+        return
+    if horizon is not None:
+        raise ValueError("`--horizon` goes with --state.")
     policy = ss.calibrate(
         loaded,
         risks=risks,
@@ -111,19 +144,60 @@ def calibrate(
             exits = {}
         curve = loaded.curve(risk, loss, score, options.parse_path(path), **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
-    if output is not None:
-        policy.save(output)
+    _show(record, policy, [output, figure], json)
+
+
+def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:
+    """Save and print a policy; the first target is its file."""
+    if targets[0] is not None:
+        policy.save(targets[0])
     if json:
         print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
     else:
         print_policy(policy)
         _print_tables(policy.certificate)
         print_drawn_seed(record, policy)
-        for target in (output, figure):
+        for target in targets:
             if target is not None:
                 print_text(f"Wrote {target}")
     if policy.runs_full_model:
         raise typer.Exit(1)
+
+
+def _grown(
+    file: Path,
+    record: Any,
+    state: Path,
+    horizon: int | None,
+    risks: "list[Risk]",
+    delta: float,
+    score: str | None,
+    path: str | None,
+    exits: dict[str, Any],
+) -> "Policy":
+    """Add a record to a calibration that grows, unless it holds it already."""
+    from swiftsure.growing import HORIZON, GrowingCalibration
+    from swiftsure.records.files import keeps_order
+
+    if not keeps_order(file):
+        raise ValueError(
+            f"`record` must be a Parquet file for --state, so that adding it twice is noticed: run"
+            f" swiftsure convert {file} -o record.parquet first."
+        )
+    calibration = GrowingCalibration(
+        risks=risks,
+        delta=delta,
+        horizon=HORIZON if horizon is None else horizon,
+        path=options.parse_path(path),
+        score=score,
+        state=state,
+        **exits,
+    )
+    if calibration.has(record):
+        typer.echo(f"swiftsure: {state} holds {file} already; nothing was added.", err=True)
+    else:
+        calibration.update(record)
+    return calibration.policy()
 
 
 def _print_tables(certificate: "Certificate") -> None:

@@ -12,7 +12,7 @@ from swiftsure import checks
 from swiftsure._html import html_card
 from swiftsure.records import files as record_files
 
-__all__ = ["Record"]
+__all__ = ["Record", "differing"]
 
 Array = NDArray[Any]
 
@@ -90,9 +90,9 @@ class Record:
             raise ValueError("`records` must not be empty.")
         first: Any = records[0]
         for other in records[1:]:
-            differing = _differing(first, other)
-            if differing:
-                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
+            different = differing(first, other)
+            if different:
+                raise ValueError(f"`records` must agree in `{different[0]}`, but they do not.")
 
         def joined(table: str, names: Any) -> dict[str, Array]:
             return {k: np.concatenate([getattr(r, table)[k] for r in records]) for k in names}
@@ -127,7 +127,7 @@ class Record:
         return html_card(type(self).__name__, facts)
 
 
-def _differing(first: Any, other: Any) -> list[str]:
+def differing(first: Any, other: Any) -> list[str]:
     """Return the names of fields that two records must share but do not."""
 
     def same(name: str) -> bool:

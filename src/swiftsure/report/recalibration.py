@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds
 from swiftsure._version import __version__
-from swiftsure.calibration import make_policy
+from swiftsure.certification import make_policy
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
 from swiftsure.labelling import shortest
@@ -122,6 +122,11 @@ def recalibrate(
     if not isinstance(record, ExitRecord | ThresholdRecord):
         raise TypeError(
             f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
+        )
+    if policy.certificate.horizon is not None:
+        raise ValueError(
+            "`policy` comes from a calibration that grows, which is rebuilt from its state file and"
+            " not from one record."
         )
     _check_system(record, policy)
     _check_losses(record, policy)
