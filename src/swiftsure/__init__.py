@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ThresholdRecord, load_record
     from swiftsure.risks import Risk
+    from swiftsure.slices import SlicedPolicy, calibrate_slices
 
 __all__ = [
     "Certificate",
@@ -41,11 +42,13 @@ __all__ = [
     "Policy",
     "Risk",
     "RiskCurve",
+    "SlicedPolicy",
     "Study",
     "ThresholdRecord",
     "__version__",
     "bounds",
     "calibrate",
+    "calibrate_slices",
     "control",
     "evaluate",
     "exits",
@@ -72,9 +75,11 @@ _HOMES = {
     "Policy": "policy",
     "Risk": "risks",
     "RiskCurve": "curves",
+    "SlicedPolicy": "slices",
     "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
+    "calibrate_slices": "slices",
     "evaluate": "evaluation",
     "load_record": "records",
 }

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from swiftsure import checks
-from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks
+from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks, within_costs
 from swiftsure.growing import GrowingCalibration
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
@@ -15,7 +19,7 @@ from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.records.exit_record import Missing
-from swiftsure.risks import Risk
+from swiftsure.risks import RISKS, Risk
 
 __all__ = ["calibrate", "curve_of"]
 
@@ -41,6 +45,11 @@ def calibrate(
     min_exit: int = 0,
     average: Average | None = None,
     max_group_size: int | None = None,
+    above: float | None = None,
+    max_costs: Mapping[str, float] | None = None,
+    weights: ArrayLike | Mapping[str, float] | None = None,
+    max_weight: float | None = None,
+    estimated_weights: bool = False,
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
@@ -82,6 +91,17 @@ def calibrate(
         For records with groups, as in `ExitRecord.curve`: whether the risk is the mean of the
         group means ("group", the default), or the mean over samples, for groups of at most
         `max_group_size` samples ("sample").
+    above : float, optional
+        Bound the probability that the loss is above this, instead of its mean.
+    max_costs : mapping, optional
+        Largest mean cost by name, promised together with the risk: each has half of δ.
+    weights : (n,) or mapping of slices to weights, optional
+        Ratio of the densities of production and calibration samples: the promise is about
+        production.
+    max_weight : float, optional
+        The largest weight that can occur, declared before the data are seen.
+    estimated_weights : bool
+        Whether the weights were estimated, which the certificate then states as an assumption.
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -112,7 +132,7 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = wanted_risks(epsilon, risk, loss, risks)
+    wanted = wanted_risks(epsilon, risk, loss, risks, above)
     curve_options: dict[str, Any] = {
         "average": average,
         "max_group_size": max_group_size,
@@ -129,15 +149,32 @@ def calibrate(
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
 
+    if isinstance(weights, Mapping):
+        weights = slice_weights(record, weights)
+    if (weights is None) != (max_weight is None):
+        raise ValueError("`weights` and `max_weight` go together.")
+    share = delta if max_costs is None else 0.5 * delta
+
     def run(curves: list[RiskCurve]) -> list[ControlResult]:
         return [
-            rule.run(curve, each.epsilon, delta, seed, pool)
+            rule.run(curve, each.epsilon, share, seed, pool)
             for curve, each in zip(curves, wanted, strict=True)
         ]
+
+    def prepared(curves: list[RiskCurve]) -> list[RiskCurve]:
+        found = [
+            curve if each.above is None else curve.tail(each.above)
+            for curve, each in zip(curves, wanted, strict=True)
+        ]
+        if weights is None or max_weight is None:
+            return found
+        return [curve.weighted(weights, max_weight, estimated_weights) for curve in found]
 
     if labeller is not None:
         if not isinstance(record, ExitRecord):
             raise ValueError("`labeller` is for an ExitRecord.")
+        if any(RISKS[each.risk].selective for each in wanted):
+            raise ValueError("`labeller` does not go with the risk of the samples that exit.")
         path = Path.of(path, record.confidences[score])  # type: ignore[index]
         curve_options["missing"] = "stop"
         asked = {name: value for name, value in curve_options.items() if name != "missing"}
@@ -146,7 +183,7 @@ def calibrate(
             wanted,
             path,
             asked,
-            lambda curves: joint(rule, curves, run(curves)).index or 0,
+            lambda curves: joint(rule, curves, run(prepared(curves))).index or 0,
             labeller,
             budget,
         )
@@ -159,18 +196,23 @@ def calibrate(
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
+    curves = prepared(curves)
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(curves_fingerprint, curves)
         results = run(curves)
     if isinstance(record, ThresholdRecord):
         score = None  # if known, it is in the record's settings
     chosen = joint(rule, curves, results)
+    if max_costs is not None:
+        chosen = within_costs(chosen, curves[0], max_costs, delta, seed)
+        results = [replace(result, delta=delta) for result in results]
     return make_policy(
         record,
         rule,
         curves,
         results,
         chosen,
+        max_costs=max_costs,
         data=data.result(),
         score=score,
         pool=pool,
@@ -209,3 +251,14 @@ def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     for option in options:
         checks.choice("options", option, known)
     return Control(name, bound, **options)
+
+
+def slice_weights(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
+    """Return the weight of each sample, given one for each slice of the record."""
+    labels = getattr(record, "slices", None)
+    if labels is None:
+        raise ValueError("`weights` by slice need a record with slices.")
+    names = {str(name): float(weight) for name, weight in weights.items()}
+    for name in np.unique(labels.astype(str)).tolist():
+        checks.choice("weights", name, names)
+    return np.asarray([names[name] for name in labels.astype(str).tolist()])

@@ -119,6 +119,8 @@ def evaluate(
     pool = curve_of(record, risk, loss, score, path, average, max_group_size)
     if not pool.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")
+    if pool.selective:
+        raise ValueError("`evaluate` does not know the risk of the samples that exit.")
     chosen = _named(controls)
     budget = None
     if labels is not None:

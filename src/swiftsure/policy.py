@@ -99,6 +99,9 @@ class Promise(_Frozen):
     relative: bool = True
     """Whether losses are relative to the full model."""
 
+    above: float | None = Field(default=None, ge=0)
+    """If the risk is the probability of a loss above a limit, and not its mean: that limit."""
+
     def check(self, by_budget: bool = False) -> None:
         """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
@@ -116,7 +119,8 @@ class Promise(_Frozen):
     @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
-        return f"{self.loss} {risk_noun(self.risk)}"
+        tail = "" if self.above is None else f" > {self.above:g}"
+        return f"{self.loss} {risk_noun(self.risk)}{tail}"
 
     def __str__(self) -> str:
         """Return the name in words, with the full model."""
@@ -164,6 +168,12 @@ class Certificate(_Frozen):
     """How many of the samples have a label; None if the losses need none, or it is unknown."""
     stopped_at: Count | None = None
     """The first setting that lacked a label, where the walk stopped; None if it never had to."""
+    max_weight: float | None = Field(default=None, gt=0)
+    """The largest weight, if the promise is about another distribution given by weights."""
+    max_costs: dict[Name, float] = Field(default_factory=dict)
+    """Largest mean costs that are promised together with the risks."""
+    slices: dict[Name, Count] | None = None
+    """The slices that the promise is about, all at once, with their numbers of samples."""
     horizon: Count | None = None
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     not_worth: bool = False
@@ -444,7 +454,8 @@ class Policy(_Frozen):
             options["average"] = self.certificate.average if grouped else "group"
             options["max_group_size"] = self.certificate.max_group_size
         if isinstance(record, ThresholdRecord):
-            return record.curve(promise.risk, promise.loss, **options)
+            curve = record.curve(promise.risk, promise.loss, **options)
+            return curve if promise.above is None else curve.tail(promise.above)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -454,7 +465,8 @@ class Policy(_Frozen):
         if self.thresholds is not None and not self.runs_full_model:
             path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        return record.curve(promise.risk, promise.loss, self.score, path, **options)
+        curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
+        return curve if promise.above is None else curve.tail(promise.above)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -634,9 +646,21 @@ def promise_sentence(certificate: Certificate) -> str:
         over += f" ({whose} {_labelled(labels, certificate.unit)})"
     if certificate.pool is not None:
         over += f" from a pool of {certificate.pool:,}, on that pool"
+    where = _where(certificate)
     if certificate.guarantee == "expectation":
-        return f"on average {over}, {risks}"
-    return f"with probability at least {_surety(certificate)} {over}, {risks}"
+        return f"on average {over}, {where}{risks}"
+    return f"with probability at least {_surety(certificate)} {over}, {where}{risks}"
+
+
+def _where(certificate: Certificate) -> str:
+    """Return on which slices the promise holds, as the beginning of a clause."""
+    slices = certificate.slices
+    if slices is None:
+        return ""
+    if len(slices) == 1:
+        return f"on samples of slice {next(iter(slices))}, "
+    listed = _and([f"{name} ({n:,})" for name, n in slices.items()])
+    return f"in each of the slices {listed} at once, and so in every mixture of them, "
 
 
 def _labelled(labels: int, unit: str) -> str:
@@ -653,14 +677,25 @@ def _labelled(labels: int, unit: str) -> str:
 
 
 def _risks(certificate: Certificate) -> str:
-    return " and ".join(
+    text = " and ".join(
         f"{_averaged(certificate, p, 'the expected')} is at most {_rounded_up(p.epsilon)}"
         for p in certificate.promises
     )
+    return text + _mean_costs(certificate)
+
+
+def _mean_costs(certificate: Certificate) -> str:
+    """Return the promise about mean costs, as the end of a clause."""
+    limits = [f"the mean {k} is at most {_rounded_up(v)}" for k, v in certificate.max_costs.items()]
+    return f" and {' and '.join(limits)}" if limits else ""
 
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
+    if promise.above is not None:
+        return f"the probability that the {promise} is above {promise.above:g}"
+    if certificate.max_weight is not None:
+        return f"{article} {promise} under the distribution that the weights describe"
     if certificate.unit == "samples":
         return f"{article} {promise}"
     if certificate.average == "group":
@@ -771,11 +806,15 @@ def _nothing_certified(certificate: Certificate) -> str:
     goals = " and ".join(
         f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
     )
+    goals += "".join(f" and the mean {k} within {v:g}" for k, v in certificate.max_costs.items())
     verb = "found" if certificate.guarantee == "none" else "certified"
     text = f"nothing faster was {verb} to keep {goals}"
     if certificate.guarantee == "probability":
         text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
+    if certificate.slices is not None:
+        text += f" of {'slice' if len(certificate.slices) == 1 else 'the slices'} "
+        text += _and(list(certificate.slices))
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"

@@ -346,3 +346,46 @@ def test_what_does_not_go_with_growing(run, folder, arguments, why):
     assert done.status == 2
     assert why in done.err
     assert not (folder / "a.state").exists()
+
+
+def test_promises_beyond_the_mean(run):
+    """Tails, mean costs, those that exit, and weights by slice."""
+    tail = run("calibrate", "record.parquet", "--loss", "brier", "--above", "0.2", "--json")
+    assert json.loads(tail.out)["certificate"]["promises"][0]["above"] == 0.2
+    cost = run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops=4e9", "--json")
+    assert json.loads(cost.out)["certificate"]["max_costs"] == {"flops": 4e9}
+    left = run("calibrate", "record.parquet", *ZERO_ONE, "--risk", "selective gap", "--json")
+    assert json.loads(left.out)["certificate"]["promises"][0]["risk"] == "selective gap"
+    weights = ("--weights", "north=1.6,south=0.64", "--max-weight", "1.6", "--estimated-weights")
+    shifted = run("calibrate", "tenants.parquet", *ZERO_ONE, "--epsilon", "0.1", *weights)
+    assert shifted.status == 0
+    assert "(they were estimated, and the promise holds as far as they are exact)" in shifted.out
+    assert run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops").status == 2
+
+
+def test_slices(run, folder):
+    done = run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "-o", "policy.json")
+    assert done.status == 0
+    assert [row[:2] for row in table(done.out.splitlines())[:3]] == [
+        ["slice", "samples"],
+        ["north", "300"],
+        ["south", "500"],
+    ]
+    assert "in each of the slices north (300) and south (500) at once" in done.out
+    shared = ss.SlicedPolicy.load(folder / "policy.json")
+    assert shared["north"] == shared["south"]
+    own = json.loads(
+        run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--own", "--alone", "--json").out
+    )
+    assert own["together"] is False
+    assert run("calibrate", "record.parquet", *ZERO_ONE, "--own").status == 2
+    assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--pool", "900").status == 2
+
+
+def test_several_datasets(run, folder, record):
+    for name, rows in (("monday", range(400)), ("tuesday", range(400, 800))):
+        record.take(rows).save(folder / f"{name}.parquet")
+    done = run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday=tuesday.parquet")
+    assert done.status == 0
+    assert "in each of the slices monday (400) and tuesday (400) at once" in done.out
+    assert run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday").status == 2

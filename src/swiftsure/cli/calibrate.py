@@ -20,6 +20,7 @@ from swiftsure.cli.output import (
 if TYPE_CHECKING:
     from swiftsure.policy import Certificate, Policy
     from swiftsure.risks import Risk
+    from swiftsure.slices import SlicedPolicy
 
 __all__ = ["calibrate"]
 
@@ -40,6 +41,33 @@ def calibrate(
             "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
         ),
     ] = None,
+    above: Annotated[
+        float | None, optional("Bound the probability of a loss above this, not the mean loss.")
+    ] = None,
+    max_cost: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Largest mean cost, NAME=VALUE; repeatable."),
+    ] = None,
+    slices: Annotated[
+        bool, typer.Option("--slices", help="Keep the risk in every slice of the record at once.")
+    ] = False,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Another dataset, NAME=FILE: a slice; repeatable."),
+    ] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="With slices: choose a threshold for each.")
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="With --own: each promise alone holds, not all at once.")
+    ] = False,
+    weights: Annotated[
+        str | None, optional("Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…")
+    ] = None,
+    max_weight: Annotated[float | None, optional("The largest possible weight.")] = None,
+    estimated_weights: Annotated[
+        bool, typer.Option("--estimated-weights", help="The weights were estimated.")
+    ] = False,
     pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
@@ -99,6 +127,8 @@ def calibrate(
 
         swiftsure calibrate record.parquet --loss zero_one \
             --state growing.state -o policy.json
+
+        swiftsure calibrate tenants.parquet --loss zero_one --slices --own
     """
     import swiftsure as ss
     from swiftsure.report.figures import figure_kind
@@ -109,7 +139,13 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_parse_risk(text) for text in and_ or [])]
+    promised: dict[str, Any] = {
+        "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
+        "weights": None if weights is None else _numbers("--weights", weights.split(",")),
+        "max_weight": max_weight,
+        "estimated_weights": estimated_weights,
+    }
+    risks = [ss.Risk(risk, loss, epsilon, above), *(_parse_risk(text) for text in and_ or [])]
     if state is not None:
         given = {
             "--control": control != "ucb",
@@ -119,12 +155,42 @@ def calibrate(
             "--max-group-size": max_group_size is not None,
             "--seed": seed is not None,
             "--figure": figure is not None,
+            "--max-cost": max_cost is not None,
+            "--weights": weights is not None,
+            "--slices": slices or dataset is not None,
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"`{name}` does not go with --state.")
         policy = _grown(record, loaded, state, horizon, risks, delta, score, path, exits)
         _show(record, policy, [output], json)
         return
+    if slices or dataset is not None:
+        for name, is_given in {
+            "--max-cost": max_cost is not None,
+            "--weights": weights is not None,
+            "--pool": pool is not None,
+            "--average": average is not None,
+            "--figure": figure is not None,
+        }.items():
+            if is_given:
+                raise ValueError(f"`{name}` does not go with slices.")
+        sliced = ss.calibrate_slices(
+            _datasets(record, loaded, dataset) if dataset is not None else loaded,
+            own=own,
+            together=not alone,
+            delta=delta,
+            risks=risks,
+            control=control,
+            bound=bound,
+            path=options.parse_path(path),
+            seed=seed,
+            score=score,
+            **(exits if isinstance(loaded, ss.ExitRecord) else {}),
+        )
+        _show_slices(sliced, output, json)
+        return
+    if own or alone:
+        raise ValueError("`--own` and `--alone` need --slices or --dataset.")
     if horizon is not None:
         raise ValueError("`--horizon` goes with --state.")
     policy = ss.calibrate(
@@ -138,6 +204,7 @@ def calibrate(
         pool=pool,
         **exits,
         **counted,
+        **promised,
     )
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
@@ -198,6 +265,60 @@ def _grown(
     else:
         calibration.update(record)
     return calibration.policy()
+
+
+def _numbers(option: str, texts: list[str]) -> dict[str, float]:
+    """Parse NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
+    return found
+
+
+def _datasets(file: Path, loaded: Any, given: list[str]) -> dict[str, Any]:
+    """Return the record and the other datasets by name."""
+    import swiftsure as ss
+
+    found = {file.stem: loaded}
+    for text in given:
+        name, _, other = text.partition("=")
+        if not other or name in found:
+            raise ValueError(f"`--dataset` must be a new NAME=FILE, but got {text!r}.")
+        found[name] = ss.load_record(Path(other))
+    return found
+
+
+def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> None:
+    """Save and print the policies of slices."""
+    if output is not None:
+        policy.save(output)
+    if json:
+        print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
+    else:
+        print_table(
+            "Slices",
+            ["slice", "samples", "threshold", "on calibration"],
+            [
+                [
+                    name,
+                    f"{(each.certificate.slices or {}).get(name, each.certificate.n):,}",
+                    number(each.threshold),
+                    number(each.certificate.promises[0].calibration_risk),
+                ]
+                for name, each in policy.policies.items()
+            ],
+        )
+        print_text(str(policy))
+        if output is not None:
+            print_text(f"Wrote {output}")
+    if policy.runs_full_model:
+        raise typer.Exit(1)
 
 
 def _print_tables(certificate: "Certificate") -> None:

@@ -16,7 +16,7 @@ __all__ = ["Record", "differing"]
 
 Array = NDArray[Any]
 
-OPTIONAL = ("groups", "predictions")
+OPTIONAL = ("groups", "slices", "predictions")
 """Fields with one row per sample that a record may lack."""
 
 
@@ -105,8 +105,8 @@ class Record:
             parts = [getattr(record, name, None) for record in records]
             if hasattr(first, name):
                 known = [part for part in parts if part is not None]
-                if name == "groups" and 0 < len(known) < len(parts):
-                    raise ValueError("`records` must all have groups, or none, but some have them.")
+                if name != "predictions" and 0 < len(known) < len(parts):
+                    raise ValueError(f"`records` must all have {name}, or none, but some have them.")
                 changed[name] = np.concatenate(known) if len(known) == len(parts) else None
         whole: Self = replace(first, **changed)
         return whole

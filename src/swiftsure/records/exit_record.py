@@ -65,6 +65,8 @@ class ExitRecord(Record):
         Sample ids, whole numbers or text; duplicates are refused, since they void guarantees.
     groups : (n,), optional
         Group labels of samples that depend on each other (one user's rows, one video's frames).
+    slices : (n,), optional
+        The slice of each sample (class, language, tenant, device), for promises that hold in each.
     fingerprint : str, optional
         Fingerprint of the model that made the record; None for a record made from arrays.
     temperatures : (n_exits,), optional
@@ -112,6 +114,7 @@ class ExitRecord(Record):
     inconsistency_ranges: Ranges = field(default_factory=dict)
     ids: Array = None  # type: ignore[assignment]
     groups: Array | None = None
+    slices: Array | None = None
     fingerprint: str | None = None
     temperatures: tuple[float, ...] | None = None
     dtype: str | None = None
@@ -163,6 +166,7 @@ class ExitRecord(Record):
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, n),
             groups=record_checks.group_array(self.groups, n),
+            slices=record_checks.group_array(self.slices, n, "slices"),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
             order=SampleOrder.of(self.order, "order"),
@@ -285,9 +289,10 @@ class ExitRecord(Record):
 
         Parameters
         ----------
-        risk : {"gap", "consistency", "zero-bounded gap", "zero-bounded consistency"}
+        risk : {"gap", "consistency", "zero-bounded …", "selective …"}
             Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
-            loss as 0 if the exit does better than the last one (Eq. 16).
+            loss as 0 if the exit does better than the last one (Eq. 16). The selective ones are
+            means over the samples that exit early, instead of all.
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
@@ -361,6 +366,7 @@ class ExitRecord(Record):
             conditions=conditions,
             full_costs=self.full_costs,
             n_labels=labelled if RISKS[risk].table == "losses" else None,
+            selective=RISKS[risk].selective,
         )
         return curve.cut(n_known).averaged(self.groups, average, max_group_size)
 

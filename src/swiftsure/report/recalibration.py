@@ -123,11 +123,16 @@ def recalibrate(
         raise TypeError(
             f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
-    if policy.certificate.horizon is not None:
-        raise ValueError(
-            "`policy` comes from a calibration that grows, which is rebuilt from its state file and"
-            " not from one record."
-        )
+    promised = policy.certificate
+    for what, given in {
+        "a calibration that grows": promised.horizon,
+        "weighted samples": promised.max_weight,
+        "slices": promised.slices,
+        "a loss above a limit": next((p.above for p in promised.promises if p.above), None),
+        "a limit of a cost": promised.max_costs or None,
+    }.items():
+        if given is not None:
+            raise ValueError(f"`policy` promises something about {what}, which reports do not show.")
     _check_system(record, policy)
     _check_losses(record, policy)
     certificate = policy.certificate
