@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
 from swiftsure.curves import RiskCurve, in_range
-from swiftsure.paths import BREAKPOINTS
+from swiftsure.paths import BREAKPOINTS, LEARNED
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 
@@ -404,6 +404,8 @@ class Control:
             found.append(
                 f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
             )
+        if curve.path_kind.startswith(LEARNED):
+            found.append("no sample of the pilot that the path was learned on is among them")
         found += curve.conditions
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))

@@ -389,3 +389,10 @@ def test_several_datasets(run, folder, record):
     assert done.status == 0
     assert "in each of the slices monday (400) and tuesday (400) at once" in done.out
     assert run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday").status == 2
+
+
+def test_a_path_learned_on_a_pilot(run):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "pilot.parquet", "--json")
+    assert json.loads(done.out)["certificate"]["path"].startswith("learned on a pilot: ")
+    both = ("--pilot", "pilot.parquet", "--path", "logit")
+    assert run("calibrate", "record.parquet", *ZERO_ONE, *both).status == 2

@@ -35,6 +35,9 @@ def calibrate(
     bound: options.Bound = "auto",
     score: options.Score = None,
     path: options.Path_ = None,
+    pilot: Annotated[
+        Path | None, optional("Learn the path on this record of other samples, instead of --path.")
+    ] = None,
     and_: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,6 +142,7 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    route = _route(path, pilot, loss, score)
     promised: dict[str, Any] = {
         "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
         "weights": None if weights is None else _numbers("--weights", weights.split(",")),
@@ -161,7 +165,7 @@ def calibrate(
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"`{name}` does not go with --state.")
-        policy = _grown(record, loaded, state, horizon, risks, delta, score, path, exits)
+        policy = _grown(record, loaded, state, horizon, risks, delta, score, route, exits)
         _show(record, policy, [output], json)
         return
     if slices or dataset is not None:
@@ -182,7 +186,7 @@ def calibrate(
             risks=risks,
             control=control,
             bound=bound,
-            path=options.parse_path(path),
+            path=route,
             seed=seed,
             score=score,
             **(exits if isinstance(loaded, ss.ExitRecord) else {}),
@@ -198,7 +202,7 @@ def calibrate(
         risks=risks,
         control=options.parse_control(control, bound),
         delta=delta,
-        path=options.parse_path(path),
+        path=route,
         seed=seed,
         score=score,
         pool=pool,
@@ -209,7 +213,7 @@ def calibrate(
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, options.parse_path(path), **exits, **counted)
+        curve = loaded.curve(risk, loss, score, route, **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
     _show(record, policy, [output, figure], json)
 
@@ -239,7 +243,7 @@ def _grown(
     risks: "list[Risk]",
     delta: float,
     score: str | None,
-    path: str | None,
+    route: Any,
     exits: dict[str, Any],
 ) -> "Policy":
     """Add a record to a calibration that grows, unless it holds it already."""
@@ -255,7 +259,7 @@ def _grown(
         risks=risks,
         delta=delta,
         horizon=HORIZON if horizon is None else horizon,
-        path=options.parse_path(path),
+        path=route,
         score=score,
         state=state,
         **exits,
@@ -265,6 +269,17 @@ def _grown(
     else:
         calibration.update(record)
     return calibration.policy()
+
+
+def _route(path: str | None, pilot: Path | None, loss: str | None, score: str | None) -> Any:
+    """Return the path: given, or learned on a pilot."""
+    import swiftsure as ss
+
+    if pilot is None:
+        return options.parse_path(path)
+    if path is not None:
+        raise ValueError("`--pilot` learns the path, so it does not go with --path.")
+    return ss.Path.learned(ss.load_record(pilot), loss, score=score)
 
 
 def _numbers(option: str, texts: list[str]) -> dict[str, float]:
