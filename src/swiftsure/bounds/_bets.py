@@ -17,6 +17,7 @@ __all__ = [
     "log_deficit_weighted",
     "select_by_betting",
     "select_side_by_side",
+    "walk_on",
 ]
 
 ROUNDING = 1e-12
@@ -208,6 +209,23 @@ def grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, hor
         mean = (0.5 * max_loss + total) / (i + 2)
         deviations += (loss - mean) * (loss - mean)
     return deficit, total, deviations
+
+
+@compiled
+def walk_on(losses, thresholds, setting, first, stop, state, fresh, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+    """Continue the bet on a setting, and bets on those after it while they are certified.
+
+    The first bet goes on from `first` with its state; later ones start with the state `fresh`.
+    Returns the first setting that is not certified, and its state.
+    """
+    while setting < losses.thresholds.shape[0]:
+        state = grow(
+            losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon
+        )
+        if state[0] > 0.0:
+            break
+        setting, first, state = setting + 1, 0, fresh
+    return setting, state
 
 
 @compiled
