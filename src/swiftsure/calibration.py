@@ -1,6 +1,6 @@
 """`calibrate`: makes a policy from a record in one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks, within_costs
-from swiftsure.growing import GrowingCalibration
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
+from swiftsure.growing import GrowingCalibration
 from swiftsure.labelling import Labeller, label_along, shortest
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import Metadata, Policy
@@ -46,6 +46,7 @@ def calibrate(
     average: Average | None = None,
     max_group_size: int | None = None,
     above: float | None = None,
+    worst: float | None = None,
     max_costs: Mapping[str, float] | None = None,
     weights: ArrayLike | Mapping[str, float] | None = None,
     max_weight: float | None = None,
@@ -93,6 +94,8 @@ def calibrate(
         `max_group_size` samples ("sample").
     above : float, optional
         Bound the probability that the loss is above this, instead of its mean.
+    worst : float, optional
+        Bound the mean loss of this share of the samples, the worst, instead of the mean of all.
     max_costs : mapping, optional
         Largest mean cost by name, promised together with the risk: each has half of δ.
     weights : (n,) or mapping of slices to weights, optional
@@ -132,66 +135,39 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = wanted_risks(epsilon, risk, loss, risks, above)
-    curve_options: dict[str, Any] = {
-        "average": average,
-        "max_group_size": max_group_size,
-        "score": score,
-    }
+    wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
     if isinstance(record, ExitRecord):
         score = choose("score", score, record.confidences, preferred="top1")
-        curve_options |= {
-            "missing": missing,
-            "strict": strict,
-            "min_exit": min_exit,
-            "score": score,
-        }
+        exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
-
-    if isinstance(weights, Mapping):
-        weights = slice_weights(record, weights)
-    if (weights is None) != (max_weight is None):
-        raise ValueError("`weights` and `max_weight` go together.")
+    else:
+        exits = {}
+    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else 0.5 * delta
 
-    def run(curves: list[RiskCurve]) -> list[ControlResult]:
-        return [
-            rule.run(curve, each.epsilon, share, seed, pool)
-            for curve, each in zip(curves, wanted, strict=True)
-        ]
-
     def prepared(curves: list[RiskCurve]) -> list[RiskCurve]:
-        found = [
-            curve if each.above is None else curve.tail(each.above)
-            for curve, each in zip(curves, wanted, strict=True)
-        ]
-        if weights is None or max_weight is None:
-            return found
-        return [curve.weighted(weights, max_weight, estimated_weights) for curve in found]
+        pairs = zip(curves, wanted, strict=True)
+        return [weigh(curve.transformed(each.above, each.worst)) for curve, each in pairs]
+
+    def run(curves: list[RiskCurve]) -> list[ControlResult]:
+        pairs = zip(curves, wanted, strict=True)
+        return [rule.run(curve, each.epsilon, share, seed, pool) for curve, each in pairs]
+
+    def walk(curves: list[RiskCurve]) -> int:
+        return joint(rule, curves, run(prepared(curves))).index or 0
 
     if labeller is not None:
-        if not isinstance(record, ExitRecord):
-            raise ValueError("`labeller` is for an ExitRecord.")
-        if any(RISKS[each.risk].selective for each in wanted):
-            raise ValueError("`labeller` does not go with the risk of the samples that exit.")
-        path = Path.of(path, record.confidences[score])  # type: ignore[index]
-        curve_options["missing"] = "stop"
-        asked = {name: value for name, value in curve_options.items() if name != "missing"}
-        record = label_along(
-            record,
-            wanted,
-            path,
-            asked,
-            lambda curves: joint(rule, curves, run(prepared(curves))).index or 0,
-            labeller,
-            budget,
-        )
+        exits["missing"] = "stop"
+        path = _fixed_path(record, wanted, score, path)
+        options = {"strict": strict, "min_exit": min_exit, "score": score, **counted}
+        record = label_along(record, wanted, path, options, walk, labeller, budget)  # type: ignore[arg-type]
     elif budget is not None:
         raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
     if isinstance(record, ExitRecord | ThresholdRecord):
         curves = shortest(
-            [record.curve(r.risk, r.loss, path=path, **curve_options) for r in wanted]
+            [record.curve(r.risk, r.loss, score, path, **exits, **counted) for r in wanted]
         )
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
@@ -218,6 +194,31 @@ def calibrate(
         pool=pool,
         metadata=metadata,
     )
+
+
+def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
+    """Return the path of a walk that asks for labels; raise if there can be none."""
+    if not isinstance(record, ExitRecord):
+        raise ValueError("`labeller` is for an ExitRecord.")
+    if any(RISKS[each.risk].selective for each in wanted):
+        raise ValueError("`labeller` does not go with the risk of the samples that exit.")
+    return Path.of(path, record.confidences[str(score)])
+
+
+def _weighting(
+    record: Any,
+    weights: ArrayLike | Mapping[str, float] | None,
+    max_weight: float | None,
+    estimated: bool,
+) -> Callable[[RiskCurve], RiskCurve]:
+    """Return a function that weights a curve's losses, if there are weights."""
+    if isinstance(weights, Mapping):
+        weights = slice_weights(record, weights)
+    if (weights is None) != (max_weight is None):
+        raise ValueError("`weights` and `max_weight` go together.")
+    if weights is None or max_weight is None:
+        return lambda curve: curve
+    return lambda curve: curve.weighted(weights, max_weight, estimated)
 
 
 def curve_of(

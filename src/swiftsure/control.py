@@ -11,7 +11,7 @@ A control sees only the curve.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -297,7 +297,7 @@ class Control:
         starts = starts[starts <= last]
         chosen = np.full(len(epsilons), start - 1)
 
-        @lru_cache(maxsize=None)
+        @cache
         def certified(k: int, epsilon: float) -> bool:
             left = rows[curve.left_at(k)[rows]]
             if not left.size:
@@ -396,7 +396,12 @@ class Control:
         if pool is not None:
             found[0] = f"calibration {unit} were drawn from that pool without replacement"
         values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
-        if curve.above is not None:
+        if curve.worst is not None:
+            largest = curve.loss_range.low + curve.worst * (
+                curve.loss_range.high - curve.loss_range.low
+            )
+            found[-1] = f"no {tested} exceeds {largest:g}"
+        elif curve.above is not None:
             found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
         elif bound is not None and bound.needs in values:
             found[-1] = f"every {tested} is {values[bound.needs]}"

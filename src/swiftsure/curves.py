@@ -76,6 +76,8 @@ class RiskCurve:
         What calibration and production samples are, if not draws of one distribution.
     above : float or None
         If losses are 1 where another loss is above this, else 0: that limit; see `tail`.
+    worst : float or None
+        If the risk bounds the mean of the worst share of the losses: that share; see `worst_mean`.
     max_weight : float or None
         The largest weight, if losses are weighted; see `weighted`.
     selective : bool
@@ -103,6 +105,7 @@ class RiskCurve:
     n_labels: int | None = None
     population: str | None = None
     above: float | None = None
+    worst: float | None = None
     max_weight: float | None = None
     selective: bool = False
     full_costs: Mapping[str, float] = field(default_factory=dict)
@@ -396,6 +399,45 @@ class RiskCurve:
             data=self.data._replace(values=(self.data.values > limit).astype(np.float64)),
         )
 
+    def worst_mean(self, share: float, above: float = 0.0) -> "RiskCurve":
+        """Return a curve whose risk is at least the mean loss of the worst share of the samples.
+
+        For every t, t + E[(loss − t)⁺] / share is at least that mean (the conditional value at
+        risk), and equal to it if t is the quantile that cuts off the share. With t = 0, the
+        default, it is equal if at most this share of the losses is above 0.
+
+        Parameters
+        ----------
+        share : float
+            In (0, 1), such as 0.1 for the worst tenth.
+        above : float
+            t, fixed before the data are seen.
+
+        References
+        ----------
+        Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
+        """
+        part = checks.between("worst", share, 0.0, 1.0)
+        limit = checks.number("above", above)
+        high = self.loss_range.high
+        if not 0 <= limit < high:
+            raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
+        self._refuse_transformed("worst")
+        values = limit + np.maximum(self.data.values - limit, 0.0) / part
+        return replace(
+            self,
+            loss_range=LossRange(limit, limit + (high - limit) / part),
+            above=limit,
+            worst=part,
+            data=self.data._replace(values=values),
+        )
+
+    def transformed(self, above: float | None, worst: float | None) -> "RiskCurve":
+        """Return the curve of a tail or of the worst share, or this one if neither is given."""
+        if worst is not None:
+            return self.worst_mean(worst, 0.0 if above is None else above)
+        return self if above is None else self.tail(above)
+
     def weighted(
         self, weights: ArrayLike, max_weight: float, estimated: bool = False
     ) -> "RiskCurve":
@@ -418,7 +460,9 @@ class RiskCurve:
         checks.of_shape("weights", values, {"n": self.n})
         values = checks.within("weights", values, 0.0, most, SLACK * most)
         self._refuse_transformed("weights")
-        assumed = " (they were estimated, and the promise holds as far as they are exact)" * estimated
+        assumed = (
+            " (they were estimated, and the promise holds as far as they are exact)" * estimated
+        )
         return replace(
             self,
             loss_range=LossRange(most * self.loss_range.low, most * self.loss_range.high),
@@ -442,7 +486,7 @@ class RiskCurve:
         )
 
     def _refuse_transformed(self, name: str) -> None:
-        if self.grouped or self.selective or self.max_weight is not None:
+        if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
             raise ValueError(f"`{name}` does not go with groups, selective risks or other weights.")
 
     def weight(self, rows: Rows | None = None) -> float:

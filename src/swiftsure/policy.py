@@ -102,6 +102,9 @@ class Promise(_Frozen):
     above: float | None = Field(default=None, ge=0)
     """If the risk is the probability of a loss above a limit, and not its mean: that limit."""
 
+    worst: float | None = Field(default=None, gt=0, lt=1)
+    """If the risk is the mean of the worst share of the losses: that share."""
+
     def check(self, by_budget: bool = False) -> None:
         """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
@@ -120,6 +123,8 @@ class Promise(_Frozen):
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
         tail = "" if self.above is None else f" > {self.above:g}"
+        if self.worst is not None:
+            tail = f", worst {percent(self.worst)}"
         return f"{self.loss} {risk_noun(self.risk)}{tail}"
 
     def __str__(self) -> str:
@@ -455,7 +460,7 @@ class Policy(_Frozen):
             options["max_group_size"] = self.certificate.max_group_size
         if isinstance(record, ThresholdRecord):
             curve = record.curve(promise.risk, promise.loss, **options)
-            return curve if promise.above is None else curve.tail(promise.above)
+            return curve.transformed(promise.above, promise.worst)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -466,7 +471,7 @@ class Policy(_Frozen):
             path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
         curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
-        return curve if promise.above is None else curve.tail(promise.above)
+        return curve.transformed(promise.above, promise.worst)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -692,6 +697,8 @@ def _mean_costs(certificate: Certificate) -> str:
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
+    if promise.worst is not None:
+        return f"the mean {promise} of the worst {percent(promise.worst)} of samples"
     if promise.above is not None:
         return f"the probability that the {promise} is above {promise.above:g}"
     if certificate.max_weight is not None:

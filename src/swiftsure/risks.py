@@ -5,7 +5,7 @@
 | `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
 | `consistency` | its loss against the full model's output (Eq. 8) | no labels |
 | `zero-bounded gap` or `… consistency` | the same, or 0 if that is negative (Eq. 16) | as above |
-| `selective gap` or `… consistency` | the same; its mean is over the samples that exit early | as above |
+| `selective gap` or `… consistency` | the same; the mean is over samples that exit early | as above |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
@@ -81,7 +81,6 @@ class RiskKind:
             range=lambda declared: self.range(declared).zero_bounded(),
         )
 
-
     def of_exits(self) -> "RiskKind":
         """Return the risk of the samples that exit early: E[loss | exits early]."""
         return replace(
@@ -143,6 +142,8 @@ class Risk:
     """A risk to control: which kind, of which loss, at which level ε.
 
     With `above`, the risk is the probability that the loss is above that limit, and not its mean.
+    With `worst`, it is the mean loss of that share of the samples, the worst; `above` is then the
+    point where losses begin to count, 0 by default.
 
     Examples
     --------
@@ -156,6 +157,7 @@ class Risk:
     loss: str | None = None
     epsilon: float = None  # type: ignore[assignment]
     above: float | None = None
+    worst: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown kind; the loss and ε are checked against the record later."""

@@ -35,6 +35,16 @@ def test_tails_keep_their_failure_probability_and_means_do_not():
         check_rate(certified(curve, 0.1, "star"), DRAWS, 0.1)
 
 
+def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
+    """A loss of 1 in 1 % of the samples: the worst tenth loses 0.1 on average."""
+    rng = np.random.default_rng(0)
+    losses = (rng.random((300, DRAWS)) < 0.01 + TINY).astype(float)
+    check_rate(certified(columns(losses).worst_mean(0.1), 0.1, "star"), DRAWS, 0.1)
+    observed = np.sort(losses, axis=0)[-30:].mean(axis=0)
+    with pytest.raises(RefutedError):  # the worst tenth of the samples that were seen
+        check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
+
+
 # ----------------------------------------------------------------------------------- weights
 
 

@@ -68,6 +68,28 @@ def test_limits_of_tails_are_checked(record):
         ss.calibrate(groups, loss="brier", epsilon=0.1, above=0.1)
 
 
+def test_the_mean_of_the_worst_share(record):
+    policy = ss.calibrate(record, loss="brier", epsilon=0.3, worst=0.2, path=PATH)
+    promise = policy.certificate.promises[0]
+    gaps = record.losses["brier"] - record.losses["brier"][:, -1:]
+    here = gaps[np.arange(1000), exits_at(record, policy)]
+    assert promise.calibration_risk == pytest.approx(np.maximum(here, 0).mean() / 0.2)
+    worst = np.sort(here)[-200:].mean()
+    assert worst <= promise.calibration_risk + 1e-12 <= 0.3
+    assert (promise.worst, promise.loss_range) == (0.2, (0.0, 10.0))
+    text = "the mean brier gap to the full model of the worst 20 % of samples is at most 0.3"
+    assert text in str(policy)
+    assert "no brier gap exceeds 2;" in str(policy)
+    assert policy.evaluate(record).risk == pytest.approx(promise.calibration_risk)
+    curve = record.curve(loss="brier", path=PATH)
+    cut = float(np.quantile(here, 0.8))
+    index = policy.certificate.index
+    assert curve.worst_mean(0.2, max(cut, 0.0)).risk_at(index) >= worst - 1e-9
+    for wrong in ({"worst": 0.0}, {"worst": 1.0}, {"worst": 0.1, "above": 2.0}):
+        with pytest.raises(ValueError, match=r"`(worst|above)`"):
+            ss.calibrate(record, loss="brier", epsilon=0.3, **wrong)
+
+
 # --------------------------------------------------------------------------------- those that exit
 
 

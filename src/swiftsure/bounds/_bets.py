@@ -219,9 +219,7 @@ def walk_on(losses, thresholds, setting, first, stop, state, fresh, epsilon, max
     Returns the first setting that is not certified, and its state.
     """
     while setting < losses.thresholds.shape[0]:
-        state = grow(
-            losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon
-        )
+        state = grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon)
         if state[0] > 0.0:
             break
         setting, first, state = setting + 1, 0, fresh

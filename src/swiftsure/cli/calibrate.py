@@ -47,6 +47,9 @@ def calibrate(
     above: Annotated[
         float | None, optional("Bound the probability of a loss above this, not the mean loss.")
     ] = None,
+    worst: Annotated[
+        float | None, optional("Bound the mean loss of this share of the samples, the worst.")
+    ] = None,
     max_cost: Annotated[
         list[str] | None,
         typer.Option(metavar="<str>", help="Largest mean cost, NAME=VALUE; repeatable."),
@@ -149,7 +152,10 @@ def calibrate(
         "max_weight": max_weight,
         "estimated_weights": estimated_weights,
     }
-    risks = [ss.Risk(risk, loss, epsilon, above), *(_parse_risk(text) for text in and_ or [])]
+    risks = [
+        ss.Risk(risk, loss, epsilon, above, worst),
+        *(_parse_risk(text) for text in and_ or []),
+    ]
     if state is not None:
         given = {
             "--control": control != "ucb",

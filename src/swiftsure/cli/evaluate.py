@@ -34,7 +34,8 @@ def evaluate(
         float, typer.Option("--n-calibration", "-n", help="Samples, or a fraction below 1.")
     ] = 100,
     labels: Annotated[
-        int | None, optional("Budget of labels for each calibration set; compares ways to spend it.")
+        int | None,
+        optional("Budget of labels for each calibration set; compares ways to spend it."),
     ] = None,
     pool: Annotated[
         int | None, optional("With --labels: unlabelled samples in each calibration set.")

@@ -217,9 +217,7 @@ def _plan_pool(
     pilot = ss.load_record(record)
     found = ss.planning.unlabelled_pool(labels, epsilon, pilot, delta=delta, **shared)  # type: ignore[arg-type]
     if json:
-        print_json(
-            {k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()}
-        )
+        print_json({k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()})
         return
     print_table(
         f"{labels:,} labels among unlabelled samples, ε = {epsilon:g}, δ = {delta:g}",

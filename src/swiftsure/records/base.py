@@ -106,7 +106,9 @@ class Record:
             if hasattr(first, name):
                 known = [part for part in parts if part is not None]
                 if name != "predictions" and 0 < len(known) < len(parts):
-                    raise ValueError(f"`records` must all have {name}, or none, but some have them.")
+                    raise ValueError(
+                        f"`records` must all have {name}, or none, but some have them."
+                    )
                 changed[name] = np.concatenate(known) if len(known) == len(parts) else None
         whole: Self = replace(first, **changed)
         return whole

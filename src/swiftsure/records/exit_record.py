@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array
-from swiftsure.losses import Loss, LossRange
+from swiftsure.losses import Loss
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files

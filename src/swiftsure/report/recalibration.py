@@ -128,11 +128,13 @@ def recalibrate(
         "a calibration that grows": promised.horizon,
         "weighted samples": promised.max_weight,
         "slices": promised.slices,
-        "a loss above a limit": next((p.above for p in promised.promises if p.above), None),
+        "tails": next((p for p in promised.promises if p.above is not None), None),
         "a limit of a cost": promised.max_costs or None,
     }.items():
         if given is not None:
-            raise ValueError(f"`policy` promises something about {what}, which reports do not show.")
+            raise ValueError(
+                f"`policy` promises something about {what}, which reports do not show."
+            )
     _check_system(record, policy)
     _check_losses(record, policy)
     certificate = policy.certificate
