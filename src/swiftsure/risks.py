@@ -5,7 +5,7 @@
 | `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
 | `consistency` | its loss against the full model's output (Eq. 8) | no labels |
 | `zero-bounded gap` or `… consistency` | the same, or 0 if that is negative (Eq. 16) | as above |
-| `selective gap` or `… consistency` | the same; the mean is over samples that exit early | as above |
+| `selective gap` or `… consistency` | the same; its mean is over samples that exit | as above |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
@@ -121,9 +121,12 @@ CONSISTENCY = RiskKind(
     relative=_as_it_is,
     range=lambda declared: declared,
 )
-for _kind in (GAP, CONSISTENCY):
-    for _variant in (_kind, _kind.zero_bounded(), _kind.of_exits()):
-        RISKS.register(_variant)
+for _kind in (
+    *(GAP, CONSISTENCY),
+    *(GAP.zero_bounded(), CONSISTENCY.zero_bounded()),
+    *(GAP.of_exits(), CONSISTENCY.of_exits()),
+):
+    RISKS.register(_kind)
 
 
 def risk_noun(name: str) -> str:

@@ -259,7 +259,8 @@ def _load_npz(
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
                     " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
-                    " inconsistencies.NAME, costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME; or in their place"
+                    " inconsistencies.NAME, costs.NAME, loss_ranges.NAME,"
+                    " inconsistency_ranges.NAME; or in their place"
                     f" logits, and with them labels, ids, groups and costs.NAME.{hint}"
                 )
     return arguments
