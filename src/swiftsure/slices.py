@@ -22,7 +22,7 @@ from swiftsure.control import Control, ControlResult
 from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS
-from swiftsure.policy import Certificate, Policy, percent
+from swiftsure.policy import Certificate, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.risks import RISKS
 
@@ -126,7 +126,7 @@ class SlicedPolicy(BaseModel):
 
     def __str__(self) -> str:
         """Return what is promised, and the sentence of each slice."""
-        surety = percent(1 - self.delta)
+        surety = f"{100 * (1 - self.delta):.12g} %"  # rounding must not promise more
         promise = f"all of these promises hold at once with probability at least {surety}"
         if not self.together:
             promise = f"each of these promises alone holds with probability at least {surety}"
