@@ -6,6 +6,7 @@ come. Once it reaches 1/δ, the setting is certified for good.
 
 import hashlib
 import io
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,9 @@ from swiftsure import bounds, checks
 from swiftsure.certification import make_policy, wanted_risks
 from swiftsure.control import Control, ControlResult
 from swiftsure.curves import RiskCurve
-from swiftsure.growth import Growth, packed_update, record_key
-from swiftsure.growth_log import Entry, GrowthLog
+from swiftsure.files import shortened
+from swiftsure.growth import Growth, UpdateFacts, packed_update, record_key
+from swiftsure.growth_log import GrowthLog
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord, load_record
@@ -117,7 +119,7 @@ class GrowingCalibration:
         self._log: GrowthLog | None = None
         if state is not None:
             self._log = GrowthLog(state)
-            self._restore(self._log.read())
+            self._restore(self._log)
 
     @property
     def n(self) -> int:
@@ -176,7 +178,7 @@ class GrowingCalibration:
                 self._log.append({"settings": self._settings(curves)}, _parquet(template))
             self._template = template
         if self._log is not None:
-            self._log.append(facts, data)
+            self._log.append(facts.model_dump(), data)
         self._add(curves, facts, data)
 
     def has(self, record: Record) -> bool:
@@ -248,19 +250,19 @@ class GrowingCalibration:
             checks.between("epsilon", each.epsilon, 0.0, curve.loss_range.high)
         return curves
 
-    def _add(self, curves: list[RiskCurve], facts: Mapping[str, Any], data: bytes) -> None:
+    def _add(self, curves: list[RiskCurve], facts: UpdateFacts, data: bytes) -> None:
         if self._grown is None:
             levels = [each.epsilon for each in self.risks]
             self._grown = Growth(curves, levels, self.delta, self.horizon)
         self._grown.add(facts, data)
-        self._ids |= set(facts["ids"])
-        self._groups |= set(facts["groups"])
-        if facts["key"] is not None:
-            self._keys.add(facts["key"])
+        self._ids |= set(facts.ids)
+        self._groups |= set(facts.groups)
+        if facts.key is not None:
+            self._keys.add(facts.key)
 
-    def _refuse_known(self, facts: Mapping[str, Any]) -> None:
+    def _refuse_known(self, facts: UpdateFacts) -> None:
         for name, known in (("ids", self._ids), ("groups", self._groups)):
-            again = known.intersection(facts[name])
+            again = known.intersection(getattr(facts, name))
             if again:
                 raise ValueError(
                     f"`record` must hold new {'samples' if name == 'ids' else name}, but"
@@ -282,28 +284,38 @@ class GrowingCalibration:
             **self._options,
         }
 
-    def _restore(self, entries: list[Entry]) -> None:
+    def _restore(self, log: GrowthLog) -> None:
         """Go on from a file: its settings must be these, and its updates are added again."""
+        entries = log.read()
         if not entries:
             return
-        settings, template = entries[0]
-        with tempfile.TemporaryDirectory() as folder:
-            file = FilePath(folder) / "template.parquet"
-            file.write_bytes(template)
-            self._template = load_record(file)
+        try:
+            settings = dict(entries[0].facts["settings"])
+            with tempfile.TemporaryDirectory() as folder:
+                file = FilePath(folder) / "template.parquet"
+                file.write_bytes(entries[0].data)
+                self._template = load_record(file)
+            updates = [UpdateFacts.model_validate_json(json.dumps(e.facts)) for e in entries[1:]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(log, shortened(error)) from None
         curves = self._curves(self._template)
-        mine = self._settings(curves)
-        for name, value in mine.items():
-            theirs = settings.get("settings", {}).get(name)
-            if theirs != value:
-                path = self._log.path if self._log is not None else "the state"
+        for name, value in self._settings(curves).items():
+            if settings.get(name) != value:
                 raise ValueError(
-                    f"{path} was started with {name} = {theirs!r}, but got {value!r}: what is"
-                    " promised must not change. Give the same, or start with another file and new"
-                    " samples."
+                    f"{log.path} was started with {name} = {settings.get(name)!r}, but got"
+                    f" {value!r}: what is promised must not change. Give the same, or start with"
+                    " another file and new samples."
                 )
-        for facts, data in entries[1:]:
-            self._add(curves, facts, data)
+        for facts, entry in zip(updates, entries[1:], strict=True):
+            try:
+                self._refuse_known(facts)
+                self._add(curves, facts, entry.data)
+            except ValueError as error:
+                raise _damaged(log, shortened(error)) from None
+
+
+def _damaged(log: GrowthLog, why: str) -> ValueError:
+    return ValueError(f"{log.path} is a damaged calibration state: {why}.")
 
 
 def _parquet(record: Record) -> bytes:

@@ -1,21 +1,40 @@
 """Growth: the samples of a calibration that grows, and its bets, which pass each of them once."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from swiftsure import _kernels
 from swiftsure.bounds import _bets
 from swiftsure.curves import RiskCurve
 from swiftsure.records import ExitRecord, ThresholdRecord
 
-__all__ = ["Growth", "packed_update", "record_key"]
+__all__ = ["Growth", "UpdateFacts", "packed_update", "record_key"]
 
 Array = NDArray[Any]
+
+
+class UpdateFacts(BaseModel):
+    """What is kept of an update besides its rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    n: int = Field(ge=1)
+    """Number of rows: samples, or groups."""
+    n_samples: int = Field(ge=1)
+    labels: list[int | None]
+    """How many samples have a label, for each risk."""
+    conditions: list[list[str]]
+    """Conditions of the promise, for each risk."""
+    drawn: bool
+    """Whether the order within the update was drawn at random."""
+    key: str | None
+    ids: list[int | str]
+    groups: list[int | str]
 
 
 class Growth:
@@ -55,18 +74,23 @@ class Growth:
         """The last certified setting; None if there is none."""
         return self.last if self.last >= self.start else None
 
-    def add(self, facts: Mapping[str, Any], data: bytes) -> None:
+    def add(self, facts: UpdateFacts, data: bytes) -> None:
         """Add the samples of an update, as `packed_update` returns them."""
-        n, position = int(facts["n"]), 0
-        for rows in (self.confidences, *self.tables, *self.costs.values()):
-            position = rows.append(data, position, n)
-        self.n += n
-        self.n_samples += int(facts["n_samples"])
-        self.drawn &= bool(facts["drawn"])
-        for k, added in enumerate(facts["labels"]):
+        parts = (self.confidences, *self.tables, *self.costs.values())
+        if len(data) != facts.n * sum(rows.row_bytes for rows in parts):
+            raise ValueError(f"an update of {facts.n:,} rows does not have their size")
+        if not len(facts.labels) == len(facts.conditions) == len(self.tables):
+            raise ValueError("an update has other risks")
+        position = 0
+        for rows in parts:
+            position = rows.append(data, position, facts.n)
+        self.n += facts.n
+        self.n_samples += facts.n_samples
+        self.drawn &= facts.drawn
+        for k, added in enumerate(facts.labels):
             if added is not None:
                 self.n_labels[k] = (self.n_labels[k] or 0) + added
-            both = (*self.conditions[k], *facts["conditions"][k])
+            both = (*self.conditions[k], *facts.conditions[k])
             self.conditions[k] = tuple(dict.fromkeys(both))
         self._advance()
 
@@ -140,6 +164,10 @@ class _Rows:
     def values(self) -> Array:
         return self._all[: self._n]
 
+    @property
+    def row_bytes(self) -> int:
+        return int(self._all.shape[1] * self._all.itemsize)
+
     def append(self, data: bytes, position: int, n: int) -> int:
         """Append n rows from bytes, and return the position behind them."""
         size = n * self._all.shape[1]
@@ -155,22 +183,22 @@ class _Rows:
 
 def packed_update(
     record: ExitRecord | ThresholdRecord, curves: list[RiskCurve], key: str | None
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[UpdateFacts, bytes]:
     """Return what is kept of an update: facts, and the rows in the order of the test."""
     order = curves[0].rows_in_order(record.order.seed)
     costs = [values for values in curves[0].costs.values() if values.ndim == 2]
     tables = [curves[0].confidences, *(curve.data.values for curve in curves), *costs]
     named = not np.array_equal(record.ids, np.arange(record.n))
-    facts = {
-        "n": curves[0].n,
-        "n_samples": record.n,
-        "labels": [curve.n_labels for curve in curves],
-        "conditions": [list(curve.conditions) for curve in curves],
-        "drawn": record.order.drawn,
-        "key": key,
-        "ids": record.ids.tolist() if named else [],
-        "groups": [] if record.groups is None else np.unique(record.groups).tolist(),
-    }
+    facts = UpdateFacts(
+        n=curves[0].n,
+        n_samples=record.n,
+        labels=[curve.n_labels for curve in curves],
+        conditions=[list(curve.conditions) for curve in curves],
+        drawn=record.order.drawn,
+        key=key,
+        ids=record.ids.tolist() if named else [],
+        groups=[] if record.groups is None else np.unique(record.groups).tolist(),
+    )
     return facts, b"".join(np.ascontiguousarray(table[order]).tobytes() for table in tables)
 
 

@@ -228,6 +228,20 @@ def test_a_damaged_file_is_refused_and_left(tmp_path):
         ss.calibrate.start(**OPTIONS, state=state)
 
 
+@pytest.mark.parametrize(
+    ("changes", "data"), [({"n": 4}, None), ({"n": "a"}, None), ({"labels": []}, None), ({}, b"")]
+)
+def test_updates_that_no_calibration_writes_are_refused(tmp_path, changes, data):
+    """Their checksum fits, but not their content."""
+    state = tmp_path / "growing.state"
+    grown([draw(20, 0)], state=state)
+    log = GrowthLog(state)
+    facts, kept = log.read()[1]
+    log.append(facts | {"key": None} | changes, kept if data is None else data)
+    with pytest.raises(ValueError, match="damaged calibration state"):
+        ss.calibrate.start(**OPTIONS, state=state)
+
+
 def test_two_writers_do_not_mix(tmp_path):
     state = tmp_path / "growing.state"
     one = grown([draw(20, 0)], state=state)
