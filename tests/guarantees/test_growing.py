@@ -83,6 +83,7 @@ def test_looking_at_a_test_for_fixed_n_again_and_again_is_noticed():
         check_rate(found.sum(), 600, 0.1)
 
 
+@pytest.mark.slow
 def test_bets_that_know_when_they_will_be_read_are_noticed():
     """STaR for a fixed n, whose stakes aim at the present n each time one looks."""
     rng = np.random.default_rng(0)
@@ -100,20 +101,20 @@ def test_bets_that_know_when_they_will_be_read_are_noticed():
 
 def test_stopping_when_the_answer_pleases_keeps_delta():
     """On a network with known risks: the fastest policy that was ever shown is within ε."""
-    population = Population(n_exits=4, overconfidence=2.5)
+    population = Population(n_exits=4, overconfidence=2.5, n_classes=5)
     path = ss.Path.logit_grid(step=0.2)
     true = population.risk(path.thresholds, "gap", "zero_one")
     rng = np.random.default_rng(0)
     violations, fast = 0, 0
-    for _ in range(80):
+    for _ in range(50):
         calibration = ss.calibrate.start(epsilon=0.06, loss="zero_one", horizon=200, path=path)
         shown = [0]
-        for _ in range(30):
-            sample = population.sample(20, rng)
+        for _ in range(12):
+            sample = population.sample(50, rng)
             record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses="zero_one")
             calibration.update(record)
             shown.append(calibration.index or 0)
         violations += max(true[shown]) > 0.06
         fast += max(shown) > 0
-    check_rate(violations, 80, 0.1)
-    assert fast > 60
+    check_rate(violations, 50, 0.1)
+    assert fast > 35

@@ -1,4 +1,7 @@
-"""Budgets of labels: the promise holds whatever decided which labels exist."""
+"""Budgets of labels: the promise holds whatever decided which labels exist.
+
+The number of samples must not depend on labels; `test_growing.py` shows what happens if it does.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import swiftsure as ss
 from guarantees.checkers import RefutedError, check_rate
 from swiftsure.simulate import Population
 
-EPSILON, DELTA, N, DRAWS = 0.1, 0.1, 60, 300
+EPSILON, DELTA, N, DRAWS = 0.1, 0.1, 60, 150
 LEVELS = np.float32([0.9, 0.7, 0.5, 0.3])
 PATH = ss.Path.grid(LEVELS)
 WORSE, BETTER = [0.0, 0.05, 0.10, 0.05], [0.0, 0.02, 0.029999, 0.0]
@@ -96,23 +99,7 @@ def test_whatever_decides_which_labels_exist_the_promise_holds(adversary):
 def test_errors_with_missing_labels_are_noticed(broken):
     """The same check refutes rules that do not stop at a missing label."""
     with pytest.raises(RefutedError):
-        check(broken, ADVERSARIES["only where the exit is right"], draws=100)
-
-
-def test_a_pool_that_grows_until_the_labels_please_is_noticed():
-    """The number of samples must not depend on labels: the certificate says so."""
-    rng = np.random.default_rng(0)
-    violations = 0
-    for _ in range(100):
-        parts = [draw(rng) for _ in range(10)]
-        chosen = 0
-        for k in range(1, 11):
-            confidences = np.concatenate([part[0] for part in parts[:k]])
-            gap = np.concatenate([part[1] for part in parts[:k]])
-            chosen = max(chosen, stopping(record_of(confidences, gap, gap < 9)) or 0)
-        violations += RISKS[chosen] > EPSILON
-    with pytest.raises(RefutedError):
-        check_rate(violations, 100, DELTA)
+        check(broken, ADVERSARIES["only where the exit is right"], draws=60)
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 0.06])
@@ -127,10 +114,10 @@ def test_budgets_keep_the_failure_probability_on_networks(epsilon):
         n_calibration=300,
         labels=60,
         splits=1,
-        draws=400,
+        draws=200,
     )
     for label in study.labels:
-        check_rate(int((study.pool_risk[label] > epsilon).sum()), 400, DELTA)
+        check_rate(int((study.pool_risk[label] > epsilon).sum()), 200, DELTA)
 
 
 def test_labels_asked_for_as_the_walk_goes_on_keep_the_promise():
