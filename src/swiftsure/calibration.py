@@ -180,8 +180,20 @@ def calibrate(
         score = None  # if known, it is in the record's settings
     chosen = joint(rule, curves, results)
     if max_costs is not None:
-        chosen = within_costs(chosen, curves[0], max_costs, delta, seed)
-        results = [replace(result, delta=delta) for result in results]
+        order = curves[0].order.replaced_by(seed)
+        chosen = within_costs(chosen, curves[0], max_costs, delta, order)
+        # The costs are tested in an order, whatever tests the risk.
+        shown = [dict.fromkeys((*each.assumptions, order.condition())) for each in results]
+        results = [
+            replace(
+                each,
+                delta=delta,
+                seed=order.seed,
+                seed_drawn=order.drawn,
+                assumptions=tuple(conditions),
+            )
+            for each, conditions in zip(results, shown, strict=True)
+        ]
     return make_policy(
         record,
         rule,

@@ -11,6 +11,7 @@ from swiftsure.curves import RiskCurve
 from swiftsure.policy import Certificate, Metadata, Policy, Promise
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.risks import Risk
+from swiftsure.sample_order import SampleOrder
 
 __all__ = ["curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
 
@@ -144,7 +145,7 @@ def within_costs(
     curve: RiskCurve,
     max_costs: Mapping[str, float],
     delta: float,
-    seed: int | None,
+    order: SampleOrder,
 ) -> ControlResult:
     """Return the chosen setting if its mean costs are certified too, and none otherwise.
 
@@ -153,13 +154,14 @@ def within_costs(
     """
     if chosen.guarantee != "probability" or not max_costs or curve.grouped:
         raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
-    order = curve.order.replaced_by(seed)
+    if curve.cut_from is not None or curve.max_weight is not None:
+        raise ValueError("`max_costs` does not go with weights, or with a path cut by labels.")
     rows = curve.rows_in_order(order.seed)
     star = bounds.BOUNDS["star"]
     first = curve.n_settings
     levels = {name: _cost_level(curve, name, limit) for name, limit in max_costs.items()}
+    tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
     while first > 0 and first > (chosen.index or 0):
-        tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
         passed = all(
             star.passes(tables[name].only(first - 1, rows), np.arange(curve.n), level, delta / 2)[0]
             for name, (_, level) in levels.items()

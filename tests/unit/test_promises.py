@@ -161,6 +161,7 @@ def test_risk_and_cost_together(record):
     assert policy.threshold == alone.threshold is not None
     assert policy.certificate.delta == 0.1
     assert "is at most 0.05 and the mean flops is at most 3" in str(policy)
+    assert "the samples were tested in an order drawn at random" in str(policy)
     here = policy.certificate.costs["flops"][1]
     close = ss.calibrate(
         record, loss="zero_one", epsilon=0.05, max_costs={"flops": here + 0.01}, path=PATH
@@ -176,8 +177,18 @@ def test_limits_of_costs_are_checked(record):
     each = replace(record, costs={"flops": np.tile([1.0, 2, 3, 5], (1000, 1))})
     with refused("max_costs"):
         ss.calibrate(each, loss="zero_one", epsilon=0.05, max_costs={"flops": 3.0})
-    with refused("max_costs"):
-        ss.calibrate(record, loss="zero_one", epsilon=0.05, max_costs={"flops": 3}, control="crc")
+    labels = replace(record, losses={"zero_one": record.losses["zero_one"].copy()})
+    labels.losses["zero_one"][::2] = np.nan
+    weights = {"weights": np.ones(1000), "max_weight": 1.0}
+    for options in ({"control": "crc"}, {"missing": "stop"}, weights):
+        with refused("max_costs"):
+            ss.calibrate(
+                labels if "missing" in options else record,
+                loss="zero_one",
+                epsilon=0.05,
+                max_costs={"flops": 3},
+                **options,
+            )
 
 
 # ------------------------------------------------------------------------------------------ weights
