@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.report.recalibration import recalibrate
 from swiftsure.simulate import Population
 from unit.builders import refused
 
@@ -266,3 +267,14 @@ def test_a_pool_for_a_budget(labelled):
         ss.planning.unlabelled_pool(0, 0.05, labelled)
     with refused("pilot"):
         ss.planning.unlabelled_pool(10, 0.05, labelled.curve(loss="zero_one"))
+
+
+def test_reports_rebuild_a_calibration_that_stopped(sample, record):
+    rows = record.needs_label("zero_one", budget=30)
+    part = record.with_labels(rows, sample.labels[rows])
+    risks = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "zero_one", 0.2)]
+    for wanted in (risks[:1], risks):
+        policy = ss.calibrate(part, risks=wanted, missing="stop")
+        again = recalibrate(part, policy)
+        assert again.policy == policy
+        assert again.curves[0].n_settings == policy.certificate.stopped_at
