@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
+    from swiftsure.growing import GrowingCalibration
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ThresholdRecord, load_record
     from swiftsure.risks import Risk
+    from swiftsure.slices import SlicedPolicy, calibrate_slices
 
 __all__ = [
     "Certificate",
     "Control",
     "ControlResult",
     "ExitRecord",
+    "GrowingCalibration",
     "Loss",
     "LossRange",
     "Monitor",
@@ -39,11 +42,13 @@ __all__ = [
     "Policy",
     "Risk",
     "RiskCurve",
+    "SlicedPolicy",
     "Study",
     "ThresholdRecord",
     "__version__",
     "bounds",
     "calibrate",
+    "calibrate_slices",
     "control",
     "evaluate",
     "exits",
@@ -62,6 +67,7 @@ _HOMES = {
     "Control": "control",
     "ControlResult": "control",
     "ExitRecord": "records",
+    "GrowingCalibration": "growing",
     "Loss": "losses",
     "LossRange": "losses",
     "Monitor": "monitor",
@@ -69,9 +75,11 @@ _HOMES = {
     "Policy": "policy",
     "Risk": "risks",
     "RiskCurve": "curves",
+    "SlicedPolicy": "slices",
     "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
+    "calibrate_slices": "slices",
     "evaluate": "evaluation",
     "load_record": "records",
 }

@@ -10,6 +10,7 @@ __all__ = [
     "Losses",
     "exit_counts",
     "exit_indices",
+    "first_marked",
     "gather",
     "group_sums",
     "inclusive_thresholds",
@@ -216,3 +217,33 @@ def exit_counts(losses, rows, nested):  # type: ignore[no-untyped-def]
             for k in range(n_settings):
                 counts[k, column(losses, row, k)] += 1
     return counts[:n_settings]
+
+
+@compiled
+def first_marked(losses, rows, nested):  # type: ignore[no-untyped-def]
+    """Return, for each row, the first setting at which its loss is not 0; K if there is none.
+
+    With thresholds that fall along the path (`nested`), O(exits · log K) per row.
+    """
+    n_settings, n_early = losses.thresholds.shape
+    found = np.full(rows.size, n_settings)
+    if not nested:
+        for i in range(rows.size):
+            for k in range(n_settings):
+                if losses.values[rows[i], column(losses, rows[i], k)] != 0.0:
+                    found[i] = k
+                    break
+        return found
+    thresholds = inclusive_thresholds(losses)
+    entries = np.empty((n_early, SEARCHES), np.int64)
+    for first in range(0, rows.size, SEARCHES):
+        part = rows[first : first + SEARCHES]
+        fill_entries(entries, losses, thresholds, part)
+        for j in range(part.size):
+            until = n_settings  # exits from here on are taken before this setting
+            for exit_ in range(n_early + 1):
+                since = entries[exit_, j] if exit_ < n_early else 0
+                if since < until and losses.values[part[j], exit_] != 0.0:
+                    found[first + j] = since
+                until = min(until, since)
+    return found

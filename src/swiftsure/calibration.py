@@ -1,22 +1,27 @@
 """`calibrate`: makes a policy from a record in one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import bounds, checks
+from swiftsure import checks
+from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks, within_costs
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
-from swiftsure.paths import PathLike
-from swiftsure.policy import Certificate, Metadata, Policy, Promise
+from swiftsure.growing import GrowingCalibration
+from swiftsure.labelling import Labeller, label_along, shortest
+from swiftsure.paths import Path, PathLike
+from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
-from swiftsure.risks import Risk
+from swiftsure.records.exit_record import Missing
+from swiftsure.risks import RISKS, Risk
 
-__all__ = ["calibrate", "curve_of", "make_policy"]
+__all__ = ["calibrate", "curve_of"]
 
 
 def calibrate(
@@ -33,11 +38,19 @@ def calibrate(
     seed: int | None = None,
     score: str | None = None,
     pool: int | None = None,
-    missing: Literal["raise", "worst"] = "raise",
+    missing: Missing = "raise",
+    labeller: Labeller | None = None,
+    budget: int | None = None,
     strict: bool = False,
     min_exit: int = 0,
     average: Average | None = None,
     max_group_size: int | None = None,
+    above: float | None = None,
+    worst: float | None = None,
+    max_costs: Mapping[str, float] | None = None,
+    weights: ArrayLike | Mapping[str, float] | None = None,
+    max_weight: float | None = None,
+    estimated_weights: bool = False,
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
@@ -69,10 +82,29 @@ def calibrate(
         Failure probability.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
+    labeller : callable, optional
+        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
+        for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
+        first setting for which it gives no label (None, or a negative number).
+    budget : int, optional
+        The largest number of labels to ask the labeller for.
     average, max_group_size
         For records with groups, as in `ExitRecord.curve`: whether the risk is the mean of the
         group means ("group", the default), or the mean over samples, for groups of at most
         `max_group_size` samples ("sample").
+    above : float, optional
+        Bound the probability that the loss is above this, instead of its mean.
+    worst : float, optional
+        Bound the mean loss of this share of the samples, the worst, instead of the mean of all.
+    max_costs : mapping, optional
+        Largest mean cost by name, promised together with the risk: each has half of δ.
+    weights : (n,) or mapping of slices to weights, optional
+        Ratio of the densities of production and calibration samples: the promise is about
+        production.
+    max_weight : float, optional
+        The largest weight that can occur, declared before the data are seen.
+    estimated_weights : bool
+        Whether the weights were estimated, which the certificate then states as an assumption.
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -103,38 +135,102 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = _wanted(epsilon, risk, loss, risks)
-    curve_options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
     if isinstance(record, ExitRecord):
         score = choose("score", score, record.confidences, preferred="top1")
-        curve_options |= {"missing": missing, "strict": strict, "min_exit": min_exit}
+        exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
+    else:
+        exits = {}
+    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    weigh = _weighting(record, weights, max_weight, estimated_weights)
+    share = delta if max_costs is None else 0.5 * delta
+
+    def prepared(curves: list[RiskCurve]) -> list[RiskCurve]:
+        pairs = zip(curves, wanted, strict=True)
+        return [weigh(curve.transformed(each.above, each.worst)) for curve, each in pairs]
+
+    def run(curves: list[RiskCurve]) -> list[ControlResult]:
+        pairs = zip(curves, wanted, strict=True)
+        return [rule.run(curve, each.epsilon, share, seed, pool) for curve, each in pairs]
+
+    def walk(curves: list[RiskCurve]) -> int:
+        return joint(rule, curves, run(prepared(curves))).index or 0
+
+    if labeller is not None:
+        exits["missing"] = "stop"
+        path = _fixed_path(record, wanted, score, path)
+        options = {"strict": strict, "min_exit": min_exit, "score": score, **counted}
+        record = label_along(record, wanted, path, options, walk, labeller, budget)  # type: ignore[arg-type]
+    elif budget is not None:
+        raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
     if isinstance(record, ExitRecord | ThresholdRecord):
-        curves = [record.curve(r.risk, r.loss, score, path, **curve_options) for r in wanted]
+        curves = shortest(
+            [record.curve(r.risk, r.loss, score, path, **exits, **counted) for r in wanted]
+        )
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
+    curves = prepared(curves)
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
-        data = aside.submit(_fingerprint, curves)
-        results = [
-            rule.run(curve, each.epsilon, delta, seed, pool)
-            for curve, each in zip(curves, wanted, strict=True)
-        ]
+        data = aside.submit(curves_fingerprint, curves)
+        results = run(curves)
     if isinstance(record, ThresholdRecord):
         score = None  # if known, it is in the record's settings
     chosen = joint(rule, curves, results)
+    if max_costs is not None:
+        order = curves[0].order.replaced_by(seed)
+        chosen = within_costs(chosen, curves[0], max_costs, delta, order)
+        # The costs are tested in an order, whatever tests the risk.
+        shown = [dict.fromkeys((*each.assumptions, order.condition())) for each in results]
+        results = [
+            replace(
+                each,
+                delta=delta,
+                seed=order.seed,
+                seed_drawn=order.drawn,
+                assumptions=tuple(conditions),
+            )
+            for each, conditions in zip(results, shown, strict=True)
+        ]
     return make_policy(
         record,
         rule,
         curves,
         results,
         chosen,
+        max_costs=max_costs,
         data=data.result(),
         score=score,
         pool=pool,
         metadata=metadata,
     )
+
+
+def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
+    """Return the path of a walk that asks for labels; raise if there can be none."""
+    if not isinstance(record, ExitRecord):
+        raise ValueError("`labeller` is for an ExitRecord.")
+    if any(RISKS[each.risk].selective for each in wanted):
+        raise ValueError("`labeller` does not go with the risk of the samples that exit.")
+    return Path.of(path, record.confidences[str(score)])
+
+
+def _weighting(
+    record: Any,
+    weights: ArrayLike | Mapping[str, float] | None,
+    max_weight: float | None,
+    estimated: bool,
+) -> Callable[[RiskCurve], RiskCurve]:
+    """Return a function that weights a curve's losses, if there are weights."""
+    if isinstance(weights, Mapping):
+        weights = slice_weights(record, weights)
+    if (weights is None) != (max_weight is None):
+        raise ValueError("`weights` and `max_weight` go together.")
+    if weights is None or max_weight is None:
+        return lambda curve: curve
+    return lambda curve: curve.weighted(weights, max_weight, estimated)
 
 
 def curve_of(
@@ -159,126 +255,8 @@ def curve_of(
     return record.confirmed(risk, loss)
 
 
-def _wanted(
-    epsilon: float | None, risk: str | None, loss: str | None, risks: Sequence[Risk] | None
-) -> list[Risk]:
-    """Return the risks to control, from `risks` or the single arguments; refuse both."""
-    if risks is None:
-        return [Risk(risk or "gap", loss, epsilon)]  # type: ignore[arg-type]
-    for name, value in {"epsilon": epsilon, "risk": risk, "loss": loss}.items():
-        if value is not None:
-            raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
-    if not risks:
-        raise ValueError("`risks` must hold at least one risk.")
-    return list(risks)
-
-
-def make_policy(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
-    rule: Control,
-    curves: list[RiskCurve],
-    results: list[ControlResult],
-    chosen: ControlResult,
-    *,
-    data: str | None = None,
-    score: str | None = None,
-    pool: int | None = None,
-    upper: float | None = None,
-    metadata: Metadata | Mapping[str, str] | None = None,
-) -> Policy:
-    """Return the policy for a chosen setting; `upper` is its upper bound if already computed."""
-    curve = curves[0]
-    full = {name: curve.full_cost(name) for name in curve.costs}
-    here = full
-    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
-    if chosen.index is not None:
-        here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
-    not_worth = bool(here) and all(here[name] > full[name] for name in here)
-    if not_worth:  # the setting is safe, but saves nothing in any cost
-        chosen, here = replace(chosen, index=None, threshold=None), full
-        shares = curve.exit_shares_at(0) if curve.has_exits else None
-    certificate = Certificate(
-        guarantee=rule.guarantee,
-        delta=chosen.delta,
-        promises=tuple(
-            _promise(rule, c, r, chosen.index, pool, upper)
-            for c, r in zip(curves, results, strict=True)
-        ),
-        control=chosen.control,
-        options=rule.options(),
-        n=chosen.n,
-        unit="groups" if curve.grouped else "samples",
-        average=curve.average,
-        max_group_size=curve.max_group_size,
-        n_samples=curve.n_samples or curve.n,
-        path=curve.path_kind,
-        n_settings=curve.n_settings,
-        index=chosen.index,
-        seed=next((r.seed for r in results if r.seed is not None), None),
-        seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
-        pool=pool,
-        assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
-        costs={name: (full[name], here[name]) for name in full},
-        baseline="full model" if curve.full_model_first else "first setting",
-        not_worth=not_worth,
-        exit_shares=None if shares is None else tuple(shares.tolist()),
-        data=data or _fingerprint(curves),
-        model=None if isinstance(record, RiskCurve) else record.fingerprint,
-    )
-    dial, fixed = "threshold", {}
-    safe: float | None = None
-    if isinstance(record, ThresholdRecord):
-        dial, fixed = record.dial, dict(record.settings)
-        safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
-    threshold = chosen.threshold
-    value = list(threshold) if isinstance(threshold, tuple) else threshold
-    return Policy(
-        threshold=threshold,
-        score=score,
-        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
-        strict=curve.strict,
-        min_exit=curve.min_exit,
-        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
-        dtype=record.dtype if isinstance(record, ExitRecord) else None,
-        settings={dial: safe if value is None else value, **fixed},
-        certificate=certificate,
-        metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
-    )
-
-
-def _promise(
-    rule: Control,
-    curve: RiskCurve,
-    result: ControlResult,
-    index: int | None,
-    pool: int | None,
-    upper: float | None,
-) -> Promise:
-    first_tested = 1 if curve.full_model_first else 0
-    if (
-        upper is None
-        and result.bound is not None
-        and result.delta is not None
-        and result.tested is not None
-        and index is not None
-        and index >= first_tested
-    ):
-        bound, delta = bounds.BOUNDS[result.bound], result.delta
-        if rule.correction == "bonferroni":
-            delta /= max(1, curve.n_settings - first_tested)
-        upper = bound.upper(*result.tested, index, delta, pool or 0)
-    # If nothing is certified, the full model runs, and loses nothing against itself.
-    full_model = index is None and curve.relative
-    return Promise(
-        risk=curve.risk_name,
-        loss=curve.loss_name,
-        epsilon=result.epsilon,
-        loss_range=(curve.loss_range.low, curve.loss_range.high),
-        bound=result.bound,
-        calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
-        upper_bound=upper,
-        relative=curve.relative,
-    )
+calibrate.start = GrowingCalibration  # type: ignore[attr-defined]
+"""`calibrate.start(...)` starts a calibration that grows."""
 
 
 def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
@@ -288,5 +266,12 @@ def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     return Control(name, bound, **options)
 
 
-def _fingerprint(curves: list[RiskCurve]) -> str:
-    return " ".join(curve.fingerprint() for curve in curves)
+def slice_weights(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
+    """Return the weight of each sample, given one for each slice of the record."""
+    labels = getattr(record, "slices", None)
+    if labels is None:
+        raise ValueError("`weights` by slice need a record with slices.")
+    names = {str(name): float(weight) for name, weight in weights.items()}
+    for name in np.unique(labels.astype(str)).tolist():
+        checks.choice("weights", name, names)
+    return np.asarray([names[name] for name in labels.astype(str).tolist()])

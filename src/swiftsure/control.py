@@ -11,6 +11,7 @@ A control sees only the curve.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
 from swiftsure.curves import RiskCurve, in_range
-from swiftsure.paths import BREAKPOINTS
+from swiftsure.paths import BREAKPOINTS, LEARNED
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 
@@ -34,6 +35,15 @@ OPTIONS = {
     "ltt": ("zero_bounded", "correction"),
 }
 CONTROLS = tuple(OPTIONS)
+
+STARTS = 8
+"""Settings at which walks for the samples that exit early begin, each with δ / 8."""
+
+MOST_EXACT = 300
+"""Largest number of samples for which "auto" tests gaps of those that exit early exactly.
+
+The exact test needs a cut-off for each number of exits, which takes long for many samples.
+"""
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,11 @@ class Control:
         return self.selection is None if self.monotone is None else self.monotone
 
     @property
+    def can_stop(self) -> bool:
+        """Whether stopping anywhere on the path keeps the promise."""
+        return self.guarantee != "none" and self.correction == "fixed_sequence"
+
+    @property
     def guarantee(self) -> Literal["probability", "expectation", "none"]:
         """What the control promises."""
         if self.name in ("ucb", "ltt"):
@@ -183,12 +198,19 @@ class Control:
         """Return the curve that the control tests; raise if it cannot."""
         if self.zero_bounded:
             curve = curve.zero_bounded()
+        if curve.cut_from is not None and not self.can_stop:
+            raise ValueError(
+                f"`missing='stop'` needs a control that walks along the path and may stop anywhere:"
+                f" ucb, ltt in fixed sequence, or crc with its guarantee, but got {self.label}."
+            )
         if self.name == "crc" and not curve.relative:
             raise ValueError(
                 "`crc` needs losses relative to the full model, but these were declared not to be"
                 " (`relative=False`)."
             )
         declared = bounds.declared_for(self.bound, curve.loss_range)
+        if curve.selective and self.name not in ("ucb", "ltt"):
+            raise ValueError("`risk` of the samples that exit needs ucb, or ltt in fixed sequence.")
         if declared != curve.loss_range:
             in_range("losses", curve.data.values, declared)
             curve = replace(curve, loss_range=declared)
@@ -200,6 +222,12 @@ class Control:
     def uses_bound(self) -> bool:
         """Whether the control tests with a bound."""
         return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
+
+    def bound_for(self, curve: RiskCurve, n: int, pool: int | None = None) -> bounds.Bound:
+        """Return the bound that tests a curve; it does not depend on the observed losses."""
+        exact = self.bound == "auto" and curve.selective and n > MOST_EXACT
+        name = "star" if exact and curve.loss_range.ternary else self.bound
+        return bounds.resolve(name, curve.loss_range, n, pool)
 
     def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
         sums, _ = curve.totals(rows, monotone=self.is_monotone)
@@ -221,7 +249,9 @@ class Control:
         start: int,
         pool: int | None,
     ) -> NDArray[np.int64]:
-        bound = bounds.resolve(self.bound, curve.loss_range, len(rows), pool)
+        if curve.selective:
+            return self._selective(curve, epsilons, delta, rows, start, pool)
+        bound = self.bound_for(curve, len(rows), pool)
         bounds.refuse_weights(bound, curve, pool)
         size = bounds.pool_size(pool, len(rows), bound)
         if self.name == "crc":
@@ -241,6 +271,48 @@ class Control:
             passes = [bound.passes(curve, rows, e, each, size)[start:] for e in epsilons]
             return np.asarray([_last(p) + start for p in passes], np.int64)
         return bound.select(curve, rows, epsilons, delta, start, size)
+
+    def _selective(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        start: int,
+        pool: int | None,
+    ) -> NDArray[np.int64]:
+        """Return the fastest setting that is certified for the samples that exit early.
+
+        Those that exit at a setting are independent draws of their own distribution, given which
+        ones exit; so the usual tests apply to them. At safe settings too few exit for any test to
+        pass. The walk therefore has several starts, fixed beforehand, each with its share of δ.
+        """
+        if self.correction != "fixed_sequence" or pool is not None:
+            raise ValueError(
+                "`risk` of the samples that exit needs ucb, or ltt in fixed sequence, and no pool."
+            )
+        bound = self.bound_for(curve, len(rows))
+        last = curve.n_settings - 1
+        starts = np.unique(np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int))
+        starts = starts[starts <= last]
+        chosen = np.full(len(epsilons), start - 1)
+
+        @cache
+        def certified(k: int, epsilon: float) -> bool:
+            left = rows[curve.left_at(k)[rows]]
+            if not left.size:
+                return False
+            alone = replace(curve, selective=False).only(k, left)
+            order = np.arange(len(left))
+            return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
+
+        for j, epsilon in enumerate(epsilons.tolist()):
+            for first in starts.tolist():
+                k = first
+                while k <= last and certified(k, epsilon):
+                    chosen[j] = max(chosen[j], k)
+                    k += 1
+        return chosen
 
     def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
@@ -276,7 +348,7 @@ class Control:
         prepared = self.prepare(curve)
         bound = None
         if self.uses_bound:
-            bound = bounds.resolve(self.bound, prepared.loss_range, prepared.n, pool)
+            bound = self.bound_for(prepared, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
         rows = np.arange(prepared.n)
         if ordered and prepared.has_exits:  # few columns: one sort is faster than indexed access
@@ -314,19 +386,31 @@ class Control:
         noun = risk_noun(curve.risk_name) if curve.relative else ""
         tested = f"{curve.loss_name} {noun}".rstrip()
         found = [
-            f"calibration and production {unit} are independent draws of one distribution",
+            curve.population
+            or f"calibration and production {unit} are independent draws of one distribution",
             "path, losses, ε, δ and method were fixed before the calibration losses were seen",
             f"no {tested} exceeds {curve.loss_range.high:g}",
         ]
+        if curve.max_weight is not None:
+            found[-1] = f"no {tested} times its weight exceeds {curve.loss_range.high:g}"
         if pool is not None:
             found[0] = f"calibration {unit} were drawn from that pool without replacement"
         values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
-        if bound is not None and bound.needs in values:
+        if curve.worst is not None:
+            largest = curve.loss_range.low + curve.worst * (
+                curve.loss_range.high - curve.loss_range.low
+            )
+            found[-1] = f"no {tested} exceeds {largest:g}"
+        elif curve.above is not None:
+            found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
+        elif bound is not None and bound.needs in values:
             found[-1] = f"every {tested} is {values[bound.needs]}"
         if curve.max_group_size is not None:
             found.append(
                 f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
             )
+        if curve.path_kind.startswith(LEARNED):
+            found.append("no sample of the pilot that the path was learned on is among them")
         found += curve.conditions
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
@@ -527,6 +611,11 @@ def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult
     if any(not np.array_equal(curve.thresholds, curves[0].thresholds) for curve in curves):
         raise ValueError("`risks` must share one path.")
     if len(results) > 1:
+        if any(curve.selective for curve in curves):
+            raise ValueError(
+                "`risk` of the samples that exit cannot be controlled together with others: its"
+                " walk has several starts."
+            )
         if control.name == "crc" and not (control.method == "crc" and control.is_monotone):
             raise ValueError("`crc` of several risks at once needs `monotone=True`.")
         if control.name == "ltt" and control.correction != "fixed_sequence":

@@ -68,6 +68,20 @@ class RiskCurve:
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
         Assumptions of a promise made from these losses, besides those that every promise has.
+    cut_from : int or None
+        Number of settings on the path if the curve holds only the first of them; see `cut`.
+    n_labels : int or None
+        How many samples have a label, if the losses need labels.
+    population : str or None
+        What calibration and production samples are, if not draws of one distribution.
+    above : float or None
+        If losses are 1 where another loss is above this, else 0: that limit; see `tail`.
+    worst : float or None
+        If the risk bounds the mean of the worst share of the losses: that share; see `worst_mean`.
+    max_weight : float or None
+        The largest weight, if losses are weighted; see `weighted`.
+    selective : bool
+        Whether the risk is the mean loss of the samples that exit early, and not of all.
     data : Losses
         The arrays, as the compiled kernels take them.
     """
@@ -87,6 +101,13 @@ class RiskCurve:
     shuffled_with: int | None = None
     order: SampleOrder = field(default_factory=SampleOrder.draw)
     conditions: tuple[str, ...] = ()
+    cut_from: int | None = None
+    n_labels: int | None = None
+    population: str | None = None
+    above: float | None = None
+    worst: float | None = None
+    max_weight: float | None = None
+    selective: bool = False
     full_costs: Mapping[str, float] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
@@ -207,6 +228,8 @@ class RiskCurve:
         order: SampleOrder | int | None = None,
         conditions: tuple[str, ...] = (),
         full_costs: Mapping[str, float] | None = None,
+        n_labels: int | None = None,
+        selective: bool = False,
     ) -> "RiskCurve":
         """Make a curve from a record's checked arrays.
 
@@ -223,6 +246,8 @@ class RiskCurve:
             order=SampleOrder.of(order, "order"),
             conditions=conditions,
             full_costs=full_costs or {},
+            n_labels=n_labels,
+            selective=selective,
             data=_kernels.Losses(
                 np.ascontiguousarray(losses),
                 np.ascontiguousarray(confidences),
@@ -256,6 +281,34 @@ class RiskCurve:
         """Number of settings, K."""
         return len(self.thresholds)
 
+    @property
+    def n_path(self) -> int:
+        """Number of settings on the whole path, including those that were cut off."""
+        return self.n_settings if self.cut_from is None else self.cut_from
+
+    def cut(self, n_settings: int) -> "RiskCurve":
+        """Return the curve of the first settings only, where a walk along the path has to stop.
+
+        Stopping early is valid whatever decided it: a walk that stops certifies only settings that
+        it would have certified anyway.
+        """
+        if n_settings >= self.n_settings:
+            return self
+        values, kept = self.data.values, slice(n_settings)
+        costs = {
+            name: cost if self.has_exits else cost[..., kept] for name, cost in self.costs.items()
+        }
+        return replace(
+            self,
+            thresholds=self.thresholds[kept],
+            costs=costs,
+            cut_from=self.n_path,
+            data=self.data._replace(
+                values=values if self.has_exits else np.ascontiguousarray(values[:, kept]),
+                thresholds=self.data.thresholds[kept],
+            ),
+        )
+
     def threshold_at(self, index: int) -> float | tuple[float | None, ...] | None:
         """Return the threshold of one setting: a number, one per exit, or None for never."""
         value = self.thresholds[index]
@@ -285,12 +338,156 @@ class RiskCurve:
         return found
 
     def risk(self, rows: Rows | None = None) -> Floats:
-        """Return the mean loss at each setting, (K,): over samples or groups, as `average` says."""
-        return self.totals(rows)[0] / self.weight(rows)
+        """Return the mean loss at each setting, (K,): over samples or groups, as `average` says.
+
+        If `selective`, over the samples that exit early; 0 where none does.
+        """
+        sums = self.totals(rows)[0]
+        if self.selective:
+            left = (1 - self.exit_shares(rows)[:, -1]) * self.weight(rows)
+            return sums / np.maximum(np.rint(left), 1)
+        return sums / self.weight(rows)
 
     def risk_at(self, index: int) -> float:
-        """Return the mean loss at one setting."""
-        return float(self.loss_at(index).sum() / self.weight())
+        """Return the mean loss at one setting; if `selective`, of the samples that exit early."""
+        total = self.loss_at(index).sum()
+        if self.selective:
+            return float(total / max(1, self.left_at(index).sum()))
+        return float(total / self.weight())
+
+    def left_at(self, index: int) -> NDArray[np.bool_]:
+        """Return which samples exit early at one setting, (n,)."""
+        exits = _kernels.exit_indices(
+            self.confidences, self.data.thresholds[index], self.strict, self.min_exit
+        )
+        return np.asarray(exits < self.confidences.shape[1])
+
+    def take(self, rows: Rows) -> "RiskCurve":
+        """Return the curve of some samples only, in that order."""
+        if self.grouped or self.shuffled_with is not None:
+            raise ValueError("`rows` of a curve can be taken only before grouping and shuffling.")
+        chosen = self._rows(np.asarray(rows))
+        return replace(
+            self,
+            costs={k: v if v.ndim == 1 else v[chosen] for k, v in self.costs.items()},
+            data=self.data._replace(
+                values=self.data.values[chosen], confidences=self.data.confidences[chosen]
+            ),
+        )
+
+    def tail(self, above: float) -> "RiskCurve":
+        """Return the curve of 1 where the loss is above a limit, else 0.
+
+        Its risk is the probability of such a loss, and the exact binomial test applies.
+
+        Examples
+        --------
+        >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0.3], [0, 0.1]], relative=True)
+        >>> curve.tail(0.2).risk()
+        array([0. , 0.5])
+        """
+        limit = checks.number("above", above)
+        if not 0 <= limit < self.loss_range.high:
+            raise ValueError(
+                f"`above` must be in [0, {self.loss_range.high:g}), but got {limit:g}."
+            )
+        self._refuse_transformed("above")
+        return replace(
+            self,
+            loss_range=LossRange(0, 1, whole=True),
+            above=limit,
+            data=self.data._replace(values=(self.data.values > limit).astype(np.float64)),
+        )
+
+    def worst_mean(self, share: float, above: float = 0.0) -> "RiskCurve":
+        """Return a curve whose risk is at least the mean loss of the worst share of the samples.
+
+        For every t, t + E[(loss − t)⁺] / share is at least that mean (the conditional value at
+        risk), and equal to it if t is the quantile that cuts off the share. With t = 0, the
+        default, it is equal if at most this share of the losses is above 0.
+
+        Parameters
+        ----------
+        share : float
+            In (0, 1), such as 0.1 for the worst tenth.
+        above : float
+            t, fixed before the data are seen.
+
+        References
+        ----------
+        Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
+        """
+        part = checks.between("worst", share, 0.0, 1.0)
+        limit = checks.number("above", above)
+        high = self.loss_range.high
+        if not 0 <= limit < high:
+            raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
+        self._refuse_transformed("worst")
+        values = limit + np.maximum(self.data.values - limit, 0.0) / part
+        return replace(
+            self,
+            loss_range=LossRange(limit, limit + (high - limit) / part),
+            above=limit,
+            worst=part,
+            data=self.data._replace(values=values),
+        )
+
+    def transformed(self, above: float | None, worst: float | None) -> "RiskCurve":
+        """Return the curve of a tail or of the worst share, or this one if neither is given."""
+        if worst is not None:
+            return self.worst_mean(worst, 0.0 if above is None else above)
+        return self if above is None else self.tail(above)
+
+    def weighted(
+        self, weights: ArrayLike, max_weight: float, estimated: bool = False
+    ) -> "RiskCurve":
+        """Return the curve of losses times weights, for production on another distribution.
+
+        If the weights are the ratio of the densities of production and calibration samples, the
+        mean weighted loss of calibration samples is the risk in production.
+
+        Parameters
+        ----------
+        weights : (n,)
+            At least 0, and at most `max_weight`.
+        max_weight : float
+            The largest weight that can occur, declared before the data are seen.
+        estimated : bool
+            Whether the weights were estimated; certificates then say what that assumes.
+        """
+        most = checks.between("max_weight", max_weight, 0.0, np.inf)
+        values = checks.finite("weights", checks.numbers("weights", weights, np.float64))
+        checks.of_shape("weights", values, {"n": self.n})
+        values = checks.within("weights", values, 0.0, most, SLACK * most)
+        self._refuse_transformed("weights")
+        assumed = (
+            " (they were estimated, and the promise holds as far as they are exact)" * estimated
+        )
+        return replace(
+            self,
+            loss_range=LossRange(most * self.loss_range.low, most * self.loss_range.high),
+            max_weight=most,
+            population=(
+                "calibration samples are independent draws of one distribution, and production"
+                " samples of another whose density, relative to the first, is the weight of each"
+                f" sample{assumed}"
+            ),
+            data=self.data._replace(values=self.data.values * values[:, None]),
+        )
+
+    def cost_curve(self, name: str, largest: float) -> "RiskCurve":
+        """Return the curve of one cost, as a fraction of its largest possible value."""
+        values = self.costs[name] / largest
+        return replace(
+            self,
+            loss_range=LossRange(0, 1),
+            selective=False,
+            data=self.data._replace(values=np.tile(values, (self.n, 1))),
+        )
+
+    def _refuse_transformed(self, name: str) -> None:
+        if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
+            raise ValueError(f"`{name}` does not go with groups, selective risks or other weights.")
 
     def weight(self, rows: Rows | None = None) -> float:
         """Return the divisor that turns a sum over rows into a mean."""
@@ -353,6 +550,11 @@ class RiskCurve:
             return sums[settings] + epsilon * filled, squares[settings] + more
 
         return totals
+
+    def first_loss(self, rows: Rows | None = None) -> Rows:
+        """Return the first setting at which each sample's loss is not 0; K if there is none."""
+        found: Rows = _kernels.first_marked(self.data, self._rows(rows), self._nested)
+        return found
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the fraction of samples that take each exit, (K, n_exits)."""
@@ -472,6 +674,8 @@ class RiskCurve:
     ) -> "RiskCurve":
         """Return the curve by group if there are groups; otherwise refuse options for groups."""
         if groups is not None:
+            if self.selective:
+                raise ValueError("`risk` of the samples that exit does not go with groups.")
             return self.by_group(groups, average or "group", max_group_size)
         if average not in (None, "sample"):
             checks.choice("average", average, ["group", "sample"])

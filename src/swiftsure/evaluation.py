@@ -6,6 +6,8 @@ It answers two different questions:
   of test risks above ε includes the test part's noise, so it can exceed δ for a valid control.
 - *Violations*: draw calibration sets with replacement and compare the whole pool's risk, which is
   then the true risk, with ε. δ bounds this rate.
+
+With `labels`, it also compares ways to spend a budget of labels.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,6 +24,7 @@ from swiftsure._html import html_card
 from swiftsure.calibration import curve_of
 from swiftsure.control import Control
 from swiftsure.curves import Average, RiskCurve
+from swiftsure.labelling import LabelBudget
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
@@ -64,6 +67,7 @@ def evaluate(
     progress: bool | None = None,
     average: Average | None = None,
     max_group_size: int | None = None,
+    labels: int | None = None,
 ) -> "Study":
     """Split a record at random many times, calibrate on one part and test on the other.
 
@@ -91,6 +95,11 @@ def evaluate(
         Show a progress bar; by default if standard error is a terminal.
     average, max_group_size
         For records with groups, as in `record.curve`.
+    labels : int, optional
+        A budget of labels for each calibration set of `n_calibration` samples, spent as
+        `needs_label` says, with `missing="stop"`. For comparison, the study then also holds each
+        control with that many samples, all labelled ("ucb, random labels"), and with all samples
+        labelled ("ucb, all labels").
 
     Returns
     -------
@@ -110,7 +119,13 @@ def evaluate(
     pool = curve_of(record, risk, loss, score, path, average, max_group_size)
     if not pool.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")
-    chosen = _labelled(controls)
+    if pool.selective:
+        raise ValueError("`evaluate` does not know the risk of the samples that exit.")
+    chosen = _named(controls)
+    budget = None
+    if labels is not None:
+        budget = LabelBudget.of(record, pool, labels, score)
+        chosen = budget.compared(chosen)
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
     checks.of_shape("epsilons", levels, {"m": None})
     for level in levels:
@@ -120,7 +135,9 @@ def evaluate(
     draws = splits if draws is None else checks.count("draws", draws)
     n = _calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
-    runs = _Runs(pool, chosen, levels, delta, breakpoints=_is_breakpoints(path), cost=cost)
+    if budget is not None and budget.labels > n:
+        raise ValueError(f"`labels` must be at most `n_calibration`, {n:,}, but got {labels:,}.")
+    runs = _Runs(pool, chosen, levels, delta, _is_breakpoints(path), cost, budget)
     with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(pool.n)
@@ -190,6 +207,8 @@ class Study:
     unit, average
         What was split and drawn ("samples" or "groups"), and what has equal weight in risks and
         costs ("sample" or "group").
+    n_labels : int or None
+        The budget of labels for each calibration set, if there is one.
     test_risk : {label: (splits, epsilons)}
         Mean loss on the test part.
     test_exceedance : {label: (splits, epsilons)}
@@ -233,13 +252,14 @@ class Study:
     full_seconds: float = float("nan")
     unit: str = "samples"
     average: str = "sample"
+    n_labels: int | None = None
 
     def __str__(self) -> str:
         """Return a summary of what was evaluated and which attributes hold the results."""
         return (
             f"Study of the {self.risk_words} under {', '.join(self.labels)}, at"
             f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
-            f" of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}."
+            f" of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}{self._budget_words}."
             f" {average_sentence(self.unit, self.average)}".rstrip()
             + " summary() has one row per control and ε, to_pandas() one per split."
         )
@@ -249,6 +269,10 @@ class Study:
         """The loss and the risk, and how groups are averaged."""
         how = average_words(self.unit, self.average)
         return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
+
+    @property
+    def _budget_words(self) -> str:
+        return "" if self.n_labels is None else f" with {self.n_labels:,} labels"
 
     def plot(self) -> "Figure":
         """Plot test risk and mean cost against ε, with one line per control."""
@@ -347,8 +371,10 @@ class _Runs:
         delta: float,
         breakpoints: bool,
         cost: str | None,
+        budget: LabelBudget | None,
     ) -> None:
         self.pool = pool
+        self.budget = budget
         self.controls = controls
         self.epsilons = epsilons
         self.delta = delta
@@ -417,11 +443,18 @@ class _Runs:
 
     def _choices(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
         """Return the choice of each control; equivalent controls are run once."""
-        found: dict[Control, NDArray[np.int64]] = {}
+        found: dict[tuple[Control, int], NDArray[np.int64]] = {}
+        choices = {}
         for label, rule in self.kinds.items():
-            if rule not in found:
-                found[rule] = self._choose(label, rows)
-        return {label: found[rule] for label, rule in self.kinds.items()}
+            tested = rows if self.budget is None else self.budget.rows(label, rows)
+            key = rule, len(tested)
+            if key not in found:
+                found[key] = self._choose(label, tested)
+            chosen = found[key]
+            if self.budget is not None:
+                chosen = self.budget.stopped(label, rows, chosen)
+            choices[label] = chosen
+        return choices
 
     def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
         curve = self._along(self.views[label], rows)
@@ -470,6 +503,7 @@ class _Runs:
             loss=self.pool.loss_name,
             unit="groups" if self.pool.grouped else "samples",
             average=self.pool.average,
+            n_labels=None if self.budget is None else self.budget.labels,
             cost=self.cost,
             full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
             test_risk=risk,
@@ -500,7 +534,7 @@ def _is_breakpoints(path: PathLike) -> bool:
     return isinstance(path, str) and path == "breakpoints"
 
 
-def _labelled(controls: Controls) -> dict[str, Control]:
+def _named(controls: Controls) -> dict[str, Control]:
     if isinstance(controls, str | Control):
         controls = [controls]
     if isinstance(controls, Mapping):

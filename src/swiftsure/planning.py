@@ -11,22 +11,26 @@ from scipy import special
 
 from swiftsure import bounds, checks
 from swiftsure.bounds import trinomial
-from swiftsure.calibration import curve_of, make_policy
+from swiftsure.calibration import curve_of
+from swiftsure.certification import make_policy
 from swiftsure.control import Control, ControlResult
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
+from swiftsure.pools import PoolPlan, unlabelled_pool
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 
 __all__ = [
     "BudgetPlan",
     "GainPlan",
+    "PoolPlan",
     "SamplePlan",
     "gain_by_samples",
     "lowest_epsilon",
     "samples_needed",
+    "unlabelled_pool",
 ]
 
 Record = ExitRecord | ThresholdRecord | RiskCurve
@@ -118,6 +122,8 @@ def samples_needed(
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
         curve = curve_of(pilot, None, loss)
+        if curve.selective:
+            raise ValueError("`pilot` must not be a curve of the samples that exit.")
         if curve.weights is not None:
             raise ValueError(
                 "`pilot` must not average over the samples of groups (`average='sample'`): the"
@@ -457,6 +463,8 @@ def lowest_epsilon(
     curve = curve_of(record, risk, loss, score, path, average, max_group_size)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
+    if curve.selective:
+        raise ValueError("`lowest_epsilon` does not know the risk of the samples that exit.")
     if curve.path_kind == BREAKPOINTS and curve.strict:
         raise ValueError(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"

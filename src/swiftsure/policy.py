@@ -99,6 +99,12 @@ class Promise(_Frozen):
     relative: bool = True
     """Whether losses are relative to the full model."""
 
+    above: float | None = Field(default=None, ge=0)
+    """If the risk is the probability of a loss above a limit, and not its mean: that limit."""
+
+    worst: float | None = Field(default=None, gt=0, lt=1)
+    """If the risk is the mean of the worst share of the losses: that share."""
+
     def check(self, by_budget: bool = False) -> None:
         """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
@@ -116,7 +122,10 @@ class Promise(_Frozen):
     @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
-        return f"{self.loss} {risk_noun(self.risk)}"
+        tail = "" if self.above is None else f" > {self.above:g}"
+        if self.worst is not None:
+            tail = f", worst {percent(self.worst)}"
+        return f"{self.loss} {risk_noun(self.risk)}{tail}"
 
     def __str__(self) -> str:
         """Return the name in words, with the full model."""
@@ -160,6 +169,18 @@ class Certificate(_Frozen):
     """Whether the seed was drawn at random for these samples; False for one that was given."""
     baseline: Literal["full model", "first setting"] = "full model"
     """What the first number of each pair in `costs` is the cost of."""
+    labels: int | None = Field(default=None, ge=0)
+    """How many of the samples have a label; None if the losses need none, or it is unknown."""
+    stopped_at: Count | None = None
+    """The first setting that lacked a label, where the walk stopped; None if it never had to."""
+    max_weight: float | None = Field(default=None, gt=0)
+    """The largest weight, if the promise is about another distribution given by weights."""
+    max_costs: dict[Name, float] = Field(default_factory=dict)
+    """Largest mean costs that are promised together with the risks."""
+    slices: dict[Name, Count] | None = None
+    """The slices that the promise is about, all at once, with their numbers of samples."""
+    horizon: Count | None = None
+    """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
@@ -192,6 +213,12 @@ class Certificate(_Frozen):
         _require(self.n <= self.n_samples, "n must not exceed n_samples")
         _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
         _require(self.index is None or self.index < self.n_settings, "index must be a setting")
+        _require(
+            self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
+        )
+        if self.stopped_at is not None:
+            _require(self.stopped_at < self.n_settings, "stopped_at must be a setting")
+            _require((self.index or 0) < self.stopped_at, "index must be before stopped_at")
         _require(
             all(cost >= 0 for pair in self.costs.values() for cost in pair),
             "costs must not be negative",
@@ -432,7 +459,8 @@ class Policy(_Frozen):
             options["average"] = self.certificate.average if grouped else "group"
             options["max_group_size"] = self.certificate.max_group_size
         if isinstance(record, ThresholdRecord):
-            return record.curve(promise.risk, promise.loss, **options)
+            curve = record.curve(promise.risk, promise.loss, **options)
+            return curve.transformed(promise.above, promise.worst)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -442,7 +470,8 @@ class Policy(_Frozen):
         if self.thresholds is not None and not self.runs_full_model:
             path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        return record.curve(promise.risk, promise.loss, self.score, path, **options)
+        curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
+        return curve.transformed(promise.above, promise.worst)
 
     def _index(self, curve: RiskCurve) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -611,22 +640,69 @@ def promise_sentence(certificate: Certificate) -> str:
     if certificate.guarantee == "none":
         return f"no guarantee is made (the aim was that {risks})"
     over = f"over the draw of the {certificate.n:,} calibration {certificate.unit}"
+    if certificate.horizon is not None:
+        over = (
+            f"over the draw of all calibration {certificate.unit}, at every moment of a calibration"
+            f" that may grow for ever ({certificate.n:,} {certificate.unit} so far)"
+        )
+    labels = certificate.labels
+    if labels is not None and labels < certificate.n_samples:
+        whose = "of which" if certificate.unit == "samples" else "in which"
+        over += f" ({whose} {_labelled(labels, certificate.unit)})"
     if certificate.pool is not None:
         over += f" from a pool of {certificate.pool:,}, on that pool"
+    where = _where(certificate)
     if certificate.guarantee == "expectation":
-        return f"on average {over}, {risks}"
-    return f"with probability at least {_surety(certificate)} {over}, {risks}"
+        return f"on average {over}, {where}{risks}"
+    return f"with probability at least {_surety(certificate)} {over}, {where}{risks}"
+
+
+def _where(certificate: Certificate) -> str:
+    """Return on which slices the promise holds, as the beginning of a clause."""
+    slices = certificate.slices
+    if slices is None:
+        return ""
+    if len(slices) == 1:
+        return f"on samples of slice {next(iter(slices))}, "
+    listed = _and([f"{name} ({n:,})" for name, n in slices.items()])
+    return f"in each of the slices {listed} at once, and so in every mixture of them, "
+
+
+def _labelled(labels: int, unit: str) -> str:
+    """Return how many are labelled, as a clause.
+
+    Examples
+    --------
+    >>> _labelled(100, "samples"), _labelled(1, "groups")
+    ('100 are labelled', '1 sample is labelled')
+    """
+    number = "none" if labels == 0 else f"{labels:,}"
+    what = "" if unit == "samples" else " sample" if labels == 1 else " samples"
+    return f"{number}{what} {'is' if labels == 1 else 'are'} labelled"
 
 
 def _risks(certificate: Certificate) -> str:
-    return " and ".join(
+    text = " and ".join(
         f"{_averaged(certificate, p, 'the expected')} is at most {_rounded_up(p.epsilon)}"
         for p in certificate.promises
     )
+    return text + _mean_costs(certificate)
+
+
+def _mean_costs(certificate: Certificate) -> str:
+    """Return the promise about mean costs, as the end of a clause."""
+    limits = [f"the mean {k} is at most {_rounded_up(v)}" for k, v in certificate.max_costs.items()]
+    return f" and {' and '.join(limits)}" if limits else ""
 
 
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
+    if promise.worst is not None:
+        return f"the mean {promise} of the worst {percent(promise.worst)} of samples"
+    if promise.above is not None:
+        return f"the probability that the {promise} is above {promise.above:g}"
+    if certificate.max_weight is not None:
+        return f"{article} {promise} under the distribution that the weights describe"
     if certificate.unit == "samples":
         return f"{article} {promise}"
     if certificate.average == "group":
@@ -737,16 +813,23 @@ def _nothing_certified(certificate: Certificate) -> str:
     goals = " and ".join(
         f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
     )
+    goals += "".join(f" and the mean {k} within {v:g}" for k, v in certificate.max_costs.items())
     verb = "found" if certificate.guarantee == "none" else "certified"
     text = f"nothing faster was {verb} to keep {goals}"
     if certificate.guarantee == "probability":
         text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
+    if certificate.slices is not None:
+        text += f" of {'slice' if len(certificate.slices) == 1 else 'the slices'} "
+        text += _and(list(certificate.slices))
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"
     if not all(promise.relative for promise in certificate.promises):
         text += "; no promise is made about the full model"
+    if certificate.stopped_at is not None:
+        have = _labelled(certificate.labels or 0, certificate.unit)
+        return f"{text}, of which {have}; label more, or allow a larger loss"
     return f"{text}; allow a larger loss, or calibrate on more {certificate.unit}"
 
 

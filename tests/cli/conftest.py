@@ -49,6 +49,10 @@ def files(tmp_path_factory, sample, record, thresholds):
     record.save(folder / "pilot.parquet")
     sizes = np.tile([4, 1, 3], 100)  # 300 users who sent 1, 3 or 4 of the 800 samples
     replace(record, groups=np.repeat(np.arange(300), sizes)).save(folder / "users.parquet")
+    ss.ExitRecord.from_logits(sample.logits).save(folder / "pool.parquet")
+    tenants = np.where(np.arange(800) < 300, "north", "south")
+    replace(record, slices=tenants).save(folder / "tenants.parquet")
+    (folder / "done.csv").write_text(f"id,label\n7,{sample.labels[7]}\n300,\n")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")
     np.savez(folder / "logits.npz", logits=sample.logits, labels=sample.labels)

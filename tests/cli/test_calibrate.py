@@ -310,3 +310,89 @@ def test_devices_and_links_are_written_through(tmp_path):
         assert (tmp_path / output).is_symlink()
     ss.Policy.load(tmp_path / "real.json")
     assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
+
+
+def test_a_calibration_that_grows(run, folder, record):
+    """Every call adds a record, and the promise holds at every moment."""
+    parts = [record.take(range(k, k + 400)) for k in (0, 400)]
+    for name, part in zip(("monday", "tuesday"), parts, strict=True):
+        part.save(folder / f"{name}.parquet")
+    options = ("--loss", "zero_one", "--epsilon", "0.1", "--state", "growing.state", "--json")
+    first = json.loads(run("calibrate", "monday.parquet", *options).out)
+    done = run("calibrate", "tuesday.parquet", *options, "-o", "policy.json")
+    assert (done.status, done.err) == (0, "")
+    second = json.loads(done.out)
+    assert [each["certificate"]["n"] for each in (first, second)] == [400, 800]
+    assert first["certificate"]["index"] <= second["certificate"]["index"]
+    assert "at every moment" in second["sentence"]
+    assert ss.Policy.load(folder / "policy.json").certificate.horizon == 1000
+    again = run("calibrate", "tuesday.parquet", *options)
+    assert "holds tuesday.parquet already; nothing was added" in again.err
+    assert json.loads(again.out) == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("arrays.npz", "--state", "a.state"), "swiftsure convert arrays.npz"),
+        (("record.parquet", "--state", "a.state", "--control", "crc"), "`--control`"),
+        (("record.parquet", "--state", "a.state", "--pool", "9000"), "`--pool`"),
+        (("record.parquet", "--horizon", "10"), "`--horizon` goes with --state"),
+        (("record.parquet", "--state", "a.state", "--path", "breakpoints"), "`path`"),
+    ],
+)
+def test_what_does_not_go_with_growing(run, folder, arguments, why):
+    done = run("calibrate", *arguments, "--loss", "zero_one")
+    assert done.status == 2
+    assert why in done.err
+    assert not (folder / "a.state").exists()
+
+
+def test_promises_beyond_the_mean(run):
+    """Tails, mean costs, those that exit, and weights by slice."""
+    tail = run("calibrate", "record.parquet", "--loss", "brier", "--above", "0.2", "--json")
+    assert json.loads(tail.out)["certificate"]["promises"][0]["above"] == 0.2
+    cost = run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops=4e9", "--json")
+    assert json.loads(cost.out)["certificate"]["max_costs"] == {"flops": 4e9}
+    left = run("calibrate", "record.parquet", *ZERO_ONE, "--risk", "selective gap", "--json")
+    assert json.loads(left.out)["certificate"]["promises"][0]["risk"] == "selective gap"
+    weights = ("--weights", "north=1.6,south=0.64", "--max-weight", "1.6", "--estimated-weights")
+    shifted = run("calibrate", "tenants.parquet", *ZERO_ONE, "--epsilon", "0.1", *weights)
+    assert shifted.status == 0
+    assert "(they were estimated, and the promise holds as far as they are exact)" in shifted.out
+    assert run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops").status == 2
+
+
+def test_slices(run, folder):
+    done = run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "-o", "policy.json")
+    assert done.status == 0
+    assert [row[:2] for row in table(done.out.splitlines())[:3]] == [
+        ["slice", "samples"],
+        ["north", "300"],
+        ["south", "500"],
+    ]
+    assert "in each of the slices north (300) and south (500) at once" in done.out
+    shared = ss.SlicedPolicy.load(folder / "policy.json")
+    assert shared["north"] == shared["south"]
+    own = json.loads(
+        run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--own", "--alone", "--json").out
+    )
+    assert own["together"] is False
+    assert run("calibrate", "record.parquet", *ZERO_ONE, "--own").status == 2
+    assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--pool", "900").status == 2
+
+
+def test_several_datasets(run, folder, record):
+    for name, rows in (("monday", range(400)), ("tuesday", range(400, 800))):
+        record.take(rows).save(folder / f"{name}.parquet")
+    done = run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday=tuesday.parquet")
+    assert done.status == 0
+    assert "in each of the slices monday (400) and tuesday (400) at once" in done.out
+    assert run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday").status == 2
+
+
+def test_a_path_learned_on_a_pilot(run):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "pilot.parquet", "--json")
+    assert json.loads(done.out)["certificate"]["path"].startswith("learned on a pilot: ")
+    both = ("--pilot", "pilot.parquet", "--path", "logit")
+    assert run("calibrate", "record.parquet", *ZERO_ONE, *both).status == 2

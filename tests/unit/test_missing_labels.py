@@ -84,11 +84,14 @@ def test_needs_label_against_every_setting(case):
     inconsistencies = (costs > 5).astype(float)
     inconsistencies[:, -1] = 0.0
     record = unlabelled(confidences, inconsistencies)
-    matters = np.zeros(len(confidences), bool)
+    wanted = []
     for setting in path.per_exit(record.n_exits).tolist():
         exits = first_exits(confidences, setting)
-        matters |= inconsistencies[np.arange(len(exits)), exits] > 0
-    assert record.needs_label(path=path).tolist() == np.flatnonzero(matters).tolist()
+        differ = np.flatnonzero(inconsistencies[np.arange(len(exits)), exits]).tolist()
+        wanted += [row for row in differ if row not in wanted]
+    matters = np.isin(np.arange(len(confidences)), wanted)
+    assert record.needs_label(path=path).tolist() == wanted  # in the order of the walk
+    assert record.needs_label(path=path, budget=2).tolist() == wanted[:2]
     if matters.any():
         with pytest.raises(ValueError, match=rf"^{matters.sum()} missing label\(s\) matter"):
             record.curve(path=path)
@@ -162,7 +165,9 @@ def test_the_worst_does_not_depend_on_the_memory_layout():
 
 def test_missing_is_checked():
     record = unlabelled([[0.9]], [[1, 0]])
-    with pytest.raises(ValueError, match=r"`missing` must be one of: raise, worst; .*'worst'"):
+    with pytest.raises(
+        ValueError, match=r"`missing` must be one of: raise, worst, stop; .*'worst'"
+    ):
         record.curve(missing="worse")
 
 

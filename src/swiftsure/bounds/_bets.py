@@ -12,10 +12,12 @@ from swiftsure._compile import compiled
 
 __all__ = [
     "MIN_PARALLEL",
+    "grow",
     "log_deficit",
     "log_deficit_weighted",
     "select_by_betting",
     "select_side_by_side",
+    "walk_on",
 ]
 
 ROUNDING = 1e-12
@@ -170,6 +172,58 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max
         deviation = loss - (0.5 * max_loss + total) / weight * own
         deviations += deviation * deviation
     return best_deficit
+
+
+LARGEST_SHARE, SHORTEST_REST = 0.9, 0.1
+"""Limits of bets that go on past their horizon: they never stake all, and never as if fewer samples
+were left than this share of the horizon."""
+
+
+@compiled
+def grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+    """Continue a bet that may go on for ever over the samples in [first, stop).
+
+    STaR's stakes, for a horizon that was fixed beforehand and doubles whenever it is reached. Takes
+    and returns the state (log(goal / wealth), sum of losses, B²/4 + sum of squared deviations).
+    Stops once the goal is reached.
+    """
+    deficit, total, deviations = state
+    n_early = losses.thresholds.shape[1]
+    largest_stake = LARGEST_SHARE / (max_loss - epsilon)
+    until = horizon
+    for i in range(first, stop):
+        while until <= i:
+            until *= 2
+        exit_ = 0
+        stays = True
+        for e in range(n_early):
+            stays &= losses.confidences[i, e] < thresholds[e, setting]
+            exit_ += stays
+        loss = losses.values[i, exit_ if n_early > 0 else setting]
+        left = max(float(until - i), SHORTEST_REST * until)
+        scale = 2.0 * (i + 1) / (left * deviations)
+        deficit -= log_growth(scale * deficit, largest_stake, epsilon - loss)
+        if deficit <= 0.0:
+            break
+        total += loss
+        mean = (0.5 * max_loss + total) / (i + 2)
+        deviations += (loss - mean) * (loss - mean)
+    return deficit, total, deviations
+
+
+@compiled
+def walk_on(losses, thresholds, setting, first, stop, state, fresh, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+    """Continue the bet on a setting, and bets on those after it while they are certified.
+
+    The first bet goes on from `first` with its state; later ones start with the state `fresh`.
+    Returns the first setting that is not certified, and its state.
+    """
+    while setting < losses.thresholds.shape[0]:
+        state = grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon)
+        if state[0] > 0.0:
+            break
+        setting, first, state = setting + 1, 0, fresh
+    return setting, state
 
 
 @compiled

@@ -18,7 +18,9 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Certificate
+    from swiftsure.policy import Certificate, Policy
+    from swiftsure.risks import Risk
+    from swiftsure.slices import SlicedPolicy
 
 __all__ = ["calibrate"]
 
@@ -33,16 +35,52 @@ def calibrate(
     bound: options.Bound = "auto",
     score: options.Score = None,
     path: options.Path_ = None,
+    pilot: Annotated[
+        Path | None, optional("Learn the path on this record of other samples, instead of --path.")
+    ] = None,
     and_: Annotated[
         list[str] | None,
         typer.Option(
             "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
         ),
     ] = None,
+    above: Annotated[
+        float | None, optional("Bound the probability of a loss above this, not the mean loss.")
+    ] = None,
+    worst: Annotated[
+        float | None, optional("Bound the mean loss of this share of the samples, the worst.")
+    ] = None,
+    max_cost: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Largest mean cost, NAME=VALUE; repeatable."),
+    ] = None,
+    slices: Annotated[
+        bool, typer.Option("--slices", help="Keep the risk in every slice of the record at once.")
+    ] = False,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Another dataset, NAME=FILE: a slice; repeatable."),
+    ] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="With slices: choose a threshold for each.")
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="With --own: each promise alone holds, not all at once.")
+    ] = False,
+    weights: Annotated[
+        str | None, optional("Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…")
+    ] = None,
+    max_weight: Annotated[float | None, optional("The largest possible weight.")] = None,
+    estimated_weights: Annotated[
+        bool, typer.Option("--estimated-weights", help="The weights were estimated.")
+    ] = False,
     pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
     missing: Annotated[
         str,
-        typer.Option(help="If a needed label is missing: raise, or worst (assume the worst loss)."),
+        typer.Option(
+            help="If a needed label is missing: raise, worst (assume the worst loss), or stop"
+            " (before the first setting that lacks a label)."
+        ),
     ] = "raise",
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit only above the threshold, not at it.")
@@ -53,6 +91,14 @@ def calibrate(
     average: options.Average = None,
     max_group_size: options.MaxGroupSize = None,
     seed: options.OrderSeed = None,
+    state: Annotated[
+        Path | None,
+        optional("Calibration that grows: add the record to this file, and certify what it holds."),
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        optional("With --state: samples that the bets are tuned for.", default="1000"),
+    ] = None,
     output: Annotated[Path | None, optional("Write the policy here.", "--output", "-o")] = None,
     figure: Annotated[Path | None, optional("Draw the risk curve here.")] = None,
     json: options.Json = False,
@@ -61,6 +107,10 @@ def calibrate(
 
     The exit status is 1 if nothing faster than the full model can be
     certified; the policy is still written, and runs the full model.
+
+    With --state, the samples are added to those of earlier runs, and the
+    promise holds at every moment, however often you look. All options
+    must stay the same. Adding a record twice changes nothing.
 
     Write a control's options after its name, each after a colon:
 
@@ -80,6 +130,11 @@ def calibrate(
 
         swiftsure calibrate users.parquet --loss zero_one \
             --average sample --max-group-size 4
+
+        swiftsure calibrate record.parquet --loss zero_one \
+            --state growing.state -o policy.json
+
+        swiftsure calibrate tenants.parquet --loss zero_one --slices --own
     """
     import swiftsure as ss
     from swiftsure.report.figures import figure_kind
@@ -90,35 +145,199 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    risks = [ss.Risk(risk, loss, epsilon=epsilon), *(_parse_risk(text) for text in and_ or [])]
+    route = _route(path, pilot, loss, score)
+    promised: dict[str, Any] = {
+        "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
+        "weights": None if weights is None else _numbers("--weights", weights.split(",")),
+        "max_weight": max_weight,
+        "estimated_weights": estimated_weights,
+    }
+    risks = [
+        ss.Risk(risk, loss, epsilon, above, worst),
+        *(_parse_risk(text) for text in and_ or []),
+    ]
+    if state is not None:
+        given = {
+            "--control": control != "ucb",
+            "--bound": bound != "auto",
+            "--pool": pool is not None,
+            "--average": average not in (None, "group"),
+            "--max-group-size": max_group_size is not None,
+            "--seed": seed is not None,
+            "--figure": figure is not None,
+            "--max-cost": max_cost is not None,
+            "--weights": weights is not None,
+            "--slices": slices or dataset is not None,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ValueError(f"`{name}` does not go with --state.")
+        policy = _grown(record, loaded, state, horizon, risks, delta, score, route, exits)
+        _show(record, policy, [output], json)
+        return
+    if slices or dataset is not None:
+        for name, is_given in {
+            "--max-cost": max_cost is not None,
+            "--weights": weights is not None,
+            "--pool": pool is not None,
+            "--average": average is not None,
+            "--figure": figure is not None,
+        }.items():
+            if is_given:
+                raise ValueError(f"`{name}` does not go with slices.")
+        sliced = ss.calibrate_slices(
+            _datasets(record, loaded, dataset) if dataset is not None else loaded,
+            own=own,
+            together=not alone,
+            delta=delta,
+            risks=risks,
+            control=control,
+            bound=bound,
+            path=route,
+            seed=seed,
+            score=score,
+            **(exits if isinstance(loaded, ss.ExitRecord) else {}),
+        )
+        _show_slices(sliced, output, json)
+        return
+    if own or alone:
+        raise ValueError("`--own` and `--alone` need --slices or --dataset.")
+    if horizon is not None:
+        raise ValueError("`--horizon` goes with --state.")
     policy = ss.calibrate(
         loaded,
         risks=risks,
         control=options.parse_control(control, bound),
         delta=delta,
-        path=options.parse_path(path),
+        path=route,
         seed=seed,
         score=score,
         pool=pool,
         **exits,
         **counted,
+        **promised,
     )
     if figure is not None:
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, options.parse_path(path), **exits, **counted)
+        curve = loaded.curve(risk, loss, score, route, **exits, **counted)
         ss.report.policy_figure(curve, policy, figure)
-    if output is not None:
-        policy.save(output)
+    _show(record, policy, [output, figure], json)
+
+
+def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:
+    """Save and print a policy; the first target is its file."""
+    if targets[0] is not None:
+        policy.save(targets[0])
     if json:
         print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
     else:
         print_policy(policy)
         _print_tables(policy.certificate)
         print_drawn_seed(record, policy)
-        for target in (output, figure):
+        for target in targets:
             if target is not None:
                 print_text(f"Wrote {target}")
+    if policy.runs_full_model:
+        raise typer.Exit(1)
+
+
+def _grown(
+    file: Path,
+    record: Any,
+    state: Path,
+    horizon: int | None,
+    risks: "list[Risk]",
+    delta: float,
+    score: str | None,
+    route: Any,
+    exits: dict[str, Any],
+) -> "Policy":
+    """Add a record to a calibration that grows, unless it holds it already."""
+    from swiftsure.growing import HORIZON, GrowingCalibration
+    from swiftsure.records.files import keeps_order
+
+    if not keeps_order(file):
+        raise ValueError(
+            f"`record` must be a Parquet file for --state, so that adding it twice is noticed: run"
+            f" swiftsure convert {file} -o record.parquet first."
+        )
+    calibration = GrowingCalibration(
+        risks=risks,
+        delta=delta,
+        horizon=HORIZON if horizon is None else horizon,
+        path=route,
+        score=score,
+        state=state,
+        **exits,
+    )
+    if calibration.has(record):
+        typer.echo(f"swiftsure: {state} holds {file} already; nothing was added.", err=True)
+    else:
+        calibration.update(record)
+    return calibration.policy()
+
+
+def _route(path: str | None, pilot: Path | None, loss: str | None, score: str | None) -> Any:
+    """Return the path: given, or learned on a pilot."""
+    import swiftsure as ss
+
+    if pilot is None:
+        return options.parse_path(path)
+    if path is not None:
+        raise ValueError("`--pilot` learns the path, so it does not go with --path.")
+    return ss.Path.learned(ss.load_record(pilot), loss, score=score)
+
+
+def _numbers(option: str, texts: list[str]) -> dict[str, float]:
+    """Parse NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
+    return found
+
+
+def _datasets(file: Path, loaded: Any, given: list[str]) -> dict[str, Any]:
+    """Return the record and the other datasets by name."""
+    import swiftsure as ss
+
+    found = {file.stem: loaded}
+    for text in given:
+        name, _, other = text.partition("=")
+        if not other or name in found:
+            raise ValueError(f"`--dataset` must be a new NAME=FILE, but got {text!r}.")
+        found[name] = ss.load_record(Path(other))
+    return found
+
+
+def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> None:
+    """Save and print the policies of slices."""
+    if output is not None:
+        policy.save(output)
+    if json:
+        print_json(policy.model_dump(mode="json") | {"sentence": str(policy)})
+    else:
+        print_table(
+            "Slices",
+            ["slice", "samples", "threshold", "on calibration"],
+            [
+                [
+                    name,
+                    f"{(each.certificate.slices or {}).get(name, each.certificate.n):,}",
+                    number(each.threshold),
+                    number(each.certificate.promises[0].calibration_risk),
+                ]
+                for name, each in policy.policies.items()
+            ],
+        )
+        print_text(str(policy))
+        if output is not None:
+            print_text(f"Wrote {output}")
     if policy.runs_full_model:
         raise typer.Exit(1)
 

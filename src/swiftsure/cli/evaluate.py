@@ -33,6 +33,13 @@ def evaluate(
     n_calibration: Annotated[
         float, typer.Option("--n-calibration", "-n", help="Samples, or a fraction below 1.")
     ] = 100,
+    labels: Annotated[
+        int | None,
+        optional("Budget of labels for each calibration set; compares ways to spend it."),
+    ] = None,
+    pool: Annotated[
+        int | None, optional("With --labels: unlabelled samples in each calibration set.")
+    ] = None,
     splits: Annotated[int, typer.Option(help="Number of random splits.")] = 100,
     draws: Annotated[
         int | None, optional("Number of calibration sets for the violation rate.", default="splits")
@@ -61,11 +68,18 @@ def evaluate(
 
         swiftsure evaluate record.parquet --loss brier \
             --controls crc,crc:method=ucb,ucb:bound=wsr
+
+        swiftsure evaluate record.parquet --loss zero_one --controls ucb \
+            --labels 100 --pool 300 --cost flops
     """
     import swiftsure as ss
     from swiftsure.policy import average_words, percent
 
     check_outputs(figure)
+    if pool is not None:
+        if labels is None:
+            raise ValueError("`--pool` goes with --labels; without them, use --n-calibration.")
+        n_calibration = float(pool)
     study = ss.evaluate(
         ss.load_record(record),
         risk=risk,
@@ -82,6 +96,7 @@ def evaluate(
         average=average,  # type: ignore[arg-type]
         max_group_size=max_group_size,
         cost=cost,
+        labels=labels,
         progress=False if json else None,
     )
     if figure is not None:
@@ -92,6 +107,7 @@ def evaluate(
     units = f" {study.unit}" if study.unit != "samples" else ""
     title = (
         f"{study.risk_words}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}"
+        + (f", {labels:,} labels" if labels is not None else "")
     )
     how = average_words(study.unit, study.average)
     risk = f"test risk ({how})" if how else "test risk"

@@ -42,6 +42,9 @@ def plan(
     saving: Annotated[
         float | None, optional("Fraction of the cost to save; finds the lowest ε.")
     ] = None,
+    labels: Annotated[
+        int | None, optional("Budget of labels: finds how many unlabelled samples to take.")
+    ] = None,
     target: Annotated[
         float | None, optional("Saving to reach, in %; adds a column to the table.")
     ] = None,
@@ -62,8 +65,9 @@ def plan(
 
     Without a record, it prints how many samples the promise needs. With
     a pilot record, it prints what calibration sets of several sizes would
-    save. With a record and --saving, it finds the lowest ε that can be
-    certified for that saving.
+    save; with --labels, what that many labels would save among pools of
+    several sizes. With a record and --saving, it finds the lowest ε that
+    can be certified for that saving.
 
     [bold]Examples[/bold]
 
@@ -71,24 +75,32 @@ def plan(
 
         swiftsure plan pilot.parquet --loss zero_one --epsilon 0.02
 
+        swiftsure plan pilot.parquet --labels 100 --epsilon 0.02
+
         swiftsure plan record.parquet --loss zero_one --saving 0.4 \
             -o policy.json
     """
     given: dict[str, Any] = {"--saving": saving, "--output": output, "--target": target}
     given |= {"--true-risk": true_risk, "--max-loss": max_loss}
-    given |= {"--disagreement": disagreement}
+    given |= {"--disagreement": disagreement, "--labels": labels}
     alone = ("--true-risk", "--max-loss", "--disagreement")
     given |= {"--average": average, "--max-group-size": max_group_size}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    shared: dict[str, Any]
     if record is None:
-        _refuse(given, ("--saving", "--output", "--target"), "needs a record")
+        _refuse(given, ("--saving", "--output", "--target", "--labels"), "needs a record")
         _refuse(given, ("--average", "--max-group-size"), "needs a record with groups")
         bound_b = 1.0 if max_loss is None else max_loss
         _plan_promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
+    elif labels is not None:
+        no = (*alone, "--saving", "--output", "--target", "--average", "--max-group-size")
+        _refuse(given, no, "does not go with --labels")
+        shared = {"loss": loss or "zero_one", "score": score, "cost": cost, "seed": seed or 0}
+        _plan_pool(record, labels, epsilon, delta, shared, json)
     elif saving is None:
         _refuse(given, alone, "is for planning without a record")
         _refuse(given, ("--output",), "needs --saving")
-        shared: dict[str, Any] = {"risk": risk, "loss": loss, "score": score, "cost": cost}
+        shared = {"risk": risk, "loss": loss, "score": score, "cost": cost}
         _plan_sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
     else:
         _refuse(given, alone, "is for planning without a record")
@@ -195,6 +207,32 @@ def _plan_sizes(
     print_text(
         f"This estimate is only as good as the pilot. Calibrate on {found.unit} that are not in it."
     )
+
+
+def _plan_pool(
+    record: Path, labels: int, epsilon: float, delta: float, shared: dict[str, Any], json: bool
+) -> None:
+    import swiftsure as ss
+
+    pilot = ss.load_record(record)
+    found = ss.planning.unlabelled_pool(labels, epsilon, pilot, delta=delta, **shared)  # type: ignore[arg-type]
+    if json:
+        print_json({k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()})
+        return
+    print_table(
+        f"{labels:,} labels among unlabelled samples, ε = {epsilon:g}, δ = {delta:g}",
+        ["samples", "saved on average", "certify anything"],
+        [
+            [f"{n:,}", f"{gain:.1f} %", f"{100 * share:.0f} %"]
+            for n, gain, share in zip(found.sizes, found.gain, found.certified, strict=True)
+        ],
+    )
+    print_text(f"Take {found.n:,} unlabelled samples that are not in the pilot.")
+    if not found.labelled_pilot:
+        print_text(
+            "The pilot lacks labels: where an exit and the full model disagree, the full model was"
+            " assumed to be right in half of the cases, and the exit in a quarter."
+        )
 
 
 def _plan_budget(

@@ -166,6 +166,14 @@ class Monitor:
                 f" {type(policy).__name__}; load one with Policy.load."
             )
         promise = _find_promise(policy.certificate.promises, risk, loss)
+        mean_of_all = promise.above is None and not getattr(RISKS.get(promise.risk), "selective", 0)
+        if not mean_of_all or policy.certificate.max_weight is not None:
+            raise ValueError(
+                "`policy` does not promise the mean loss of all requests, so its monitor cannot be"
+                " made automatically: make a Monitor of ε and the range, and give it the losses"
+                " that the promise is about (1 where the loss is above the limit, or only those of"
+                " requests that exit early)."
+            )
         return cls(promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss)
 
     def update(self, loss: float) -> bool:

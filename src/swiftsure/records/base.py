@@ -12,9 +12,12 @@ from swiftsure import checks
 from swiftsure._html import html_card
 from swiftsure.records import files as record_files
 
-__all__ = ["Record"]
+__all__ = ["Record", "differing"]
 
 Array = NDArray[Any]
+
+OPTIONAL = ("groups", "slices", "predictions")
+"""Fields with one row per sample that a record may lack."""
 
 
 class Record:
@@ -45,7 +48,10 @@ class Record:
         }
         changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in record.costs.items()}
         changed["ids"] = record.ids[index]
-        changed["groups"] = None if record.groups is None else record.groups[index]
+        for name in OPTIONAL:
+            values = getattr(record, name, None)
+            if values is not None:
+                changed[name] = values[index]
         part: Self = replace(record, **changed)
         return part
 
@@ -84,9 +90,9 @@ class Record:
             raise ValueError("`records` must not be empty.")
         first: Any = records[0]
         for other in records[1:]:
-            differing = _differing(first, other)
-            if differing:
-                raise ValueError(f"`records` must agree in `{differing[0]}`, but they do not.")
+            different = differing(first, other)
+            if different:
+                raise ValueError(f"`records` must agree in `{different[0]}`, but they do not.")
 
         def joined(table: str, names: Any) -> dict[str, Array]:
             return {k: np.concatenate([getattr(r, table)[k] for r in records]) for k in names}
@@ -95,8 +101,15 @@ class Record:
         each = [name for name, values in first.costs.items() if values.ndim == 2]
         changed["costs"] = dict(first.costs) | joined("costs", each)
         changed["ids"] = np.concatenate([record.ids for record in records])  # type: ignore[attr-defined]
-        groups = [r.groups for r in records if r.groups is not None]  # type: ignore[attr-defined]
-        changed["groups"] = np.concatenate(groups) if groups else None
+        for name in OPTIONAL:
+            parts = [getattr(record, name, None) for record in records]
+            if hasattr(first, name):
+                known = [part for part in parts if part is not None]
+                if name != "predictions" and 0 < len(known) < len(parts):
+                    raise ValueError(
+                        f"`records` must all have {name}, or none, but some have them."
+                    )
+                changed[name] = np.concatenate(known) if len(known) == len(parts) else None
         whole: Self = replace(first, **changed)
         return whole
 
@@ -116,7 +129,7 @@ class Record:
         return html_card(type(self).__name__, facts)
 
 
-def _differing(first: Any, other: Any) -> list[str]:
+def differing(first: Any, other: Any) -> list[str]:
     """Return the names of fields that two records must share but do not."""
 
     def same(name: str) -> bool:

@@ -190,9 +190,9 @@ def id_array(ids: ArrayLike | None, n: int) -> Array:
     return array
 
 
-def group_array(groups: ArrayLike | None, n: int) -> Array | None:
-    """Return group labels, or None."""
-    return None if groups is None else _names("groups", groups, n)
+def group_array(groups: ArrayLike | None, n: int, name: str = "groups") -> Array | None:
+    """Return labels of groups or slices, or None."""
+    return None if groups is None else _names(name, groups, n)
 
 
 def _names(argument: str, values: ArrayLike, n: int) -> Array:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array
-from swiftsure.losses import Loss, LossRange
+from swiftsure.losses import Loss
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records import labels as record_labels
 from swiftsure.records.base import Record
 from swiftsure.records.checks import (
     Ranges,
@@ -30,12 +31,15 @@ from swiftsure.sample_order import SampleOrder
 __all__ = ["ExitRecord"]
 
 Array = NDArray[Any]
-
-CHUNK = 4096
-"""Samples whose losses at all settings are in memory at once."""
+Missing = Literal["raise", "worst", "stop"]
+"""What to do where a needed label is missing."""
 
 LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
 TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
+LABELS_STOPPED = (
+    "the number of calibration samples was fixed before their labels were seen (which of them were"
+    " labelled does not matter, because no setting that lacks a label was tested)"
+)
 """Conditions of a promise made from such a record."""
 
 
@@ -61,6 +65,8 @@ class ExitRecord(Record):
         Sample ids, whole numbers or text; duplicates are refused, since they void guarantees.
     groups : (n,), optional
         Group labels of samples that depend on each other (one user's rows, one video's frames).
+    slices : (n,), optional
+        The slice of each sample (class, language, tenant, device), for promises that hold in each.
     fingerprint : str, optional
         Fingerprint of the model that made the record; None for a record made from arrays.
     temperatures : (n_exits,), optional
@@ -74,6 +80,8 @@ class ExitRecord(Record):
     full_costs : mapping, optional
         Cost of running the full model alone, by name, if it differs from the cost of the last exit:
         in a cascade, the last model without those before it. Savings are measured against it.
+    predictions : (n, n_exits), optional
+        Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
 
     Raises
     ------
@@ -106,11 +114,13 @@ class ExitRecord(Record):
     inconsistency_ranges: Ranges = field(default_factory=dict)
     ids: Array = None  # type: ignore[assignment]
     groups: Array | None = None
+    slices: Array | None = None
     fingerprint: str | None = None
     temperatures: tuple[float, ...] | None = None
     dtype: str | None = None
     order: SampleOrder = None  # type: ignore[assignment]
     full_costs: Mapping[str, float] = field(default_factory=dict)
+    predictions: Array | None = None
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -156,10 +166,12 @@ class ExitRecord(Record):
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, n),
             groups=record_checks.group_array(self.groups, n),
+            slices=record_checks.group_array(self.slices, n, "slices"),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
             order=SampleOrder.of(self.order, "order"),
             full_costs=record_checks.full_cost_mapping(self.full_costs, costs),
+            predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
 
     @classmethod
@@ -267,7 +279,7 @@ class ExitRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
-        missing: Literal["raise", "worst"] = "raise",
+        missing: Missing = "raise",
         strict: bool = False,
         min_exit: int = 0,
         average: Average | None = None,
@@ -277,16 +289,20 @@ class ExitRecord(Record):
 
         Parameters
         ----------
-        risk : {"gap", "consistency", "zero-bounded gap", "zero-bounded consistency"}
+        risk : {"gap", "consistency", "zero-bounded …", "selective …"}
             Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
-            loss as 0 if the exit does better than the last one (Eq. 16).
+            loss as 0 if the exit does better than the last one (Eq. 16). The selective ones are
+            means over the samples that exit early, instead of all.
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
             Settings from safest to fastest; by default a fixed grid, evenly spaced in the logit.
-        missing : {"raise", "worst"}
-            What to do if a needed label is missing: refuse, or assume the worst loss. The latter is
-            valid if whether a sample's label is missing depends on that sample alone.
+        missing : {"raise", "worst", "stop"}
+            What to do if a needed label is missing. "raise" refuses. "worst" assumes the worst
+            loss, which is valid if whether a sample's label is missing depends on that sample
+            alone. "stop" cuts the path before the first setting that lacks a label, which is valid
+            whatever decided which labels are there, if the number of samples did not depend on
+            labels; `needs_label` says which labels to get.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         average : {"group", "sample"}, optional
@@ -296,28 +312,47 @@ class ExitRecord(Record):
             Required for `average="sample"` with groups: the largest number of samples that a group
             can have, declared before the data are seen; see `RiskCurve.by_group`.
         """
+        checks.choice("missing", missing, ["raise", "worst", "stop"])
+        if missing == "stop" and not self.losses and RISKS.choose(risk).table == "losses":
+            return self._without_labels().curve(
+                risk,
+                loss,
+                score,
+                path,
+                missing=missing,
+                strict=strict,
+                min_exit=min_exit,
+                average=average,
+                max_group_size=max_group_size,
+            )
         loss = chosen_loss(self, risk, loss)
         score = choose("score", score, self.confidences, preferred="top1")
         confidences = self.confidences[score]
-        checks.choice("missing", missing, ["raise", "worst"])
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         conditions: tuple[str, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
+        labelled, n_known = self.n, len(route)
         if np.isnan(values).any():
+            labelled = int((~np.isnan(values[:, -1])).sum())
             if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
                 values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
             unknown = np.isnan(values)
-            needed = self._where_any_setting(confidences, unknown, route, rule)
+            first = record_labels.first_setting(confidences, unknown, route, rule)
+            needed = first < len(route)
             if missing == "raise" and needed.any():
                 raise ValueError(
                     f"{needed.sum()} missing label(s) matter: `record.needs_label(loss={loss!r})`"
-                    ' lists the samples. Label them, or pass `missing="worst"` to assume the worst.'
+                    ' lists the samples. Label them, pass `missing="stop"` to stop before the first'
+                    ' setting that lacks a label, or `missing="worst"` to assume the worst.'
                 )
             values[unknown] = declared.high
-            conditions += (LABELS_MISSING,) * bool(needed.any())
+            if missing == "stop":
+                n_known = int(first.min())
+            if needed.any():
+                conditions += (LABELS_STOPPED if missing == "stop" else LABELS_MISSING,)
         curve = RiskCurve.from_exits(
             confidences,
             values,
@@ -330,8 +365,10 @@ class ExitRecord(Record):
             order=self.order,
             conditions=conditions,
             full_costs=self.full_costs,
+            n_labels=labelled if RISKS[risk].table == "losses" else None,
+            selective=RISKS[risk].selective,
         )
-        return curve.averaged(self.groups, average, max_group_size)
+        return curve.cut(n_known).averaged(self.groups, average, max_group_size)
 
     def needs_label(
         self,
@@ -339,53 +376,104 @@ class ExitRecord(Record):
         score: str | None = None,
         path: PathLike = None,
         *,
+        budget: int | None = None,
         threshold: float | None = None,
         strict: bool = False,
         min_exit: int = 0,
     ) -> Array:
-        """Return the ids of the samples whose label is needed but missing.
+        """Return the ids of samples whose label is needed but missing, in the order of the walk.
 
         The gap of a prediction loss is 0 if the exit agrees with the full model, so a label
-        matters only if at some setting of the path the sample takes an exit that disagrees.
+        matters only if at some setting of the path the sample takes an exit that disagrees. The
+        walk tests the safest setting first; so the samples come first that disagree there.
 
         Parameters
         ----------
+        budget : int, optional
+            Return at most this many. With them labelled, `missing="stop"` calibrates on all samples
+            of the record, down to the first setting that lacks a label.
         threshold : float, optional
-            Consider only settings whose threshold is at least this. Lower thresholds can then only
-            be calibrated with `missing="worst"`.
+            Consider only settings whose threshold is at least this.
         strict, min_exit
             As in `curve`.
+
+        Examples
+        --------
+        >>> from swiftsure.simulate import Population
+        >>> sample = Population().sample(600, seed=0)
+        >>> record = ExitRecord.from_logits(sample.logits)
+        >>> rows = record.needs_label("zero_one", budget=100)
+        >>> record = record.with_labels(rows, sample.labels[rows])
+        >>> record.curve(loss="zero_one", missing="stop").n
+        600
         """
         checks.choice(
             "loss", loss, [k for k in self.inconsistencies if gap_is_known_by_agreement(k)]
         )
-        missing: Array = np.ones(self.n, bool)
+        differs = self.inconsistencies[loss] != 0
         if loss in self.losses:
-            missing = np.asarray(np.isnan(self.losses[loss]).any(axis=1))
+            differs = differs & np.isnan(self.losses[loss])
         score = choose("score", score, self.confidences, preferred="top1")
         route = Path.of(path, self.confidences[score])
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
         rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
-        differs = self.inconsistencies[loss] != 0
-        matters = self._where_any_setting(self.confidences[score], differs, route, rule)
-        chosen: Array = self.ids[missing & matters]
+        first = record_labels.first_setting(self.confidences[score], differs, route, rule)
+        order = np.argsort(first, kind="stable")
+        order = order[: int((first < len(route)).sum())]
+        if budget is not None:
+            order = order[: checks.count("budget", budget, 0)]
+        chosen: Array = self.ids[order]
         return chosen
 
-    def _where_any_setting(
-        self, confidences: Array, marked: Array, path: Path, rule: Mapping[str, Any]
-    ) -> Array:
-        """Return which samples take an exit in `marked`, (n, n_exits), at some setting, (n,)."""
-        rows = np.flatnonzero(marked.any(axis=1))
-        curve = RiskCurve.from_exits(
-            confidences, marked.astype(np.float64), path, {}, LossRange(0, 1), **rule
-        )
-        found = np.zeros(self.n, bool)
-        for start in range(0, len(rows), CHUNK):  # the whole (n, K) may not fit in memory
-            part = rows[start : start + CHUNK]
-            found[part] = curve.losses(part).any(axis=1)
-        return found
+    def with_labels(
+        self,
+        rows: ArrayLike,
+        labels: ArrayLike | None = None,
+        *,
+        classes: Sequence[Any] | None = None,
+        losses: Mapping[str, ArrayLike] | None = None,
+    ) -> "ExitRecord":
+        """Return the record with labels of some samples added.
+
+        Parameters
+        ----------
+        rows : (m,)
+            Ids of the samples, as `needs_label` returns them; none may have a label already.
+        labels : (m,)
+            Class numbers, or names among `classes`; None or a negative number if unknown. The
+            losses follow from the record's `predictions`.
+        classes : sequence, optional
+            Names of the classes, in the order of the class numbers.
+        losses : mapping of (m, n_exits), optional
+            Instead of labels: losses against them, by name, for any loss that is known where
+            answers agree.
+
+        Examples
+        --------
+        >>> record = ExitRecord.from_logits([[[2.0, 0.0], [0.0, 3.0]]], losses="zero_one")
+        >>> record.with_labels(record.needs_label(), [1]).losses["zero_one"]
+        array([[1., 0.]])
+        """
+        if np.size(np.asarray(rows)) == 0:
+            return self if self.losses else self._without_labels()
+        found = record_labels.positions(self.ids, rows)
+        if (labels is None) == (losses is None):
+            raise ValueError("`labels` or `losses` must be given, and not both.")
+        if losses is not None:
+            return replace(self, losses=record_labels.with_losses(self, found, losses))
+        numbers = record_labels.class_numbers(labels, classes, len(found))
+        return replace(self, losses=record_labels.losses_with_labels(self, found, numbers))
+
+    def _without_labels(self) -> "ExitRecord":
+        """Return the record with unknown losses for every prediction loss."""
+        unknown = {
+            name: np.full((self.n, self.n_exits), np.nan)
+            for name in self.inconsistencies
+            if gap_is_known_by_agreement(name)
+        }
+        return replace(self, losses=unknown)
 
     @classmethod
     def load(

@@ -64,6 +64,10 @@ def packed(record: Any) -> pa.Table:
     columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
     if record.groups is not None:
         columns["group"] = pa.array(record.groups)
+    if record.slices is not None:
+        columns["slice"] = pa.array(record.slices)
+    if getattr(record, "predictions", None) is not None:
+        columns["prediction"] = _lists(record.predictions)
     for attribute, prefix in TABLES.items():
         for name, values in getattr(record, attribute, {}).items():
             columns[f"{prefix}/{name}"] = _lists(values)
@@ -192,6 +196,7 @@ def _load_parquet(
         "costs": costs,
         "ids": data["id"],
         "groups": data.get("group"),
+        "slices": data.get("slice"),
         "fingerprint": header.fingerprint,
         "order": SampleOrder(header.order.seed, header.order.drawn),
         "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
@@ -204,6 +209,7 @@ def _load_parquet(
         own: tuple[str, ...] = ("thresholds", "dial", "settings")
     else:
         own = ("temperatures", "dtype", "full_costs")
+        arguments["predictions"] = data.get("prediction")
     return arguments | {name: getattr(header, name) for name in own}
 
 
@@ -234,7 +240,7 @@ def _load_npz(
     arguments: dict[str, Any] = {}
     with npz(path) as arrays:
         names = set(arrays)
-        single = {"thresholds", "ids", "groups"}
+        single = {"thresholds", "ids", "groups", "slices", "predictions"}
         groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges"}
         for key in names:
             attribute, _, name = key.partition(".")
@@ -252,8 +258,9 @@ def _load_npz(
                 hint = f" Did you mean '{near[0]}'?" if near else ""
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
-                    " confidences, and confidences.NAME, losses.NAME, inconsistencies.NAME,"
-                    " costs.NAME, loss_ranges.NAME, inconsistency_ranges.NAME; or in their place"
+                    " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
+                    " inconsistencies.NAME, costs.NAME, loss_ranges.NAME,"
+                    " inconsistency_ranges.NAME; or in their place"
                     f" logits, and with them labels, ids, groups and costs.NAME.{hint}"
                 )
     return arguments

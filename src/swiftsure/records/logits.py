@@ -138,6 +138,7 @@ def _reduced(
     parts: dict[str, list[Array]] = {}
     for start in range(0, n, CHUNK):
         p = probabilities_of(slice(start, start + CHUNK))
+        parts.setdefault("predictions", []).append(p.argmax(axis=-1).astype(np.int32))
         for name in score_names:
             parts.setdefault(f"score/{name}", []).append(SCORES.choose(name)(p[:, :-1]))
         for loss in chosen:
@@ -154,6 +155,7 @@ def _reduced(
         chosen_losses = chosen if targets is not None else []
     drawn = label != "expected"
     return {
+        "predictions": joined["predictions"],
         "confidences": {name: joined[f"score/{name}"] for name in score_names},
         "losses": {loss.name: joined[f"loss/{loss.name}"] for loss in chosen_losses},
         "inconsistencies": {loss.name: joined[f"soft/{loss.name}"] for loss in chosen},

@@ -38,7 +38,7 @@ class ThresholdRecord(Record):
     inconsistencies : mapping of (n, K)
         Losses against the full model's output; column 0 is 0.
     costs : mapping of (K,) or (n, K)
-    loss_ranges, inconsistency_ranges, ids, groups, fingerprint
+    loss_ranges, inconsistency_ranges, ids, groups, slices, fingerprint
         As in `ExitRecord`; ranges are (0, 1) by default.
     dial : str
         Name of the threshold in `policy.settings`.
@@ -72,6 +72,7 @@ class ThresholdRecord(Record):
     inconsistency_ranges: Ranges = field(default_factory=dict)
     ids: Array = None  # type: ignore[assignment]
     groups: Array | None = None
+    slices: Array | None = None
     fingerprint: str | None = None
     dial: str = "threshold"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class ThresholdRecord(Record):
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, axes["n"]),
             groups=record_checks.group_array(self.groups, axes["n"]),
+            slices=record_checks.group_array(self.slices, axes["n"], "slices"),
             settings={
                 name: value.item() if isinstance(value, np.generic) else value
                 for name, value in self.settings.items()
@@ -139,6 +141,8 @@ class ThresholdRecord(Record):
                 " out, or record other thresholds."
             )
         loss = chosen_loss(self, risk, loss)
+        if RISKS[risk].selective:
+            raise ValueError("`risk` of the samples that exit needs a record of exits.")
         values, declared = RISKS[risk].relative_losses(self, loss, full=0)
         curve = RiskCurve.from_losses(
             self.thresholds,

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds
 from swiftsure._version import __version__
-from swiftsure.calibration import make_policy
+from swiftsure.certification import make_policy
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
+from swiftsure.labelling import shortest
 from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import BUDGET, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -122,11 +123,25 @@ def recalibrate(
         raise TypeError(
             f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
+    promised = policy.certificate
+    for what, given in {
+        "a calibration that grows": promised.horizon,
+        "weighted samples": promised.max_weight,
+        "slices": promised.slices,
+        "tails": next((p for p in promised.promises if p.above is not None), None),
+        "a limit of a cost": promised.max_costs or None,
+    }.items():
+        if given is not None:
+            raise ValueError(
+                f"`policy` promises something about {what}, which reports do not show."
+            )
     _check_system(record, policy)
     _check_losses(record, policy)
     certificate = policy.certificate
     route = _path(record, policy, path)
-    curves = tuple(_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises)
+    curves = tuple(
+        shortest([_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises])
+    )
     _check_data(policy, curves)
     _check_costs(policy, curves[0])
     name = "ucb" if certificate.by_budget else certificate.control
@@ -213,7 +228,8 @@ def _curve(
         policy.score,
         path,
         **counted,
-        missing="worst",  # the same curve as "raise" wherever that does not raise
+        # "worst" is the same curve as "raise" wherever that does not raise.
+        missing="worst" if policy.certificate.stopped_at is None else "stop",
         strict=policy.strict,
         min_exit=policy.min_exit,
     )
@@ -221,9 +237,9 @@ def _curve(
 
 def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
     certificate = policy.certificate
-    if curves[0].n_settings != certificate.n_settings:
+    if curves[0].n_path != certificate.n_settings:
         raise _mismatch(
-            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_settings:,}"
+            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_path:,}"
         )
     data = " ".join(curve.fingerprint() for curve in curves)
     if data != certificate.data:

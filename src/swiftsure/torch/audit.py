@@ -201,7 +201,9 @@ class Auditor:
         found = self.order.monitor
         certificate = policy.certificate
         if (found.risk, found.loss, found.epsilon) not in [
-            (each.risk, each.loss, each.epsilon) for each in certificate.promises
+            (each.risk, each.loss, each.epsilon)
+            for each in certificate.promises
+            if each.above is None
         ]:
             promises = ", ".join(
                 f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in certificate.promises

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
+from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
-from swiftsure.torch.losses import label_losses
+from swiftsure.torch.losses import label_losses, stacked_logits
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
 from swiftsure.torch.scoring import confidence, score_name
@@ -40,6 +40,9 @@ Array = NDArray[Any]
 
 BROKEN = "broken"
 """Key of the rows that mark the exits at which a sample's output is not valid."""
+
+PREDICTIONS = "predictions"
+"""Key of the rows that hold the class that each exit predicts."""
 
 
 class Rows(NamedTuple):
@@ -116,6 +119,8 @@ class Reducer:
                     outputs, labels, rows = rows_of((outputs, labels, rows), labelled)
                     kept = labelled.cpu().numpy()
             rows |= self._losses(outputs, labels)
+            if ZERO_ONE in self.losses:
+                rows[PREDICTIONS] = stacked_logits(outputs).argmax(dim=2).int()
             if self.of_images:
                 rows |= image_losses(outputs, labels, image_size(inputs), self.of_images)
         return _HostCopies(rows), kept
@@ -181,6 +186,7 @@ class Reducer:
             temperatures=self.temperatures,
             dtype=self.dtype,
             full_costs=self.full_costs,
+            predictions=rows.get(PREDICTIONS),
         )
 
     def identity(self) -> dict[str, Any]:

@@ -1,0 +1,215 @@
+"""Certification: makes a policy and its certificate from what a control chose."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from swiftsure import bounds, checks
+from swiftsure.control import Control, ControlResult
+from swiftsure.curves import RiskCurve
+from swiftsure.policy import Certificate, Metadata, Policy, Promise
+from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.risks import Risk
+from swiftsure.sample_order import SampleOrder
+
+__all__ = ["curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
+
+
+def make_policy(
+    record: ExitRecord | ThresholdRecord | RiskCurve,
+    rule: Control,
+    curves: list[RiskCurve],
+    results: list[ControlResult],
+    chosen: ControlResult,
+    *,
+    data: str | None = None,
+    score: str | None = None,
+    pool: int | None = None,
+    upper: float | None = None,
+    horizon: int | None = None,
+    slices: Mapping[str, int] | None = None,
+    max_costs: Mapping[str, float] | None = None,
+    metadata: Metadata | Mapping[str, str] | None = None,
+) -> Policy:
+    """Return the policy for a chosen setting.
+
+    `upper` is its upper bound if already computed; `horizon` is that of a calibration that grows;
+    `slices` are those that the promise is about, with their numbers of samples.
+    """
+    curve = curves[0]
+    full = {name: curve.full_cost(name) for name in curve.costs}
+    here = full
+    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
+    if chosen.index is not None:
+        here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
+    not_worth = bool(here) and all(here[name] > full[name] for name in here)
+    if not_worth:  # the setting is safe, but saves nothing in any cost
+        chosen, here = replace(chosen, index=None, threshold=None), full
+        shares = curve.exit_shares_at(0) if curve.has_exits else None
+    certificate = Certificate(
+        guarantee=rule.guarantee,
+        delta=chosen.delta,
+        promises=tuple(
+            _promise(rule, c, r, chosen.index, pool, upper)
+            for c, r in zip(curves, results, strict=True)
+        ),
+        control=chosen.control,
+        options=rule.options(),
+        n=chosen.n,
+        unit="groups" if curve.grouped else "samples",
+        average=curve.average,
+        max_group_size=curve.max_group_size,
+        n_samples=curve.n_samples or curve.n,
+        path=curve.path_kind,
+        n_settings=curve.n_path,
+        index=chosen.index,
+        seed=next((r.seed for r in results if r.seed is not None), None),
+        seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
+        pool=pool,
+        assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
+        costs={name: (full[name], here[name]) for name in full},
+        baseline="full model" if curve.full_model_first else "first setting",
+        labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
+        stopped_at=None if curve.cut_from is None else curve.n_settings,
+        horizon=horizon,
+        max_weight=curve.max_weight,
+        slices=None if slices is None else dict(slices),
+        max_costs={} if max_costs is None else dict(max_costs),
+        not_worth=not_worth,
+        exit_shares=None if shares is None else tuple(shares.tolist()),
+        data=data or curves_fingerprint(curves),
+        model=None if isinstance(record, RiskCurve) else record.fingerprint,
+    )
+    dial, fixed = "threshold", {}
+    safe: float | None = None
+    if isinstance(record, ThresholdRecord):
+        dial, fixed = record.dial, dict(record.settings)
+        safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
+    threshold = chosen.threshold
+    value = list(threshold) if isinstance(threshold, tuple) else threshold
+    return Policy(
+        threshold=threshold,
+        score=score,
+        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
+        strict=curve.strict,
+        min_exit=curve.min_exit,
+        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
+        dtype=record.dtype if isinstance(record, ExitRecord) else None,
+        settings={dial: safe if value is None else value, **fixed},
+        certificate=certificate,
+        metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
+    )
+
+
+def _promise(
+    rule: Control,
+    curve: RiskCurve,
+    result: ControlResult,
+    index: int | None,
+    pool: int | None,
+    upper: float | None,
+) -> Promise:
+    first_tested = 1 if curve.full_model_first else 0
+    if (
+        upper is None
+        and not curve.selective
+        and result.bound is not None
+        and result.delta is not None
+        and result.tested is not None
+        and index is not None
+        and index >= first_tested
+    ):
+        bound, delta = bounds.BOUNDS[result.bound], result.delta
+        if rule.correction == "bonferroni":
+            delta /= max(1, curve.n_settings - first_tested)
+        upper = bound.upper(*result.tested, index, delta, pool or 0)
+    # If nothing is certified, the full model runs, and loses nothing against itself.
+    full_model = index is None and curve.relative
+    return Promise(
+        risk=curve.risk_name,
+        loss=curve.loss_name,
+        epsilon=result.epsilon,
+        loss_range=(curve.loss_range.low, curve.loss_range.high),
+        bound=result.bound,
+        calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
+        upper_bound=upper,
+        relative=curve.relative,
+        above=curve.above,
+        worst=curve.worst,
+    )
+
+
+def within_costs(
+    chosen: ControlResult,
+    curve: RiskCurve,
+    max_costs: Mapping[str, float],
+    delta: float,
+    order: SampleOrder,
+) -> ControlResult:
+    """Return the chosen setting if its mean costs are certified too, and none otherwise.
+
+    Costs are tested with half of δ, from the fast end of the path to the first failure: the first
+    setting there whose mean cost is too high is certified with probability at most δ / 2.
+    """
+    if chosen.guarantee != "probability" or not max_costs or curve.grouped:
+        raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
+    if curve.cut_from is not None or curve.max_weight is not None:
+        raise ValueError("`max_costs` does not go with weights, or with a path cut by labels.")
+    rows = curve.rows_in_order(order.seed)
+    star = bounds.BOUNDS["star"]
+    first = curve.n_settings
+    levels = {name: _cost_level(curve, name, limit) for name, limit in max_costs.items()}
+    tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
+    while first > 0 and first > (chosen.index or 0):
+        passed = all(
+            star.passes(tables[name].only(first - 1, rows), np.arange(curve.n), level, delta / 2)[0]
+            for name, (_, level) in levels.items()
+        )
+        if not passed:
+            break
+        first -= 1
+    certified = chosen.index is not None and first <= chosen.index
+    return replace(
+        chosen,
+        index=chosen.index if certified else None,
+        threshold=chosen.threshold if certified else None,
+        delta=delta,
+    )
+
+
+def _cost_level(curve: RiskCurve, name: str, limit: float) -> tuple[float, float]:
+    """Return the largest possible cost, and the limit relative to it."""
+    values = curve.costs[checks.choice("max_costs", name, curve.costs)]
+    if values.ndim != 1:
+        raise ValueError(
+            f"`max_costs` needs a cost per exit or setting, but {name!r} differs between samples:"
+            " its largest possible value is not known."
+        )
+    most = float(values.max())
+    return most, checks.between("max_costs", limit, 0.0, most) / most
+
+
+def wanted_risks(
+    epsilon: float | None,
+    risk: str | None,
+    loss: str | None,
+    risks: Sequence[Risk] | None,
+    above: float | None = None,
+    worst: float | None = None,
+) -> list[Risk]:
+    """Return the risks to control, from `risks` or the single arguments; refuse both."""
+    if risks is None:
+        return [Risk(risk or "gap", loss, epsilon, above, worst)]  # type: ignore[arg-type]
+    given = {"epsilon": epsilon, "risk": risk, "loss": loss, "above": above, "worst": worst}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
+    if not risks:
+        raise ValueError("`risks` must hold at least one risk.")
+    return list(risks)
+
+
+def curves_fingerprint(curves: list[RiskCurve]) -> str:
+    """Return a hash of the losses of several risks."""
+    return " ".join(curve.fingerprint() for curve in curves)

@@ -1,0 +1,250 @@
+"""Promises beyond the mean: each keeps its failure probability, and known errors are noticed."""
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from guarantees.checkers import RefutedError, check_rate
+from swiftsure.bounds import BOUNDS
+
+TINY = 1e-6
+DRAWS = 1000
+
+
+def certified(curve, epsilon, bound):
+    """How many of a curve's settings, which are independent draws here, are certified."""
+    return int(BOUNDS[bound].passes(curve, np.arange(curve.n), epsilon, 0.1).sum())
+
+
+def columns(losses, high=1.0):
+    return ss.RiskCurve.from_losses(
+        np.arange(losses.shape[1]), losses, loss_range=(-high, high), relative=False
+    )
+
+
+# ------------------------------------------------------------------------------------- tails
+
+
+def test_tails_keep_their_failure_probability_and_means_do_not():
+    """A loss of 0.5 in 10 % of the samples: the mean is within 0.1, its tail above 0.2 is not."""
+    rng = np.random.default_rng(0)
+    losses = 0.5 * (rng.random((150, DRAWS)) < 0.1 + TINY)
+    curve = columns(losses)
+    check_rate(certified(curve.tail(0.2), 0.1, "binomial"), DRAWS, 0.1)
+    with pytest.raises(RefutedError):  # a test of the mean does not see tails
+        check_rate(certified(curve, 0.1, "star"), DRAWS, 0.1)
+
+
+def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
+    """A loss of 1 in 1 % of the samples: the worst tenth loses 0.1 on average."""
+    rng = np.random.default_rng(0)
+    losses = (rng.random((300, DRAWS)) < 0.01 + TINY).astype(float)
+    check_rate(certified(columns(losses).worst_mean(0.1), 0.1, "star"), DRAWS, 0.1)
+    observed = np.sort(losses, axis=0)[-30:].mean(axis=0)
+    with pytest.raises(RefutedError):  # the worst tenth of the samples that were seen
+        check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
+
+
+# ----------------------------------------------------------------------------------- weights
+
+
+def test_weights_keep_the_promise_in_production():
+    """Half of the calibration samples are hard, and 80 % in production, where the risk is ε."""
+    rng = np.random.default_rng(0)
+    hard = rng.random((200, DRAWS)) < 0.5
+    losses = (hard & (rng.random((200, DRAWS)) < 0.125 + TINY)).astype(float)  # 0.1 in production
+    weights = np.where(hard, 1.6, 0.4)
+    weighted = columns(losses * weights, high=1.6)
+    check_rate(certified(weighted, 0.1, "star"), DRAWS, 0.1)
+    single = columns(losses[:, :1]).weighted(weights[:, 0], 1.6)
+    assert np.array_equal(single.losses(), (losses * weights)[:, :1])
+    assert single.loss_range == weighted.loss_range
+    with pytest.raises(RefutedError):  # without weights, the promise is about calibration samples
+        check_rate(certified(columns(losses), 0.1, "star"), DRAWS, 0.1)
+
+
+def test_a_bound_that_forgets_the_largest_weight_is_noticed():
+    """Stakes for losses up to 1, although weighted losses reach 20."""
+    rng = np.random.default_rng(0)
+    rare = rng.random((60, DRAWS)) < 0.005 + TINY
+    check_rate(certified(columns(20.0 * rare, high=20.0), 0.1, "star"), DRAWS, 0.1)
+    with pytest.raises(RefutedError):
+        check_rate(certified(columns(1.0 * rare, high=1.0), 0.1, "star"), DRAWS, 0.1)
+
+
+# --------------------------------------------------------------------------- those that exit
+
+
+LEVELS = np.linspace(0.95, 0.05, 19)
+
+
+def leaving(n, rate, rng):
+    """Two exits; confidences are uniform, and exits differ at the same rate at all of them."""
+    confidences = rng.random((n, 1))
+    apart = np.column_stack([rng.random(n) < rate, np.zeros(n)]).astype(float)
+    return ss.ExitRecord(confidences, inconsistencies={"zero_one": apart})
+
+
+def selective(record, epsilon):
+    options = {"epsilon": epsilon, "path": LEVELS}
+    return ss.calibrate(record, risk="selective consistency", **options).threshold
+
+
+def everyone(record, epsilon):
+    """Broken: counts the samples that stay as exits without a loss."""
+    return ss.calibrate(record, risk="consistency", epsilon=epsilon, path=LEVELS).threshold
+
+
+def every_start_at_delta(record, epsilon):
+    """Broken: each start of the walk has all of δ."""
+    curve = record.curve("selective consistency", path=LEVELS)
+    single = ss.Control("ucb", "binomial")
+    for k in range(1, curve.n_settings):
+        rows = np.flatnonzero(curve.left_at(k))
+        alone = ss.RiskCurve.from_losses([0.5], curve.loss_at(k)[rows][:, None], binary=True)
+        if rows.size and single.run(alone, epsilon).index is not None:
+            return 0.5
+    return None
+
+
+@pytest.mark.parametrize("bound", ["auto", "star"])
+def test_the_risk_of_those_that_exit_keeps_its_failure_probability(bound):
+    """At every setting the risk of those that exit is ε + 1e-6."""
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):
+        record = leaving(150, 0.1 + TINY, rng)
+        policy = ss.calibrate(
+            record, risk="selective consistency", epsilon=0.1, path=LEVELS, bound=bound
+        )
+        found += policy.threshold is not None
+    check_rate(found, 200, 0.1)
+
+
+@pytest.mark.parametrize("broken", [everyone, every_start_at_delta])
+def test_errors_about_those_that_exit_are_noticed(broken):
+    """The same check refutes a mean over all samples, and starts that do not share δ."""
+    rng = np.random.default_rng(0)
+    found = sum(broken(leaving(150, 0.1 + TINY, rng), 0.1) is not None for _ in range(200))
+    with pytest.raises(RefutedError):
+        check_rate(found, 200, 0.1)
+
+
+def test_those_that_exit_are_certified_where_they_can_be():
+    rng = np.random.default_rng(0)
+    assert all(selective(leaving(300, 0.02, rng), 0.1) is not None for _ in range(20))
+
+
+# ------------------------------------------------------------------------------------ slices
+
+
+def slices_of(n, rates, rng):
+    """Slices of equal size that differ in how often exits disagree, at the only setting."""
+    names = np.repeat([f"slice {k}" for k in range(len(rates))], n)
+    wrong = rng.random(len(names)) < np.repeat(rates, n)
+    losses = np.column_stack([np.zeros(len(names)), wrong]).astype(float)
+    return ss.ThresholdRecord([None, 0.5], losses={"zero_one": losses}, slices=names)
+
+
+def check_slices(calibrate, rates, draws=100):
+    rng = np.random.default_rng(0)
+    wrong = np.asarray(rates) > 0.1
+    found = 0
+    for _ in range(draws):
+        fast = calibrate(slices_of(80, rates, rng))
+        found += bool((wrong & fast).any())
+    check_rate(found, draws, 0.1)
+
+
+def fast_slices(**options):
+    def calibrate(record):
+        policy = ss.calibrate_slices(record, epsilon=0.1, **options)
+        return np.array([policy[name].threshold is not None for name in policy])
+
+    return calibrate
+
+
+UNSAFE = 0.1 + TINY
+
+
+@pytest.mark.parametrize("rates", [[0.0, UNSAFE], [UNSAFE] * 5, [0.0, 0.02, UNSAFE, 0.3]])
+@pytest.mark.parametrize("own", [False, True])
+def test_every_slice_is_within_the_level_at_once(rates, own):
+    check_slices(fast_slices(own=own), rates)
+
+
+def test_each_slice_alone_keeps_its_own_failure_probability():
+    rng = np.random.default_rng(0)
+    found = np.zeros(4)
+    for _ in range(100):
+        found += fast_slices(own=True, together=False)(slices_of(80, [UNSAFE] * 4, rng))
+    for count in found:
+        check_rate(count, 100, 0.1)
+
+
+def test_pooling_slices_is_noticed():
+    """One calibration of all samples promises nothing about a slice."""
+
+    def pooled(record):
+        fast = ss.calibrate(record, epsilon=0.1).threshold is not None
+        return np.full(len(np.unique(record.slices)), fast)
+
+    with pytest.raises(RefutedError):
+        check_slices(pooled, [0.0, 0.0, 0.15])
+
+
+def test_slices_that_do_not_share_delta_are_noticed():
+    """Settings for each slice at δ are not all within ε at once."""
+    with pytest.raises(RefutedError):
+        check_slices(fast_slices(own=True, together=False), [UNSAFE] * 8)
+
+
+def test_small_slices_are_chosen_by_their_size_alone():
+    """What runs in full is the same whatever the losses."""
+    rng = np.random.default_rng(0)
+    named = {
+        ss.calibrate_slices(
+            ss.ThresholdRecord(
+                [None, 0.5],
+                losses={"zero_one": np.column_stack([np.zeros(100), rng.random(100) < rate])},
+                slices=np.repeat(["large", "small"], [80, 20]),
+            ),
+            epsilon=0.1,
+        )["small"].certificate.slices["small"]
+        for rate in (0.0, 0.01, 0.5)
+    }
+    assert named == {20}
+
+
+# ------------------------------------------------------------------------------------- costs
+
+
+def exits_half(n, share, rng):
+    """Two exits that cost 1 and 2; at the only setting, a share of the samples exits early."""
+    confidences = np.where(rng.random((n, 1)) < share, 0.9, 0.1)
+    apart = np.zeros((n, 2))
+    return ss.ExitRecord(
+        confidences, inconsistencies={"zero_one": apart}, costs={"flops": [1.0, 2.0]}
+    )
+
+
+def test_mean_costs_keep_their_failure_probability():
+    """The mean cost is b + 1e-6; the risk is 0."""
+    rng = np.random.default_rng(0)
+    certified, plugged = 0, 0
+    for _ in range(150):
+        record = exits_half(200, 0.5 - TINY, rng)
+        options = {"risk": "consistency", "epsilon": 0.1, "path": [0.5]}
+        policy = ss.calibrate(record, **options, max_costs={"flops": 1.5})
+        certified += not policy.runs_full_model
+        plugged += ss.calibrate(record, **options).certificate.costs["flops"][1] <= 1.5
+    check_rate(certified, 150, 0.05)
+    with pytest.raises(RefutedError):  # the mean of the calibration samples is no promise
+        check_rate(plugged, 150, 0.1)
+
+
+def test_mean_costs_are_certified_where_they_can_be():
+    rng = np.random.default_rng(0)
+    options = {"risk": "consistency", "epsilon": 0.1, "path": [0.5], "max_costs": {"flops": 1.5}}
+    policies = [ss.calibrate(exits_half(300, 0.65, rng), **options) for _ in range(20)]
+    assert sum(not policy.runs_full_model for policy in policies) > 15
