@@ -176,6 +176,12 @@ FAMILIES = [
         "transformer.h",
         sentences,
     ),
+    Family(
+        "LlamaForSequenceClassification",  # takes a slice of its list of blocks
+        ("LlamaConfig", WORDS | {"num_key_value_heads": 1, "pad_token_id": 0}),
+        "model.layers",
+        sentences,
+    ),
     Family("TransformerEncoder", None, "encoder.layers", sentences),
 ]
 BERT = FAMILIES[0]
@@ -392,6 +398,31 @@ def test_modules_within_blocks_and_blocks_around_them():
     check(model, batch)
     with torch.no_grad():
         torch.testing.assert_close(model(batch)[-1], logits(network, batch))
+
+
+def test_slices_of_containers():
+    class Sliced(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+
+        def forward(self, given):
+            return {"logits": self.parts[3:](self.parts[:3](given).relu())}
+
+    network, batch = Sliced().eval(), {"given": torch.randn(6, 4)}
+    exits = attach_heads(network, ["parts.1", "parts.3"], batch)
+    calls = counted(network)
+    state = exits.begin(batch)
+    for k in range(3):
+        state = exits.advance(k, state)
+        assert [calls[f"parts.{part}"] for part in range(5)] == [
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 1, 0],
+            [1, 1, 1, 1, 1],
+        ][k]
+    torch.testing.assert_close(exits.head(2, state), network(**batch)["logits"])
+    assert not exits.training
+    assert not network.parts.training
 
 
 def test_compiled_blocks_are_run():

@@ -328,16 +328,27 @@ def _shadow_class(kind: Any, *, gated: bool) -> Any:
     members: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "training": property(lambda self: self.__dict__["_shadow_of"].training),
+        "training": property(_mode, _set_mode),
     }
     if gated:
         forward = kind.__call__
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             run = getattr(_RUNNING, "run", None)
-            if run is None:
+            if run is None or "_shadow_name" not in self.__dict__:
                 return forward(self, *args, **kwargs)
             return run.call(self.__dict__["_shadow_name"], forward.__get__(self), args, kwargs)
 
         members["__call__"] = call
     return type(kind.__name__, (kind,), members)
+
+
+def _mode(shadow: nn.Module) -> bool:
+    """Return the original's mode. A slice of a shadow has no original: it is made for one call."""
+    original = shadow.__dict__.get("_shadow_of")
+    mode: bool = shadow.__dict__["training"] if original is None else original.training
+    return mode
+
+
+def _set_mode(shadow: nn.Module, mode: bool) -> None:
+    shadow.__dict__["training"] = mode
