@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=HERE / "results")
-    parser.add_argument("--fit", type=int, default=1500, help="training questions for the heads")
+    parser.add_argument("--fit", type=int, default=3000, help="training questions for the heads")
     parser.add_argument("--test", type=int, default=1500, help="test questions of the record")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=40)
@@ -232,8 +232,10 @@ def main() -> None:
     )
     record.save(arguments.output / "smollm2_topics.parquet")
     report["test"] = record.n
-    report["test_accuracy"] = (1 - record.losses["zero_one"].mean(axis=0)).round(4).tolist()
-    same = 1 - record.inconsistencies["zero_one"].mean(axis=0)
+    report["test_accuracy"] = (
+        (1 - record.losses["zero_one"].mean(axis=0, dtype=float)).round(4).tolist()
+    )
+    same = 1 - record.inconsistencies["zero_one"].mean(axis=0, dtype=float)
     report["test_agreement"] = same.round(4).tolist()
     report["seconds"] = round(time.perf_counter() - began)
     print(json.dumps(report), flush=True)

@@ -2,9 +2,9 @@
 `python -m experiments.intents.train minilm_banking77 --model FOLDER --data FOLDER`.
 
 The encoder learns the intents, then heads after its layers learn its answers (distillation), with
-its weights frozen. A recipe with the table [joint] then trains everything together. Writes
-NAME.safetensors (what was trained, in half precision) and NAME.json (recipe, seed, device, time,
-accuracy of every exit on the training questions that were held out).
+its weights frozen. Writes NAME.safetensors (what was trained, in half precision) and NAME.json
+(recipe, seed, device, time, accuracy of every exit on the training questions that were held out).
+A recipe with the table [joint] then trains everything together, and writes NAME_joint likewise.
 """
 
 import math
@@ -98,30 +98,33 @@ def loader(
 
 def train(
     recipe: dict[str, Any], folder: Path, questions: Questions, device: str, seed: int
-) -> tuple[Any, list[float]]:
-    """Return the network with exits, and the accuracy of each on the questions held out."""
+) -> Iterator[tuple[str, Any, list[float]]]:
+    """Yield the network with trained heads, then trained jointly if the recipe says so.
+
+    Each comes with its name and the accuracy of its exits on the questions held out.
+    """
     network, tokenizer = pretrained(folder, int(questions.labels.max()) + 1)
     order = torch.randperm(len(questions.texts), generator=torch.Generator().manual_seed(seed))
     n_held = recipe["data"]["held_out"]
     learned, held = questions.rows(order[n_held:]), questions.rows(order[:n_held])
+    watched = loader(tokenizer, held, recipe, 250)
     torch.manual_seed(seed)  # the updates are drawn
     add_update(network, recipe["model"]["rank"])
     network = fine_tuned(recipe, network, tokenizer, learned, device, seed)
     round_trained(network)
     exits = with_exits(network, tokenizer, recipe["model"])
-    dtype = "bfloat16" if device == "cuda" else None
+    options = {"dtype": "bfloat16" if device == "cuda" else None, "progress": False}
     plan = dict(recipe["heads"])
-    size = plan.pop("batch")
-    training = loader(tokenizer, learned, recipe, size, shuffle=True)
-    watched = loader(tokenizer, held, recipe, 256)
-    history = train_heads(exits, training, held_out=watched, dtype=dtype, progress=False, **plan)
+    training = loader(tokenizer, learned, recipe, plan.pop("batch"), shuffle=True)
+    train_heads(exits, training, held_out=watched, **options, **plan)
+    round_trained(exits)
+    yield recipe["name"], exits, accuracies(exits, watched, device)
     if "joint" in recipe:
         plan = dict(recipe["joint"])
         training = loader(tokenizer, learned, recipe, plan.pop("batch"), shuffle=True)
-        history += train_heads(exits, training, frozen=False, dtype=dtype, progress=False, **plan)
-    print(f"{recipe['name']}: heads trained for {len(history)} epochs", flush=True)
-    round_trained(exits)
-    return exits, accuracies(exits, watched, device)
+        train_heads(exits, training, frozen=False, **options, **plan)
+        round_trained(exits)
+        yield f"{recipe['name']}_joint", exits, accuracies(exits, watched, device)
 
 
 @torch.inference_mode()
@@ -142,12 +145,15 @@ def main() -> None:
     arguments = parser.parse_args()
     recipe, device = commands.recipe_of(arguments, HERE), commands.device()
     questions = banking77(arguments.data, "train")
-    began = time.perf_counter()
-    exits, accuracy = train(recipe, arguments.model, questions, device, arguments.seed)
-    report = commands.report(recipe, arguments.seed, began, exits, held_out_accuracy=accuracy)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    save(exits, arguments.output / f"{recipe['name']}.safetensors")
-    commands.write_report(report, arguments.output)
+    began = time.perf_counter()
+    trained = train(recipe, arguments.model, questions, device, arguments.seed)
+    for name, exits, accuracy in trained:
+        save(exits, arguments.output / f"{name}.safetensors")
+        report = commands.report(
+            {**recipe, "name": name}, arguments.seed, began, exits, held_out_accuracy=accuracy
+        )
+        commands.write_report(report, arguments.output)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,9 @@ class Run:
         try:
             with _active(self):
                 output = shadow.call(frame, args, kwargs)
-        except _StopError:
+        except _StopError as stopped:
+            # Else frames of the stage, with their tensors, would stay until garbage is collected.
+            stopped.__traceback__ = None
             return None
         stop = self.stage.stop
         if stop is not None and stop[1] == frame:

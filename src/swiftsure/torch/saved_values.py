@@ -15,6 +15,19 @@ from swiftsure.torch.module_calls import Key
 __all__ = ["SHARED", "DataFlow", "Form", "Rest", "Template", "Unused"]
 
 
+LEAF = pytree.tree_structure(0)
+
+
+def flattened(tree: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+    """Return the leaves of a nested structure, and the structure."""
+    if isinstance(tree, Tensor):
+        return (tree,), LEAF
+    found, spec = pytree.tree_flatten(tree)
+    leaves = tuple(found)
+    found.clear()  # PyTorch's list is part of a reference cycle, which would keep the tensors
+    return leaves, spec
+
+
 class Row(NamedTuple):
     """The place of a tensor in the state; a nested one, of several lengths, is kept padded."""
 
@@ -158,7 +171,7 @@ class Form:
         A value of another structure than the example's is kept whole, and a tensor where the
         example had none has one row per sample if it has as many rows.
         """
-        leaves, spec = pytree.tree_flatten(tree)
+        leaves, spec = flattened(tree)
         known = spec == self.spec
         rows: list[Tensor] = []
         places: list[Any] = []
