@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.intents.data import banking77, in_batches
+from experiments.intents.data import Questions, banking77, in_batches
 from experiments.intents.network import load
 from swiftsure import ExitRecord, calibrate
 from swiftsure.torch import collect
@@ -20,13 +20,22 @@ from swiftsure.torch import collect
 HERE = Path(__file__).parent
 LEVELS = (0.01, 0.02)
 RISKS = ("gap", "consistency")
-N_CALIBRATION = 1540
-"""Half of the test questions; the other half shows what the policy does."""
+
+
+def shuffled(questions: Questions) -> Questions:
+    """Return questions in random order, the same at every call: the file is sorted by intent."""
+    generator = torch.Generator().manual_seed(0)
+    return questions.rows(torch.randperm(len(questions.texts), generator=generator))
+
+
+def halves(record: ExitRecord) -> tuple[ExitRecord, ExitRecord]:
+    """Return one half of a record to calibrate on, and the other to see what the policy does."""
+    return record.split(record.n // 2, seed=0)
 
 
 def certified(record: ExitRecord) -> list[dict[str, Any]]:
     """Return policies calibrated on one half of a record and their results on the other."""
-    calibration, rest = record.split(N_CALIBRATION, seed=0)
+    calibration, rest = halves(record)
     rows: list[dict[str, Any]] = []
     for risk in RISKS:
         for epsilon in LEVELS:
@@ -51,9 +60,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    questions = banking77(arguments.data, "test")
-    order = torch.randperm(len(questions.texts), generator=torch.Generator().manual_seed(0))
-    questions = questions.rows(order)  # the file is sorted by intent
+    questions = shuffled(banking77(arguments.data, "test"))
     n_classes = len(json.loads((arguments.data / "categories.json").read_text()))
     for file in sorted(arguments.results.glob("minilm*.safetensors")):
         described = file.with_suffix(".json")

@@ -11,21 +11,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiftsure.torch.module_calls import Key
+from swiftsure.torch.staged import flattened
 
 __all__ = ["SHARED", "DataFlow", "Form", "Rest", "Template", "Unused"]
-
-
-LEAF = pytree.tree_structure(0)
-
-
-def flattened(tree: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
-    """Return the leaves of a nested structure, and the structure."""
-    if isinstance(tree, Tensor):
-        return (tree,), LEAF
-    found, spec = pytree.tree_flatten(tree)
-    leaves = tuple(found)
-    found.clear()  # PyTorch's list is part of a reference cycle, which would keep the tensors
-    return leaves, spec
 
 
 class Row(NamedTuple):
@@ -79,9 +67,10 @@ class Template(NamedTuple):
             if isinstance(leaf, Row):
                 leaves.append(leaf.filled(rows))
             elif isinstance(leaf, Unused):
-                if leaf not in blanks:
-                    blanks[leaf] = leaf.filled(n)
-                leaves.append(blanks[leaf])
+                blank = blanks.get(leaf)
+                if blank is None:
+                    blank = blanks[leaf] = leaf.filled(n)
+                leaves.append(blank)
             else:
                 leaves.append(leaf)
         return leaves[0] if self.alone else pytree.tree_unflatten(leaves, self.spec)
