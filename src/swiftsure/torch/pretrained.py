@@ -51,7 +51,7 @@ def save(model: Any, folder: str | os.PathLike[str], policy: Policy | None = Non
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         if _is_pretrained(model.network):
-            model.network.save_pretrained(place)  # type: ignore[operator]
+            model.network.save_pretrained(place)
         else:
             save_file(_weights(model.network), place / "model.safetensors")
         save_file(_weights(model.heads), place / HEADS)

@@ -379,8 +379,8 @@ class _Weights:
 
     def _ids(self) -> list[int]:
         # As few steps of the interpreter as possible: this runs before every batch.
-        tables = chain(self._children, self._parameters)
-        values = chain.from_iterable(map(dict.values, tables))
+        tables: Iterable[dict[str, Any]] = chain(self._children, self._parameters)
+        values = chain.from_iterable(table.values() for table in tables)
         return [*map(id, values), *(id(table.get(name)) for table, name in self._buffers)]
 
     def _tensors(self) -> list[Tensor]:
