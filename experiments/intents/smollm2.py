@@ -50,13 +50,13 @@ def topic_of(intent: str) -> int:
     return next(k for k, parts in enumerate(words) if any(part in intent.lower() for part in parts))
 
 
-def topics(folder: Path, part: str, n: int, seed: int = 0) -> Questions:
-    """Return n questions of Banking77 in random order, with their topics as labels."""
+def topics(folder: Path, part: str, n: int, first: int = 0, seed: int = 0) -> Questions:
+    """Return n questions of Banking77 in random order from `first` on, with topics as labels."""
     questions = banking77(folder, part)
     names = json.loads((folder / "categories.json").read_text())
     of_intent = torch.tensor([topic_of(name) for name in names])
     order = torch.randperm(len(questions.texts), generator=torch.Generator().manual_seed(seed))
-    chosen = questions.rows(order[:n])
+    chosen = questions.rows(order[first : first + n])
     return Questions(chosen.texts, of_intent[chosen.labels])
 
 
@@ -188,8 +188,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=HERE / "results")
-    parser.add_argument("--fit", type=int, default=3000, help="training questions for the heads")
-    parser.add_argument("--test", type=int, default=1500, help="test questions of the record")
+    parser.add_argument("--fit", type=int, default=360, help="training questions for the heads")
+    parser.add_argument("--test", type=int, default=400, help="test questions of the record")
+    parser.add_argument(
+        "--first", type=int, default=0, help="first test question: skips those looked at before"
+    )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=40)
     arguments = parser.parse_args()
@@ -204,12 +207,16 @@ def main() -> None:
     hidden, answers, labels = hidden_states(network, batches, EXITS)
     n_held = arguments.fit // 6
     heads = distilled(hidden, answers, arguments.epochs, n_held)
-    plain = network.answers(network.decoder.norm(hidden)).argmax(dim=2)
+    with torch.inference_mode():
+        plain = network.answers(network.decoder.norm(hidden)).argmax(dim=2)
+        ours = [head(hidden[:, k, None].cpu()) for k, head in enumerate(heads)]
+        ours = torch.stack(ours, dim=1).argmax(dim=2).to(plain.device)
     report: dict[str, Any] = {
         "exits": list(EXITS),
         "fitted_on": arguments.fit - n_held,
         "stopped_on": n_held,
         "seconds_to_fit": round(time.perf_counter() - began),
+        "train_agreement": shares(ours, answers.argmax(dim=1)[:, None]),
         "train_agreement_without_heads": shares(plain, answers.argmax(dim=1)[:, None]),
         "train_accuracy": shares(answers.argmax(dim=1)[:, None], labels[:, None]),
     }
@@ -222,7 +229,7 @@ def main() -> None:
     example = next(prompted(tokenizer, training, 2, model.device))
     heads = [head.to(model.device) for head in heads]
     exits = attach_heads(network, cuts(EXITS), example, heads=heads).eval()
-    fresh = topics(arguments.data, "test", arguments.test)
+    fresh = topics(arguments.data, "test", arguments.test, arguments.first)
     record = collect(
         exits,
         prompted(tokenizer, fresh, arguments.batch, model.device),
