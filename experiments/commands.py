@@ -11,7 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-__all__ = ["device", "load_weights", "options", "recipe_of", "report", "save", "stored_weights"]
+__all__ = [
+    "device",
+    "load_weights",
+    "options",
+    "recipe_of",
+    "report",
+    "save",
+    "stored_weights",
+    "write_report",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -72,8 +81,13 @@ def load_weights(model: Model, file: Path) -> Model:
 
 def save(model: nn.Module, report: dict[str, Any], folder: Path, half: bool) -> None:
     """Write the weights, in half precision if `half`, and the report beside them."""
-    print(json.dumps(report), flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     name = report["recipe"]["name"]
     save_file(stored_weights(model, half), folder / f"{name}.safetensors")
-    (folder / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_report(report, folder)
+
+
+def write_report(report: dict[str, Any], folder: Path) -> None:
+    """Print a report and write it as NAME.json."""
+    print(json.dumps(report), flush=True)
+    (folder / f"{report['recipe']['name']}.json").write_text(json.dumps(report, indent=2) + "\n")

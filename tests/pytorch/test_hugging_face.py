@@ -20,6 +20,7 @@ from swiftsure.torch import (
     check,
     collect,
     fingerprint,
+    train_heads,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -174,6 +175,12 @@ FAMILIES = [
             | {"num_labels": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
         ),
         "transformer.h",
+        sentences,
+    ),
+    Family(
+        "LlamaForSequenceClassification",  # takes a slice of its list of blocks
+        ("LlamaConfig", WORDS | {"num_key_value_heads": 1, "pad_token_id": 0}),
+        "model.layers",
         sentences,
     ),
     Family("TransformerEncoder", None, "encoder.layers", sentences),
@@ -335,6 +342,22 @@ def test_tokenizer_batches_and_labels():
     assert torch.equal(fast(batch).exits, out.exits)
 
 
+def test_batches_of_a_dataset():
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    batch = sentences(n=24)
+    rows = {name: value.tolist() for name, value in batch.items()}
+    data = datasets.Dataset.from_dict({**rows, "labels": [0, 1, 2] * 8}).with_format("torch")
+    exits = attach_heads(BERT.network(), BERT.at(0, 2), data[:2])
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    for training in (data.batch(8), loader):
+        assert len(train_heads(exits, training, epochs=1, held_out=training)) == 1
+    record = collect(exits, data.iter(8), losses=["zero_one"])
+    again = collect(exits, loader, losses=["zero_one"])
+    np.testing.assert_array_equal(record.losses["zero_one"], again.losses["zero_one"])
+    assert (record.n, record.n_exits) == (24, 3)
+
+
 def test_streams_keep_lengths_apart():
     network, batch = bert(n=40)
     model = attach_heads(network, BERT.at(0, 2), batch)
@@ -392,6 +415,67 @@ def test_modules_within_blocks_and_blocks_around_them():
     check(model, batch)
     with torch.no_grad():
         torch.testing.assert_close(model(batch)[-1], logits(network, batch))
+
+
+def test_slices_of_containers():
+    class Sliced(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+
+        def forward(self, given):
+            return {"logits": self.parts[3:](self.parts[:3](given).relu())}
+
+    network, batch = Sliced().eval(), {"given": torch.randn(6, 4)}
+    exits = attach_heads(network, ["parts.1", "parts.3"], batch)
+    calls = counted(network)
+    state = exits.begin(batch)
+    for k in range(3):
+        state = exits.advance(k, state)
+        assert [calls[f"parts.{part}"] for part in range(5)] == [
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 1, 0],
+            [1, 1, 1, 1, 1],
+        ][k]
+    torch.testing.assert_close(exits.head(2, state), network(**batch)["logits"])
+    assert not exits.training
+    assert not network.parts.training
+
+
+class Prefixed(nn.Module):
+    """A network that goes on from the keys and values of a prefix, (n, layers, 2, ...)."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids, attention_mask, past):
+        cache = transformers.DynamicCache()
+        for layer in range(past.shape[1]):
+            cache.update(past[:, layer, 0], past[:, layer, 1], layer)
+        return self.network(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache
+        )
+
+
+def test_caches_of_a_prefix():
+    family = next(each for each in FAMILIES if each.name.startswith("Llama"))
+    network, batch = family.network(), sentences()
+    batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    with torch.no_grad():
+        read = network.model(input_ids=batch["input_ids"][:, :5], use_cache=True).past_key_values
+    rest = {**batch, "input_ids": batch["input_ids"][:, 5:]}
+    with pytest.raises(ValueError, match="'past_key_values' is a DynamicCache"):
+        attach_heads(network, family.at(1), {**rest, "past_key_values": read})
+    pairs = [torch.stack([layer.keys, layer.values], dim=1) for layer in read.layers]
+    rest["past"] = torch.stack(pairs, dim=1)
+    prefixed = Prefixed(network).eval()
+    exits = attach_heads(prefixed, [f"network.{name}" for name in family.at(0, 2)], rest)
+    rows = torch.tensor([4, 1])
+    with torch.no_grad():
+        state = exits.select(exits.advance(0, exits.begin(rest)), rows)
+        state = exits.advance(2, exits.advance(1, state))
+    torch.testing.assert_close(exits.head(2, state), logits(network, batch)[rows])
 
 
 def test_compiled_blocks_are_run():

@@ -8,6 +8,7 @@ from torch import nn
 
 import swiftsure as ss
 from swiftsure.torch import EarlyExit, attach_heads, collect, pretrained
+from swiftsure.torch.cutting import CutModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -112,6 +113,31 @@ def test_networks_of_your_own(tmp_path):
     x = torch.randn(3, 5, 6)
     with torch.no_grad():
         assert all(map(torch.equal, model(x), other(x)))
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+    )
+
+
+def test_traced_networks(tmp_path):
+    torch.manual_seed(0)
+    images = torch.randn(40, 3, 8, 8)
+    model = attach_heads(convolutions().eval(), ["2"], images[:2])
+    assert isinstance(model, CutModel)
+    record = collect(model, [images])
+    policy = ss.calibrate(record, risk="consistency", loss="brier", epsilon=0.3, delta=0.3)
+    fast = EarlyExit(model, policy)
+    fast.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="`network` must be given"):
+        EarlyExit.from_pretrained(tmp_path)
+    other = EarlyExit.from_pretrained(tmp_path, network=convolutions())
+    one, two = fast(images), other(images)
+    assert torch.equal(one.exits, two.exits)
+    assert torch.equal(one.outputs, two.outputs)
+    with pytest.raises(TypeError, match="from `attach_heads`, but got Sequential"):
+        pretrained.save(convolutions(), tmp_path)
 
 
 def test_the_hub_gets_and_gives_a_folder(tmp_path, monkeypatch):

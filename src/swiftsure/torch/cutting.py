@@ -24,8 +24,15 @@ class NotTraceableError(ValueError):
 class CutModel(Staged):
     """A traced network in pieces: piece k runs up to cut k, and the last piece to the end."""
 
-    def __init__(self, pieces: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
+    network: nn.Module
+
+    def __init__(
+        self, network: nn.Module, pieces: Sequence[nn.Module], heads: Sequence[nn.Module]
+    ) -> None:
         super().__init__()
+        # Not a submodule: its weights are those of the pieces.
+        self.__dict__["network"] = network
+        self.attached: dict[str, Any] = {}  # how `attach_heads` was called
         self.pieces = nn.ModuleList(pieces)
         self.heads = nn.ModuleList(heads)
         self.n_exits = len(pieces)
@@ -107,7 +114,7 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
             after, results = [], [output]
         pieces.append(_graph_module(model, segment, live, results))
         live = after
-    staged = CutModel(pieces, heads)
+    staged = CutModel(model, pieces, heads)
     kept = {*model.modules(), *(part for head in heads for part in head.modules())}
     for part in staged.modules():
         if part not in kept:  # created here, so it takes the network's mode

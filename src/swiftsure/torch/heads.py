@@ -15,7 +15,7 @@ from swiftsure.progress import steps
 from swiftsure.torch.batches import Batch, moved, register_batch_types, without_labels
 from swiftsure.torch.cutting import CutModel, NotTraceableError, cut
 from swiftsure.torch.modes import evaluating, uncompiled
-from swiftsure.torch.module_calls import suggestion
+from swiftsure.torch.module_calls import is_cache, suggestion
 from swiftsure.torch.replaying import (
     FeatureHead,
     Features,
@@ -197,8 +197,10 @@ def attach_heads(
         checks.choice("heads", heads, KINDS)
     elif len(heads) != len(at):
         raise ValueError(f"`heads` must have one module per cut, {len(at)}, but got {len(heads)}.")
+    inputs = without_labels(example)
+    _refuse_caches(inputs)
     with uncompiled(model):
-        return _attach(model, at, without_labels(example), heads, task, output)
+        return _attach(model, at, inputs, heads, task, output)
 
 
 def _attach(
@@ -218,12 +220,21 @@ def _attach(
         raise ValueError(
             f"`model` must return logits of shape (n, n_classes), but got {tuple(answer.shape)}."
         )
+    attached = {
+        "at": list(at),
+        "heads": heads if isinstance(heads, str) else "custom",
+        "task": chosen.name,
+        "output": list(result.fields),
+        "example": _form(inputs),
+    }
     made: list[nn.Module] = []
     if heads != "copy":
         made = _made_heads(model, heads, at, features, answer, chosen)
         if isinstance(inputs, Tensor) and not result.fields and task in (None, "classification"):
             with suppress(NotTraceableError):
-                return cut(model, at, made)
+                traced = cut(model, at, made)
+                traced.attached = attached
+                return traced
     replayer = Replayer(model, at, inputs, result, tails=heads == "copy")
     if heads == "copy":
         made = [TailHead(replayer, k) for k in range(len(at))]
@@ -233,13 +244,7 @@ def _attach(
             for name, head in zip(at, made, strict=True)
         ]
     staged = ReplayedModel(replayer, [head.train(model.training) for head in made], chosen)
-    staged.attached = {
-        "at": list(at),
-        "heads": heads if isinstance(heads, str) else "custom",
-        "task": chosen.name,
-        "output": list(result.fields),
-        "example": _form(inputs),
-    }
+    staged.attached = attached
     _compare(staged, inputs, answer)
     return staged
 
@@ -254,6 +259,17 @@ def _check_names(model: nn.Module, at: Sequence[str]) -> None:
                 checks.choice("at", name, names)
             except ValueError as error:
                 raise ValueError(f"{error} {suggestion(model)}") from None
+
+
+def _refuse_caches(inputs: Any) -> None:
+    """Raise for a cache of keys and values, which every run of a network would make longer."""
+    for name, value in inputs.items() if isinstance(inputs, Mapping) else ():
+        if is_cache(value):
+            raise ValueError(
+                f"`example` must hold tensors, but {name!r} is a {type(value).__name__}, which"
+                " changes while the network runs: wrap the network in a module that takes its keys"
+                " and values as tensors, samples first, and makes the cache in its `forward`."
+            )
 
 
 def _run_with_hooks(

@@ -1,7 +1,7 @@
 """Module calls: which there are, and how a stage answers, captures and stops them."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ __all__ = [
     "check_order",
     "common_module",
     "find_call",
+    "is_cache",
     "record_calls",
     "refuse_other_calls",
     "suggestion",
@@ -83,6 +84,8 @@ class Call:
     ----------
     above : list of Call
         The calls that it is part of, outermost first.
+    repeatable : bool
+        Whether the same arguments can be given again: not a cache, which grows with every call.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Call:
     above: "list[Call]"
     start: int
     end: int = -1
+    repeatable: bool = True
 
     @property
     def caller(self) -> str | None:
@@ -115,6 +119,11 @@ def record_calls(network: nn.Module, example: Any) -> list[Call]:
     return recorder.calls
 
 
+def is_cache(value: Any) -> bool:
+    """Return whether a value is transformers' cache of keys and values."""
+    return hasattr(value, "get_seq_length")
+
+
 class _Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -128,7 +137,8 @@ class _Recorder:
         self._times[id(caller), name] += 1
         key = ("" if caller is None else caller.name, name, times)
         self._clock += 1
-        call = Call(name, key, list(self._stack), self._clock)
+        repeatable = not any(map(is_cache, (*args, *kwargs.values())))
+        call = Call(name, key, list(self._stack), self._clock, repeatable=repeatable)
         self.calls.append(call)
         self._stack.append(call)
         try:
@@ -183,11 +193,14 @@ def check_order(cuts: list[Call]) -> None:
 
 
 def common_module(cut: Call, following: Call | None) -> str:
-    """Return the innermost module whose call contains two cuts; the network after the last."""
+    """Return the innermost module whose call contains two cuts and can be made again.
+
+    After the last cut it is the network.
+    """
     if following is None:
         return ROOT
     inside = {*following.above, following}
-    return next(call.name for call in reversed(cut.above) if call in inside)
+    return next(call.name for call in reversed(cut.above) if call in inside and call.repeatable)
 
 
 _RUNNING = threading.local()
@@ -216,10 +229,8 @@ class Run:
         self.answers: dict[Key, Any] = {}
         self.captured: dict[Key, Any] = {}
         self._path = path
-        self._arguments = frozenset(stage.arguments)
-        self._outputs = frozenset(stage.outputs)
         self._stack: list[str] = []
-        self._times: Counter[tuple[str, str]] = Counter()
+        self._times: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def start(self, shadow: "Shadow", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the stage's module and return its output, None if it was stopped."""
@@ -228,7 +239,9 @@ class Run:
         try:
             with _active(self):
                 output = shadow.call(frame, args, kwargs)
-        except _StopError:
+        except _StopError as stopped:
+            # Else frames of the stage, with their tensors, would stay until garbage is collected.
+            stopped.__traceback__ = None
             return None
         stop = self.stage.stop
         if stop is not None and stop[1] == frame:
@@ -247,14 +260,14 @@ class Run:
         key = (caller, name, times)
         if key in self.answers:
             return self.answers[key]
-        if name in self._arguments:
+        if name in self.stage.arguments:
             self.captured[arguments_of(name)] = (args, kwargs)
         self._stack.append(name)
         try:
             output = forward(*args, **kwargs)
         finally:
             self._stack.pop()
-        if key in self._outputs or key == self.stage.stop:
+        if key in self.stage.outputs or key == self.stage.stop:
             self.captured[key] = output
         if key == self.stage.stop:
             raise _StopError
@@ -328,16 +341,27 @@ def _shadow_class(kind: Any, *, gated: bool) -> Any:
     members: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "training": property(lambda self: self.__dict__["_shadow_of"].training),
+        "training": property(_mode, _set_mode),
     }
     if gated:
         forward = kind.__call__
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             run = getattr(_RUNNING, "run", None)
-            if run is None:
+            if run is None or "_shadow_name" not in self.__dict__:
                 return forward(self, *args, **kwargs)
             return run.call(self.__dict__["_shadow_name"], forward.__get__(self), args, kwargs)
 
         members["__call__"] = call
     return type(kind.__name__, (kind,), members)
+
+
+def _mode(shadow: nn.Module) -> bool:
+    """Return the original's mode. A slice of a shadow has no original: it is made for one call."""
+    original = shadow.__dict__.get("_shadow_of")
+    mode: bool = shadow.__dict__["training"] if original is None else original.training
+    return mode
+
+
+def _set_mode(shadow: nn.Module, mode: bool) -> None:
+    shadow.__dict__["training"] = mode

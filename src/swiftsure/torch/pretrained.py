@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from swiftsure.files import atomic_write, json_checksum, read_json, write_text
 from swiftsure.policy import Policy
+from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.replaying import ReplayedModel
 
@@ -40,17 +41,17 @@ def save(model: Any, folder: str | os.PathLike[str], policy: Policy | None = Non
     """
     from safetensors.torch import save_file
 
-    if not isinstance(model, ReplayedModel):
+    if not getattr(model, "attached", None):
         raise TypeError(
-            "`model` must be a network of transformers from `attach_heads`, but got"
-            f" {type(model).__name__}: save its `state_dict` instead."
+            f"`model` must be a network from `attach_heads`, but got {type(model).__name__}: save"
+            " its `state_dict` instead."
         )
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         if _is_pretrained(model.network):
-            model.network.save_pretrained(place)  # type: ignore[operator]
+            model.network.save_pretrained(place)
         else:
             save_file(_weights(model.network), place / "model.safetensors")
         save_file(_weights(model.heads), place / HEADS)
@@ -79,7 +80,7 @@ def load(
     *,
     network: nn.Module | None = None,
     heads: Sequence[nn.Module] | None = None,
-) -> tuple[ReplayedModel, Policy | None]:
+) -> tuple[CutModel | ReplayedModel, Policy | None]:
     """Return the model in a folder, in evaluation mode, and its policy if there is one.
 
     Parameters
@@ -120,8 +121,6 @@ def load(
         task=cuts["task"],
         output=cuts["output"] or None,
     )
-    if not isinstance(model, ReplayedModel):
-        raise TypeError("`network` must be the one that was saved.")
     _load_weights(model.heads, place / HEADS)
     policy = Policy.load(place / POLICY) if POLICY in content["files"] else None
     return model.eval(), policy
@@ -213,7 +212,7 @@ def _tensor(name: str, form: list[Any]) -> Tensor:
     return torch.zeros(shape, dtype=getattr(torch, dtype))
 
 
-def _card(model: ReplayedModel, policy: Policy | None) -> str:
+def _card(model: CutModel | ReplayedModel, policy: Policy | None) -> str:
     """Return a page for readers of the folder."""
     promise = "No policy is stored: the full network runs." if policy is None else str(policy)
     return (

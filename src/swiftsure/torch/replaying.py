@@ -320,6 +320,8 @@ class Replayer:
             if name in run.captured:
                 form = self.forms[name]
                 state[name], templates[name] = form.packed(run.captured[name], flags, n)
+            elif name in rest and not saved[name]:
+                state[name], templates[name] = (), rest[name]
             elif name in rest:
                 state[name], templates[name] = rest[name].reduced(saved[name], flags)
             else:

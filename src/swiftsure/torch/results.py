@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure._html import html_card
-from swiftsure.torch.staged import plain_output, shapes_of
+from swiftsure.torch.staged import flattened, plain_output, shapes_of
 
 if TYPE_CHECKING:
     from swiftsure.torch.audit import Audit
@@ -160,11 +160,11 @@ class Gathered:
         if left.decided is not None:
             self.decided.index_copy_(0, where, left.decided)
         self.missing -= len(where)
-        leaves, structure = pytree.tree_flatten(left.raw)
+        leaves, structure = flattened(left.raw)
         if self._structure is None:
             self._structure = structure
             if len(where) == self.n:  # all at once, and in order
-                self._leaves = leaves
+                self._leaves = list(leaves)
                 return
             self._leaves = [_empty_like(leaf, self.n) for leaf in leaves]
         if structure != self._structure or not all(map(_same_form, self._leaves, leaves)):

@@ -368,23 +368,27 @@ class _Weights:
             for name in part._buffers
             if name not in part._non_persistent_buffers_set
         ]
-        self._seen = self._versions()
+        self._parts = self._ids()
+        self._tracked = [each for each in self._tensors() if not each.is_inference()]
+        self._versions = [each._version for each in self._tracked]
 
     def changed(self) -> bool:
         """Return whether a part was replaced, or a tensor changed in place."""
-        return self._versions() != self._seen
+        return (
+            self._ids() != self._parts
+            or [each._version for each in self._tracked] != self._versions
+        )
 
-    def _versions(self) -> list[Any]:
+    def _ids(self) -> list[int]:
+        # As few steps of the interpreter as possible: this runs before every batch.
+        tables: Iterable[dict[str, Any]] = chain(self._children, self._parameters)
+        values = chain.from_iterable(table.values() for table in tables)
+        return [*map(id, values), *(id(table.get(name)) for table, name in self._buffers)]
+
+    def _tensors(self) -> list[Tensor]:
         tensors = [each for table in self._parameters for each in table.values()]
         tensors += [table.get(name) for table, name in self._buffers]  # type: ignore[misc]
-        return [
-            *(id(child) for table in self._children for child in table.values()),
-            *(
-                (id(each), 0 if each.is_inference() else each._version)
-                for each in tensors
-                if each is not None
-            ),
-        ]
+        return [each for each in tensors if each is not None]
 
 
 def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiftsure.torch.module_calls import Key
+from swiftsure.torch.staged import flattened
 
 __all__ = ["SHARED", "DataFlow", "Form", "Rest", "Template", "Unused"]
 
@@ -66,9 +67,10 @@ class Template(NamedTuple):
             if isinstance(leaf, Row):
                 leaves.append(leaf.filled(rows))
             elif isinstance(leaf, Unused):
-                if leaf not in blanks:
-                    blanks[leaf] = leaf.filled(n)
-                leaves.append(blanks[leaf])
+                blank = blanks.get(leaf)
+                if blank is None:
+                    blank = blanks[leaf] = leaf.filled(n)
+                leaves.append(blank)
             else:
                 leaves.append(leaf)
         return leaves[0] if self.alone else pytree.tree_unflatten(leaves, self.spec)
@@ -158,7 +160,7 @@ class Form:
         A value of another structure than the example's is kept whole, and a tensor where the
         example had none has one row per sample if it has as many rows.
         """
-        leaves, spec = pytree.tree_flatten(tree)
+        leaves, spec = flattened(tree)
         known = spec == self.spec
         rows: list[Tensor] = []
         places: list[Any] = []

@@ -31,6 +31,7 @@ __all__ = [
     "device_of",
     "exit_output",
     "exit_outputs",
+    "flattened",
     "plain_output",
     "refuse_unstaged",
     "rows_of",
@@ -163,7 +164,7 @@ def exit_output(
 ) -> Any:
     """Return an exit's output for n samples, `Tempered` if the temperature is not 1."""
     output = model.head(exit_index, state)
-    for leaf in pytree.tree_leaves(output):
+    for leaf in flattened(output)[0]:
         if isinstance(leaf, Tensor) and (leaf.ndim == 0 or leaf.shape[0] != n):
             raise ValueError(
                 f"The output of exit {exit_index + 1} must have the samples on its first axis, {n},"
@@ -202,6 +203,19 @@ def plain_output(output: Any) -> Any:
 def rows_of(tree: Any, index: Tensor) -> Any:
     """Return some rows of every tensor in a nested structure."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, index), tree)
+
+
+_LEAF = pytree.tree_structure(0)
+
+
+def flattened(tree: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+    """Return the leaves of a nested structure, and the structure."""
+    if isinstance(tree, Tensor):
+        return (tree,), _LEAF
+    found, spec = pytree.tree_flatten(tree)
+    leaves = tuple(found)
+    found.clear()  # PyTorch's list is part of a reference cycle, which would keep the tensors
+    return leaves, spec
 
 
 def shapes_of(tree: Any) -> Any:
