@@ -11,7 +11,15 @@ from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.decoder import Decoder
 
-__all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
+__all__ = [
+    "Confidence",
+    "Look",
+    "Meta",
+    "Saturation",
+    "Softmax",
+    "confidence_of",
+    "probability_gap",
+]
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Softmax(Confidence):
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
-        return _probability_gap(logits)
+        return probability_gap(logits)
 
     def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
@@ -118,13 +126,13 @@ class Softmax(Confidence):
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
         if head.bias is not None:
             short = short + head.bias[listed]
-        scores = _probability_gap(self.decoder.logits(short, listed))
+        scores = probability_gap(self.decoder.logits(short, listed))
         candidates = (scores >= look.levels).nonzero().squeeze(1)
         self.computed = None
         if len(candidates):
             logits = head(inputs[candidates])
             self.computed = Logits(candidates, logits)
-            whole = _probability_gap(self.decoder.logits(logits))
+            whole = probability_gap(self.decoder.logits(logits))
             sure = torch.minimum(scores[candidates], whole)
             scores = scores.index_copy(0, candidates, sure)
         return scores
@@ -192,7 +200,7 @@ def confidence_of(
     return Softmax(decoder, rule.shortlist)
 
 
-def _probability_gap(logits: Tensor) -> Tensor:
+def probability_gap(logits: Tensor) -> Tensor:
     """Return p₁ − p₂ of each token.
 
     In float32, unlike `swiftsure.torch.scoring.top_diff`: text records come from running this
