@@ -85,7 +85,7 @@ class Decoder:
         self._source = [self._cross_attention(block) for block in self.blocks]
         self._widths = attention_width(self.config), _head_width(self.config)
         self._scale_if, self._soft_cap, self._divisor = (
-            getattr(self.config, name or "", None)  # mT5 lacks `scale_if`
+            getattr(self.config, name or "", None)
             for name in (family.scale_if, family.soft_cap, family.divisor)
         )
 
