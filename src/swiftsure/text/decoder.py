@@ -15,7 +15,14 @@ from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["Decoder", "argument_names", "attention_width", "check_family", "decoder_of", "matrix_flops"]
+__all__ = [
+    "Decoder",
+    "argument_names",
+    "attention_width",
+    "check_family",
+    "decoder_of",
+    "matrix_flops",
+]
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (n or 1, positions, rotated width) each."""

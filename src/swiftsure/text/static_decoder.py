@@ -107,7 +107,12 @@ class StaticDecoder:
         columns = torch.arange(self.shape.capacity, device=self.device)
         before = columns[:, None] - columns
         seen = before >= 0 if window is None else (before >= 0) & (before < window)
-        return torch.where(seen, 0.0, self._hidden).to(self._dtype).unsqueeze(1)
+        return self._added(seen).unsqueeze(1)
+
+    def _added(self, seen: Tensor) -> Tensor:
+        """Return what is added to scores: nothing where they count, else a large negative."""
+        added = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
+        return added.masked_fill_(~seen, self._hidden)
 
     def _relative_bias(self) -> Tensor | None:
         """Return T5's bias of every position's scores, masked, (positions, heads, positions)."""
@@ -132,8 +137,7 @@ class StaticDecoder:
         self._source_states[: self.n, :length].copy_(states)
         self._source_mask[: self.n].fill_(self._hidden)
         kept = torch.ones_like(states[:, :, 0]) if mask is None else mask
-        added = torch.where(kept.bool(), 0.0, self._hidden).to(self._dtype)
-        self._source_mask[: self.n, 0, 0, :length].copy_(added)
+        self._source_mask[: self.n, 0, 0, :length].copy_(self._added(kept.bool()))
         for index in range(len(self.blocks)):
             pair = self.decoder.source_keys_values(index, states)
             self.cache.load_source(index, pair, longest)
@@ -148,8 +152,7 @@ class StaticDecoder:
         self._padded.zero_()
         self.padding.zero_()
         if mask is not None:
-            added = torch.where(mask.bool(), 0.0, self._hidden)
-            self._padded[: self.n, 0, 0, : mask.shape[1]].copy_(added)
+            self._padded[: self.n, 0, 0, : mask.shape[1]].copy_(self._added(mask.bool()))
         if padding is not None:
             self.padding[: self.n].copy_(padding)
 
@@ -248,6 +251,11 @@ class StaticDecoder:
                     self._rotary[slot.index] = table
 
     # ----------------------------------------------------------------------------------- a block
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """The buffers of the blocks' arguments, for one token per row."""
+        return self._kept[1]
 
     def arguments(self, rows: Tensor | None, width: int = 1) -> "BlockArguments":
         """Return the arguments of all blocks for some rows, as of their last `begin`.

@@ -163,7 +163,9 @@ class CapturedPair:
         self._readers: dict[Any, tuple[StaticReader, StaticReader]] = {}
 
     @torch.inference_mode()
-    def run(self, sources: Sequence[Tensor], decodings: Sequence[Decoding], rule: DraftRule) -> None:
+    def run(
+        self, sources: Sequence[Tensor], decodings: Sequence[Decoding], rule: DraftRule
+    ) -> None:
         """Generate all sequences to their ends."""
         large, small = self._prepared(sources, decodings, rule)
         rows = [_Row(each, each.questions()) for each in decodings]
@@ -179,7 +181,7 @@ class CapturedPair:
         self, sources: Sequence[Tensor], decodings: Sequence[Decoding], rule: DraftRule
     ) -> tuple[StaticReader, StaticReader]:
         device = self.models[0].device
-        step = 64 if device.type == "cuda" else 32
+        step = 64 if device.type == "cuda" else 32  # few sizes are captured
         longest = max(each.limit for each in decodings) + max(WIDTHS[-1], rule.max_draft) + 2
         capacity = -(-longest // step) * step
         source = 0
@@ -241,18 +243,14 @@ def _answer(rows: list[_Row], question: Question, reader: StaticReader, rule: Dr
         row.answer(found)
 
 
-def _proposal(
-    reading: Reading, row: int, last: int, decoding: Decoding, rule: DraftRule
-) -> Any:
+def _proposal(reading: Reading, row: int, last: int, decoding: Decoding, rule: DraftRule) -> Any:
     if rule.reads_distributions:
         place = len(decoding.tokens) - decoding.begin
         return rule.propose(reading.logits[row, last], decoding.noise, place)
     return Proposal(int(reading.choices[row, last]), float(reading.chances[row, last]))
 
 
-def _judgement(
-    reading: Reading, row: int, last: int, decoding: Decoding, rule: DraftRule
-) -> Any:
+def _judgement(reading: Reading, row: int, last: int, decoding: Decoding, rule: DraftRule) -> Any:
     drafted = len(decoding.draft)
     window = slice(last - drafted, last + 1)
     if isinstance(rule, Rollback):

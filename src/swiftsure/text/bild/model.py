@@ -157,9 +157,7 @@ class BigLittle:
     ) -> tuple[BildRun, ...]:
         decodings = [each.decoding(self.rule) for each in passages]
         captured.run([each.source for each in passages], decodings, self.rule)
-        return tuple(
-            each.result(done) for each, done in zip(passages, decodings, strict=True)
-        )
+        return tuple(each.result(done) for each, done in zip(passages, decodings, strict=True))
 
     def passage(
         self,

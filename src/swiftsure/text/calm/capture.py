@@ -54,8 +54,6 @@ class CapturedDecoding:
     ) -> None:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
         self.budget = CaptureBudget(limits)
-        self.regroup_from = dict(REGROUP_FROM)
-        self.largest_group = dict(LARGEST_GROUP)
         self._sessions: dict[Any, Session] = {}
 
     def generate(
@@ -88,11 +86,6 @@ class CapturedDecoding:
         model = self.decoder.model
         sequences = model.generate(**options, do_sample=False, custom_generate=decode)
         return sequences, found[0]
-
-    @property
-    def captured(self) -> CaptureBudget:
-        """What was captured so far: graphs, bytes and seconds."""
-        return self.budget
 
     def _decode(
         self,
@@ -158,8 +151,8 @@ class CapturedDecoding:
         kind = session.device.type
         plain = request.processors is None and request.criteria is None
         exits = len(session.segments) > 1 and bool(request.may_exit.any())
-        if plain and exits and session.n >= self.regroup_from.get(kind, 2):
-            return Regrouped(session, request, self.largest_group.get(kind, 64))
+        if plain and exits and session.n >= REGROUP_FROM.get(kind, 2):
+            return Regrouped(session, request, LARGEST_GROUP.get(kind, 64))
         return Together(session, request)
 
     def _levels(self, thresholds: NDArray[np.float32], n: int, tokens: int) -> NDArray[np.float32]:
@@ -177,7 +170,8 @@ class CapturedDecoding:
     def _session(self, n: int, positions: int, states: Tensor | None, ends: int) -> Session:
         """Return the session for a batch; sizes are rounded up, so that few are made."""
         device = self.decoder.model.device
-        captures = device.type == "cuda"
+        recorder = Recorder(device, budget=self.budget)
+        captures = recorder.captures
         capacity = _rounded(positions + 1 + WINDOW, 64 if captures else 32)
         source = 0 if states is None else _rounded(states.shape[1], 32 if captures else 8)
         shape = StaticShape(n, capacity, source)
@@ -185,7 +179,6 @@ class CapturedDecoding:
         if key not in self._sessions:
             if not captures and len(self._sessions) >= SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-            recorder = Recorder(device, budget=self.budget)
             with recorder.buffers():
                 self._sessions[key] = Session(
                     self.decoder, self.rule, self.confidence, shape, ends, recorder
@@ -274,4 +267,3 @@ def _attended(prompt: int, states: Tensor | None, mask: Tensor | None) -> Tensor
 
 def _rounded(size: int, step: int) -> int:
     return -(-size // step) * step
-

@@ -128,7 +128,9 @@ class Session:
         """Return a buffer for states, of the dtype that blocks return."""
         with torch.inference_mode():
             embedded = self.decoder.model.get_input_embeddings().weight
-            return torch.zeros((rows, 1, embedded.shape[1]), dtype=embedded.dtype, device=self.device)
+            return torch.zeros(
+                (rows, 1, embedded.shape[1]), dtype=embedded.dtype, device=self.device
+            )
 
     # ----------------------------------------------------------------------------- one generation
 
@@ -213,7 +215,9 @@ class Session:
     def turn(self, rows: Sequence[int] | None, pick: Pick) -> None:
         """Pick the tokens of rows that are done, and begin their next ones."""
         index, size = self._select(rows)
-        self.play(("turn", size, pick, self.bars_ends), lambda: self._turn(index, pick), *self._turned())
+        self.play(
+            ("turn", size, pick, self.bars_ends), lambda: self._turn(index, pick), *self._turned()
+        )
         if self.captures:
             self.turned.record()
 
@@ -241,7 +245,7 @@ class Session:
             if pick != "given":
                 self._turn(None, "known")
 
-        changed = self.current, *self._turned()
+        changed = *self._turned(), *self.static.kept
         self.play(("full", pick, self.bars_ends), function, *changed)
         if self.captures and pick != "given":
             self.turned.record()
@@ -258,9 +262,7 @@ class Session:
         """Check the whole vocabulary for rows whose shortlist reached the threshold."""
         index, size = self._select(rows)
         changed = self.exited, self.logits
-        self.play(
-            ("whole", segment, size), lambda: self._check_shortlist(segment, index), *changed
-        )
+        self.play(("whole", segment, size), lambda: self._check_shortlist(segment, index), *changed)
         if self.captures:
             self.looked[segment].record()
 

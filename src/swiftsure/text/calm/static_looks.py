@@ -25,9 +25,7 @@ class StaticShortlist:
     def __init__(self, softmax: Softmax, n: int) -> None:
         self.decoder, self.n = softmax.decoder, n
         head = self.decoder.head.weight
-        self.listed = torch.zeros(
-            (n + 1, softmax.size or 0), dtype=torch.long, device=head.device
-        )
+        self.listed = torch.zeros((n + 1, softmax.size or 0), dtype=torch.long, device=head.device)
 
     @classmethod
     def of(cls, confidence: Confidence, n: int) -> Self | None:
