@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from swiftsure.text import CalmModel, CalmRule, ExitHeads
 from swiftsure.text.calm import capture
-from swiftsure.text.calm.loops import Regrouped
+from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.torch import CaptureLimits
 from text.builders import KINDS, MODELS, batch, kind, llama, t5
 from text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
@@ -140,7 +140,7 @@ def test_exit_heads(score, device, loop):
     fast = CalmModel(model, CalmRule(0.1, score=score), heads=heads)
     plain, captured = both(fast, device)
     found = check_same(plain, captured, batch(4, model), max_new_tokens=TOKENS, eos_token_id=None)
-    assert 1 < len(np.unique(found.exit_layers))
+    assert len(np.unique(found.exit_layers)) > 1
 
 
 def test_rows_that_exited_go_on_while_others_are_deep(monkeypatch):

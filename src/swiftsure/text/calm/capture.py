@@ -18,10 +18,12 @@ from transformers import (
 )
 
 from swiftsure.text.calm.confidences import Confidence
-from swiftsure.text.calm.loops import Loop, Regrouped, Request, Together
+from swiftsure.text.calm.loops import Loop, Request
+from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.text.calm.results import Trace
-from swiftsure.text.calm.rules import CalmRule
+from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.session import WINDOW, Session
+from swiftsure.text.calm.together import Together
 from swiftsure.text.decoder import Decoder
 from swiftsure.text.static_decoder import StaticShape
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
@@ -100,11 +102,7 @@ class CapturedDecoding:
         device = self.decoder.model.device
         input_ids = input_ids.to(device)
         n, prompt = input_ids.shape
-        if thresholds.ndim and len(thresholds) != n:
-            raise ValueError(
-                f"`thresholds` must be one number or one per sequence, {n}, but got"
-                f" {len(thresholds)}."
-            )
+        check_thresholds(thresholds, n)
         tokens = int(config.max_length) - prompt
         ends, other_criteria = _split_criteria(criteria)
         barred, other_processors = _split_processors(processors, prompt, ends)

@@ -18,6 +18,7 @@ __all__ = [
     "Saturation",
     "Softmax",
     "confidence_of",
+    "look_exits",
     "probability_gap",
 ]
 
@@ -201,6 +202,17 @@ def confidence_of(
     if rule.score == "saturation":
         return Saturation(decoder)
     return Softmax(decoder, rule.shortlist)
+
+
+def look_exits(decoder: Decoder, rule: CalmRule, confidence: Confidence) -> list[int]:
+    """Return the exits at which a rule measures the confidence."""
+    last = len(decoder.blocks) - 1
+    exits = set(range(max(rule.min_exit, confidence.first_exit), last))
+    if rule.look_at is not None:
+        exits &= set(rule.look_at)
+    if decoder.exit_heads is not None:
+        exits &= set(decoder.exit_heads.exits)
+    return sorted(exits)
 
 
 def probability_gap(logits: Tensor) -> Tensor:

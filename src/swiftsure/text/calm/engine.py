@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
-from swiftsure.text.calm.confidences import Confidence
+from swiftsure.text.calm.confidences import Confidence, look_exits
 from swiftsure.text.calm.results import Trace
-from swiftsure.text.calm.rules import CalmRule
+from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.exit_heads import ExitHeads
@@ -72,12 +72,7 @@ class Engine:
         self._stack_names = argument_names(type(decoder.stack).forward)
         self._cache_name = decoder.family.cache
         self._projects = [partial(decoder.project, index) for index in range(len(self.blocks))]
-        first = max(rule.min_exit, confidence.first_exit)
-        self._exits = set(range(first, len(self.blocks) - 1))
-        if rule.look_at is not None:
-            self._exits &= set(rule.look_at)
-        if decoder.exit_heads is not None:
-            self._exits &= set(decoder.exit_heads.exits)
+        self._exits = set(look_exits(decoder, rule, confidence))
         self._thread = threading.get_ident()
         self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
@@ -111,11 +106,7 @@ class Engine:
 
     def _begin_generation(self, cache: Any, past: int, fed: Tensor, attended: Tensor | int) -> None:
         n = len(fed)
-        if self.thresholds.ndim and len(self.thresholds) != n:
-            raise ValueError(
-                f"`thresholds` must be one number or one per sequence, {n}, but got"
-                f" {len(self.thresholds)}."
-            )
+        check_thresholds(self.thresholds, n)
         prepare_cache(cache, self._projects)
         self._cache = cache
         self._finished = set()
