@@ -92,7 +92,8 @@ class StaticDecoder:
         self.padding = torch.zeros((rows, 1), dtype=torch.long, device=self.device)
         """How many positions of each prompt are padding."""
         self._causal = {window: self._causal_mask(window) for window in set(self._windows)}
-        self._relative = self._relative_bias()
+        self._relative: Tensor | None = None
+        self._relative_of: tuple[int, int] | None = None
         self._source_states: Tensor | None = None
         self._source_mask: Tensor | None = None
         self._layout: list[dict[str, Any]] = []
@@ -114,14 +115,23 @@ class StaticDecoder:
         added = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
         return added.masked_fill_(~seen, self._hidden)
 
-    def _relative_bias(self) -> Tensor | None:
-        """Return T5's bias of every position's scores, masked, (positions, heads, positions)."""
+    def _refresh_relative_bias(self) -> None:
+        """Compute T5's bias of every position's scores, masked, (positions, heads, positions)."""
         if self.decoder.family.positions != "relative":
-            return None
+            return
+        attention = self.decoder.self_attention(0)
+        weight = attention.relative_attention_bias.weight
+        made_of = weight.data_ptr(), weight._version
+        if self._relative_of == made_of:
+            return
         size = self.shape.capacity
-        with torch.no_grad():
-            bias: Tensor = self.decoder.self_attention(0).compute_bias(size, size)
-        return bias[0].transpose(0, 1) + self._causal[self._windows[0]]
+        bias: Tensor = attention.compute_bias(size, size).detach()
+        masked = bias[0].transpose(0, 1) + self._causal[self._windows[0]]
+        if self._relative is None:
+            self._relative = masked
+        else:
+            self._relative.copy_(masked)  # captured functions read it there
+        self._relative_of = made_of
 
     # --------------------------------------------------------------------------------- the inputs
 
@@ -149,6 +159,7 @@ class StaticDecoder:
 
     def reset(self, mask: Tensor | None = None, padding: Tensor | None = None) -> None:
         """Start sequences without a prompt, or with the mask of one that is in the cache."""
+        self._refresh_relative_bias()
         self._padded.zero_()
         self.padding.zero_()
         if mask is not None:

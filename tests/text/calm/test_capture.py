@@ -167,6 +167,20 @@ def test_captured_sizes_are_reused(monkeypatch):
     assert len(captured._captured._sessions) == 1
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_weights_may_change(in_place, device):
+    plain, captured = both(CalmModel(t5(), CalmRule(0.5)), device)
+    model, inputs = plain.model, batch(4, plain.model)
+    check_same(plain, captured, inputs, **OPTIONS)
+    other = t5(seed=7).to(device).state_dict()
+    if in_place:
+        model.load_state_dict(other)
+    else:
+        model.load_state_dict(other, assign=True)
+        model.tie_weights()
+    check_same(plain, captured, inputs, **OPTIONS)
+
+
 def test_what_is_not_supported_says_so():
     model = llama()
     captured = CalmModel(model, 0.5, capture=True)

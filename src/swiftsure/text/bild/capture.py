@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from swiftsure.text.bild.decoding import Decoding, Question, Questions
 from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
 from swiftsure.text.decoder import decoder_of
+from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticDecoder, StaticShape
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 
@@ -160,7 +161,7 @@ class CapturedPair:
         for model in self.models:
             decoder_of(model)  # raises if its family is unknown
         self.budget = CaptureBudget(limits)
-        self._readers: dict[Any, tuple[StaticReader, StaticReader]] = {}
+        self._readers: Sessions[tuple[StaticReader, StaticReader]] = Sessions(self.models)
 
     @torch.inference_mode()
     def run(
@@ -188,16 +189,20 @@ class CapturedPair:
         if self.models[0].config.is_encoder_decoder:
             source = -(-max(each.shape[1] for each in sources) // 32) * 32
         shape = StaticShape(len(sources), capacity, source)
-        if shape not in self._readers:
-            found = []
-            for model in self.models:
-                recorder = Recorder(device, budget=self.budget)
-                with recorder.buffers():
-                    found.append(StaticReader(model, shape, recorder))
-            self._readers[shape] = found[0], found[1]
-        for reader in self._readers[shape]:
+        captures = device.type == "cuda"
+        readers = self._readers.get(shape, lambda: self._made(shape), unlimited=captures)
+        for reader in readers:
             reader.load(sources)
-        return self._readers[shape]
+        return readers
+
+    def _made(self, shape: StaticShape) -> tuple[StaticReader, StaticReader]:
+        large, small = (self._reader(model, shape) for model in self.models)
+        return large, small
+
+    def _reader(self, model: Any, shape: StaticShape) -> StaticReader:
+        recorder = Recorder(model.device, budget=self.budget)
+        with recorder.buffers():
+            return StaticReader(model, shape, recorder)
 
 
 class _Row:

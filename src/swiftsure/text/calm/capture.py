@@ -25,6 +25,7 @@ from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.session import WINDOW, Session
 from swiftsure.text.calm.together import Together
 from swiftsure.text.decoder import Decoder
+from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticShape
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 
@@ -32,8 +33,6 @@ __all__ = ["CapturedDecoding"]
 
 UNSUPPORTED = ("inputs_embeds", "decoder_inputs_embeds", "token_type_ids", "streamer")
 """Arguments of `generate` that captured decoding does not take."""
-SESSIONS = 8
-"""Largest number of sessions that are kept where nothing is captured."""
 REGROUP_FROM = {"cpu": 2, "cuda": 64}
 """Smallest batch whose rows are regrouped, by device."""
 LARGEST_GROUP = {"cpu": 64, "cuda": 32}
@@ -56,7 +55,8 @@ class CapturedDecoding:
     ) -> None:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
         self.budget = CaptureBudget(limits)
-        self._sessions: dict[Any, Session] = {}
+        parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
+        self._sessions: Sessions[Session] = Sessions(parts)
 
     def generate(
         self, options: dict[str, Any], thresholds: NDArray[np.float32]
@@ -173,15 +173,12 @@ class CapturedDecoding:
         capacity = _rounded(positions + 1 + WINDOW, 64 if captures else 32)
         source = 0 if states is None else _rounded(states.shape[1], 32 if captures else 8)
         shape = StaticShape(n, capacity, source)
-        key = shape, ends, device, self.decoder.head.weight.dtype
-        if key not in self._sessions:
-            if not captures and len(self._sessions) >= SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
+
+        def make() -> Session:
             with recorder.buffers():
-                self._sessions[key] = Session(
-                    self.decoder, self.rule, self.confidence, shape, ends, recorder
-                )
-        return self._sessions[key]
+                return Session(self.decoder, self.rule, self.confidence, shape, ends, recorder)
+
+        return self._sessions.get((shape, ends), make, unlimited=captures)
 
     def _prefill(self, session: Session, input_ids: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Run the model on the prompt and keep its cache; return the next token's logits."""
