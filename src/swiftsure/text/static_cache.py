@@ -4,7 +4,8 @@ A CUDA graph replays the same addresses, so its cache must not grow. Rows need n
 position: each writes where it is, and its mask hides what lies behind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -33,10 +34,12 @@ class StaticCache:
         Number of sequences.
     capacity : int
         Largest number of positions.
+    counted : callable
+        Returns a context in which buffers are allocated, to count their memory.
     """
 
-    def __init__(self, n: int, capacity: int) -> None:
-        self.n, self.capacity = n, capacity
+    def __init__(self, n: int, capacity: int, counted: Callable[[], Any] = nullcontext) -> None:
+        self.n, self.capacity, self._counted = n, capacity, counted
         self.own: dict[int, KeysValues] = {}
         self.source: dict[int, KeysValues] = {}
         self.last_position: int | None = None
@@ -51,7 +54,8 @@ class StaticCache:
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> None:
         """Make the buffers of a block, for keys and values of this shape and dtype."""
         if index not in self.own:
-            self.own[index] = _buffer(keys, self), _buffer(values, self)
+            with self._counted():
+                self.own[index] = _buffer(keys, self), _buffer(values, self)
 
     def write(
         self,
@@ -87,10 +91,11 @@ class StaticCache:
     def load_source(self, index: int, pair: KeysValues, capacity: int) -> None:
         """Copy the source's keys and values for a block; `capacity` is the longest source."""
         if index not in self.source:
-            keys, values = (
-                each.new_zeros((self.n + 1, each.shape[1], capacity, each.shape[3]))
-                for each in pair
-            )
+            with self._counted():
+                keys, values = (
+                    each.new_zeros((self.n + 1, each.shape[1], capacity, each.shape[3]))
+                    for each in pair
+                )
             self.source[index] = keys, values
         for buffer, given in zip(self.source[index], pair, strict=True):
             buffer[: self.n, :, : given.shape[2]].copy_(given)

@@ -8,14 +8,16 @@ own code with its blocks replaced. What the blocks would have been given is kept
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from swiftsure.text.block_arguments import BlockArguments, slots, write_rows
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows
+from swiftsure.torch.capture import Recorder
 
 __all__ = ["StaticDecoder", "StaticShape"]
 
@@ -23,6 +25,8 @@ ATTENTIONS = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
 ATTENDED = ("attention_mask", "position_bias")
 """Block arguments whose last axis are the cached positions."""
+CHANGING_ROTARY = {"dynamic", "longrope"}
+"""Types of rotary positions whose frequencies change with the length."""
 SOURCE_STATES = "encoder_hidden_states"
 SOURCE_MASKS = ("encoder_attention_mask", "encoder_decoder_position_bias")
 """Block arguments that are added to the scores of the source's positions."""
@@ -40,14 +44,6 @@ class StaticShape:
     """Longest source; 0 for causal models."""
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Place of a block argument among the kept tensors."""
-
-    index: int
-    attended: bool
-
-
 class StaticDecoder:
     """A decoder whose caches and block arguments have fixed addresses.
 
@@ -55,18 +51,18 @@ class StaticDecoder:
     ----------
     decoder : Decoder
     shape : StaticShape
-    slices : bool
-        Read only as many positions as there are, which a captured function cannot.
+    recorder : Recorder
+        If it captures nothing, only as many positions are read as there are.
 
     Raises
     ------
     ValueError
-        If the model's attention takes no additive mask.
+        If the model's attention takes no additive mask, or its rotary positions depend on the
+        longest sequence of a batch.
     """
 
-    def __init__(self, decoder: Decoder, shape: StaticShape, *, slices: bool) -> None:
+    def __init__(self, decoder: Decoder, shape: StaticShape, recorder: Recorder) -> None:
         self.decoder, self.shape, self.n = decoder, shape, shape.n
-        self.slices = slices
         model = decoder.model
         self.device = model.device
         used = getattr(decoder.config, "_attn_implementation", "eager")
@@ -75,7 +71,14 @@ class StaticDecoder:
                 f"Captured decoding needs attention 'eager' or 'sdpa', but the model has {used!r}:"
                 " load it with attn_implementation='sdpa'."
             )
-        self.cache = StaticCache(shape.n, shape.capacity)
+        changing = CHANGING_ROTARY & set(_rope_types(decoder.config))
+        if changing:
+            raise ValueError(
+                f"Captured decoding does not support rotary positions of type"
+                f" {min(changing)!r}, which depend on the longest sequence of a batch: generate"
+                " without capture."
+            )
+        self.cache = StaticCache(shape.n, shape.capacity, recorder.buffers)
         if decoder.family.positions in ("learned", "sinusoidal"):
             self.cache.last_position = int(decoder.config.max_position_embeddings) - 1
         self.blocks = list(decoder.blocks)
@@ -230,22 +233,22 @@ class StaticDecoder:
         self, arguments: list[dict[str, Any]], positions: Tensor, rows: Tensor | None
     ) -> None:
         """Keep the tensors among the blocks' arguments, each once, for the rows they are of."""
-        found: dict[int, tuple[Tensor, bool]] = {}
+        found: dict[int, Tensor] = {}
         layout = []
         for each in arguments:
             places: dict[str, Any] = {}
             for name, value in each.items():
                 if name not in (SOURCE_STATES, *SOURCE_MASKS, self.decoder.family.cache):
-                    places[name] = _slots(value, found, attended=name in ATTENDED)
+                    places[name] = slots(value, found, attended=name in ATTENDED)
             layout.append(places)
-        tensors = [tensor for tensor, _ in found.values()]
+        tensors = list(found.values())
         if not self._layout:
             self._layout = layout
         width = positions.shape[1]
         if width not in self._kept:
             self._allocate(width, tensors)
         for index, (kept, tensor) in enumerate(zip(self._kept[width], tensors, strict=True)):
-            _write_rows(kept, tensor, rows)
+            write_rows(kept, tensor, rows)
             if index in self._rotary:
                 own = self._own if rows is None else rows
                 self._rotary[index][own[:, None], positions] = tensor
@@ -268,15 +271,28 @@ class StaticDecoder:
         """The buffers of the blocks' arguments, for one token per row."""
         return self._kept[1]
 
-    def arguments(self, rows: Tensor | None, width: int = 1) -> "BlockArguments":
+    def arguments(self, rows: Tensor | None, width: int = 1) -> BlockArguments:
         """Return the arguments of all blocks for some rows, as of their last `begin`.
 
         `width` is the number of tokens that were fed.
         """
-        return BlockArguments(self, rows, self._kept[width])
+        shared, masks = {}, {}
+        if self._source_states is not None and self._source_mask is not None:
+            shared = {SOURCE_STATES: self._source_states}
+            names = [name for name in SOURCE_MASKS if name in self._names[0]]
+            masks = dict.fromkeys(names, self._source_mask)
+        return BlockArguments(
+            self._layout,
+            self._kept[width],
+            shared,
+            masks,
+            rows,
+            n=self.n,
+            visible=self.cache.visible,
+        )
 
     def run_block(
-        self, index: int, states: Tensor, positions: Tensor, arguments: "BlockArguments"
+        self, index: int, states: Tensor, positions: Tensor, arguments: BlockArguments
     ) -> Tensor:
         """Return the states after a block; its keys and values are written at the positions."""
         given = arguments.of(index)
@@ -299,58 +315,14 @@ class StaticDecoder:
         self.cache.write(index, keys, values, positions, rows)
 
 
-class BlockArguments:
-    """The arguments of blocks for some rows; each tensor is gathered once."""
-
-    def __init__(self, static: StaticDecoder, rows: Tensor | None, kept: list[Tensor]) -> None:
-        self.rows = rows
-        self._static, self._kept = static, kept
-        self._gathered: dict[int, Tensor] = {}
-
-    def of(self, index: int) -> dict[str, Any]:
-        """Return the arguments of a block, without states and cache."""
-        found = {name: self._value(each) for name, each in self._static._layout[index].items()}
-        return found | self._source
-
-    @cached_property
-    def _source(self) -> dict[str, Tensor]:
-        static = self._static
-        if static._source_states is None or static._source_mask is None:
-            return {}
-        mask = chosen_rows(static._source_mask, self.rows, static.n)
-        names = [name for name in SOURCE_MASKS if name in static._names[0]]
-        return {SOURCE_STATES: static._source_states, **dict.fromkeys(names, mask)}
-
-    def _value(self, place: Any) -> Any:
-        if isinstance(place, tuple):
-            return tuple(map(self._value, place))
-        if not isinstance(place, _Slot):
-            return place
-        if place.index not in self._gathered:
-            static = self._static
-            found = self._kept[place.index]
-            if place.attended and static.slices:
-                found = found[..., : static.cache.visible]
-            self._gathered[place.index] = chosen_rows(found, self.rows, static.n)
-        return self._gathered[place.index]
-
-
-def _slots(value: Any, found: dict[int, tuple[Tensor, bool]], *, attended: bool) -> Any:
-    """Return a block argument with its tensors replaced by places, which `found` counts."""
-    if isinstance(value, tuple):
-        return tuple(_slots(each, found, attended=attended) for each in value)
-    if not isinstance(value, Tensor):
-        return value
-    if id(value) not in found:
-        found[id(value)] = value, attended
-    return _Slot(list(found).index(id(value)), attended)
-
-
-def _write_rows(kept: Tensor, tensor: Tensor, rows: Tensor | None) -> None:
-    if rows is None:
-        kept[: len(kept) - 1].copy_(tensor)
-    else:
-        kept.index_copy_(0, rows, tensor.expand(len(rows), *tensor.shape[1:]).contiguous())
+def _rope_types(config: Any) -> Iterator[str]:
+    """Yield the types of a model's rotary positions; some have one per kind of attention."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = getattr(config, name, None) or {}
+        for each in (found, *(part for part in found.values() if isinstance(part, dict))):
+            kind = each.get("rope_type") or each.get("type")
+            if isinstance(kind, str):
+                yield kind
 
 
 def _window(config: Any, index: int) -> int | None:

@@ -195,3 +195,6 @@ def test_what_is_not_supported_says_so():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="needs attention 'eager' or 'sdpa', but the model has"):
         captured.generate(**batch(2, model), max_new_tokens=2)
+    stretched = llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match="rotary positions of type 'dynamic'"):
+        CalmModel(stretched, 0.5, capture=True).generate(**inputs, max_new_tokens=2)

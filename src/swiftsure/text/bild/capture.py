@@ -55,7 +55,7 @@ class StaticReader:
     def __init__(self, model: Any, shape: StaticShape, recorder: Recorder) -> None:
         self.model, self.recorder = model, recorder
         self.decoder = decoder_of(model)
-        self.static = StaticDecoder(self.decoder, shape, slices=not recorder.captures)
+        self.static = StaticDecoder(self.decoder, shape, recorder)
         self.n, self.capacity = shape.n, shape.capacity
         self.read_already = np.zeros(shape.n, np.int64)
         """Positions of each prompt that are in the cache."""

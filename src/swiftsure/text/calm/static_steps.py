@@ -59,7 +59,7 @@ class StaticSteps:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
         self.recorder, self.n, self.device = recorder, shape.n, recorder.device
         self.captures = recorder.captures
-        self.static = StaticDecoder(decoder, shape, slices=not self.captures)
+        self.static = StaticDecoder(decoder, shape, recorder)
         last = len(decoder.blocks)
         bounds = [0, *(each + 1 for each in look_exits(decoder, rule, confidence)), last]
         self.segments = [range(*pair) for pair in pairwise(bounds)]
