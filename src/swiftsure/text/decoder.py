@@ -1,7 +1,9 @@
 """A model's decoder, taken apart as its family says."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +15,14 @@ from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["Decoder", "attention_width", "check_family", "decoder_of", "matrix_flops"]
+__all__ = [
+    "Decoder",
+    "argument_names",
+    "attention_width",
+    "check_family",
+    "decoder_of",
+    "matrix_flops",
+]
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (n or 1, positions, rotated width) each."""
@@ -83,7 +92,7 @@ class Decoder:
         self._source = [self._cross_attention(block) for block in self.blocks]
         self._widths = attention_width(self.config), _head_width(self.config)
         self._scale_if, self._soft_cap, self._divisor = (
-            getattr(self.config, name or "", None)  # mT5 lacks `scale_if`
+            getattr(self.config, name or "", None)
             for name in (family.scale_if, family.soft_cap, family.divisor)
         )
 
@@ -160,13 +169,22 @@ class Decoder:
         _, keys, values = whole.split([of_queries, rest, rest], dim=-1)
         return _by_head(keys, width), _by_head(values, width)
 
+    def source_keys_values(self, index: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a block's attention to the encoder's states."""
+        source: _Attention = self._source[index]  # type: ignore[assignment]
+        return self._keys_values(source, states)
+
     def fill_cross_attention(self, index: int, arguments: Mapping[str, Any]) -> None:
         """Cache the source's keys and values, as the block's first call would."""
-        source, cache = self._source[index], arguments[self.family.cache]
-        if source is not None and not cache.is_updated.get(index):
-            pair = self._keys_values(source, arguments["encoder_hidden_states"])
+        cache = arguments[self.family.cache]
+        if self._source[index] is not None and not cache.is_updated.get(index):
+            pair = self.source_keys_values(index, arguments["encoder_hidden_states"])
             cache.cross_attention_cache.update(*pair, index)
             cache.is_updated[index] = True
+
+    def self_attention(self, index: int) -> Any:
+        """Return the self-attention module of a block."""
+        return self._part(self.blocks[index], self.family.attention, "attention")
 
     def skipped(self, states: Tensor, arguments: Mapping[str, Any]) -> Any:
         """Return the output of a skipped block: the states unchanged, in the block's format."""
@@ -312,6 +330,12 @@ def _check_close(what: str, ours: Tensor, theirs: Tensor, decoder: Decoder) -> N
             f"The family {decoder.config.model_type!r} does not fit the model: {what} differ from"
             f" the model's own. It is declared as {decoder.family}."
         )
+
+
+@cache
+def argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a method's arguments in order, without `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def attention_width(config: Any) -> int:

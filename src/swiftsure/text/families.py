@@ -11,7 +11,7 @@ A release of transformers that moves a module changes a row here and nothing els
 pass a `Family` to `FAMILIES.register` with its model types, and a model of it to `check_family`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swiftsure.registry import Registry
@@ -119,22 +119,19 @@ FAMILIES.register(
     ),
     "gpt_neox",
 )
-FAMILIES.register(
-    Family(
-        stack="decoder",
-        blocks="block",
-        norm="final_layer_norm",
-        block_norm="layer.0.layer_norm",
-        attention="layer.0.SelfAttention",
-        keys_values=("k", "v"),
-        positions="relative",
-        cross_attention="layer.1.EncDecAttention",
-        hands_on=("position_bias", "encoder_decoder_position_bias"),
-        scale_if="scale_decoder_outputs",
-    ),
-    "t5",
-    "mt5",
+_MT5 = Family(
+    stack="decoder",
+    blocks="block",
+    norm="final_layer_norm",
+    block_norm="layer.0.layer_norm",
+    attention="layer.0.SelfAttention",
+    keys_values=("k", "v"),
+    positions="relative",
+    cross_attention="layer.1.EncDecAttention",
+    hands_on=("position_bias", "encoder_decoder_position_bias"),
 )
+FAMILIES.register(_MT5, "mt5")
+FAMILIES.register(replace(_MT5, scale_if="scale_decoder_outputs"), "t5")
 FAMILIES.register(
     Family(
         stack="model.decoder",

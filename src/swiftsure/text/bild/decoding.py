@@ -1,13 +1,21 @@
-"""The decoding loop for one sequence: the small model drafts, the large model verifies."""
+"""The decoding loop for one sequence: the small model drafts, the large model verifies.
 
-from collections.abc import Collection, Sequence
+The loop is a generator that asks for one proposal or judgement at a time, so that the questions of
+several sequences can be answered together.
+"""
+
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from swiftsure.text.bild.readers import ModelReader
 from swiftsure.text.bild.rules import DraftRule, Judgement, Noise, Proposal, Rollback
 
-__all__ = ["Call", "Decoding", "PublishedDecoding", "decoding_of"]
+__all__ = ["Call", "Decoding", "PublishedDecoding", "Question", "Questions", "decoding_of"]
+
+Question = Literal["propose", "judge"]
+"""What a decoding asks for: the small model's next token, or the large model's verdict."""
+Questions = Generator[Question, Any, None]
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,38 @@ class Decoding:
 
     def run(self) -> None:
         """Generate the sequence to its end."""
+        questions = self.questions()
+        question = next(questions, None)
+        while question is not None:
+            found = self._proposal() if question == "propose" else self._judgement()
+            try:
+                question = questions.send(found)
+            except StopIteration:
+                return
+
+    def questions(self) -> Questions:
+        """Generate the sequence, asking for a `Proposal` or `Judgement` at each pass of a model."""
         if self.rule.large_first:
-            self._verify()
+            yield from self._verify()
         while not self._ended:
-            self._write_draft()
-            self._verify()
+            yield from self._write_draft()
+            yield from self._verify()
+
+    @property
+    def draft(self) -> Sequence[Proposal]:
+        """Proposals for the last tokens, not yet verified."""
+        return self._draft
+
+    def _proposal(self) -> Proposal:
+        """Run the small model."""
+        logits = self.small.read(self.tokens, 1)[0]
+        return self.rule.propose(logits, self.noise, len(self.tokens) - self.begin)
+
+    def _judgement(self) -> Judgement:
+        """Run the large model."""
+        logits = self.large.read(self.tokens, len(self._draft) + 1)
+        first = len(self.tokens) - len(self._draft) - self.begin
+        return self.rule.judge(logits, self._draft, self.noise, first)
 
     @property
     def _ended(self) -> bool:
@@ -101,10 +136,10 @@ class Decoding:
         """Longest possible draft; the large model adds one token to it."""
         return self.limit - len(self.tokens) - 1
 
-    def _write_draft(self) -> None:
+    def _write_draft(self) -> Questions:
         longest = 0 if self.rule.level is None else min(self.rule.max_draft, self._room)
         for _ in range(longest):
-            proposal = self._propose()
+            proposal = yield from self._propose()
             if proposal is None:
                 return
             self.tokens.append(proposal.token)
@@ -112,11 +147,10 @@ class Decoding:
             if proposal.token in self.ends:
                 return
 
-    def _propose(self) -> Proposal | None:
+    def _propose(self) -> Generator[Question, Any, Proposal | None]:
         """Return the small model's next token, or None if it is not sure enough."""
-        start, place = self.small.length, len(self.tokens)
-        logits = self.small.read(self.tokens, 1)[0]
-        proposal = self.rule.propose(logits, self.noise, place - self.begin)
+        start = self.small.length
+        proposal: Proposal = yield "propose"
         sure = proposal.confidence >= self.rule.fallback
         self.calls.append(
             Call(
@@ -130,9 +164,9 @@ class Decoding:
         )
         return proposal if sure else None
 
-    def _verify(self) -> None:
+    def _verify(self) -> Questions:
         """Let the large model read the draft, and replace one of its tokens or add one."""
-        start, fed, judgement = self._judge()
+        start, fed, judgement = yield from self._judge()
         rejected = self._first_beyond(judgement.distances)
         if rejected is None:
             if not (self._draft and self.tokens[-1] in self.ends):
@@ -143,12 +177,10 @@ class Decoding:
         self._note(start, fed, "accept" if rejected is None else "rollback", judgement)
         self._draft = []
 
-    def _judge(self) -> tuple[int, tuple[int, ...], Judgement]:
+    def _judge(self) -> Generator[Question, Any, tuple[int, tuple[int, ...], Judgement]]:
         """Return the large model's position before the pass, the tokens fed, and its judgement."""
         start = self.large.length
-        logits = self.large.read(self.tokens, len(self._draft) + 1)
-        first = len(self.tokens) - len(self._draft) - self.begin
-        judgement = self.rule.judge(logits, self._draft, self.noise, first)
+        judgement: Judgement = yield "judge"
         return start, tuple(self.tokens[start:]), judgement
 
     def _first_beyond(self, distances: Sequence[float]) -> int | None:
@@ -181,29 +213,29 @@ class Decoding:
 class PublishedDecoding(Decoding):
     """Big-little decoding with the quirks of the published code; see `Rollback.published`."""
 
-    def run(self) -> None:
+    def questions(self) -> Questions:
         """Generate the sequence; an end token of the small model is not verified."""
-        self._verify()
+        yield from self._verify()
         while not self._ended:
-            self._write_draft()
+            yield from self._write_draft()
             if not self._ended:
-                self._verify()
+                yield from self._verify()
 
     @property
     def _room(self) -> int:
         return self.limit - len(self.tokens)
 
-    def _propose(self) -> Proposal | None:
+    def _propose(self) -> Generator[Question, Any, Proposal | None]:
         start = self.small.length
-        proposal = super()._propose()
+        proposal = yield from super()._propose()
         if proposal is None:
             self.small.forget(start)
         return proposal
 
-    def _verify(self) -> None:
+    def _verify(self) -> Questions:
         """Verify as published: after a rollback the large model reads the kept tokens again."""
         while True:
-            start, fed, judgement = self._judge()
+            start, fed, judgement = yield from self._judge()
             rejected = self._first_beyond(judgement.distances)
             if rejected is None or judgement.token_at(rejected) == self._draft[rejected].token:
                 break

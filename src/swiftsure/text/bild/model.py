@@ -11,14 +11,15 @@ from torch import Tensor
 
 from swiftsure import checks
 from swiftsure.policy import Policy
-from swiftsure.text.bild.decoding import decoding_of
+from swiftsure.text.bild.capture import CapturedPair
+from swiftsure.text.bild.decoding import Decoding, decoding_of
 from swiftsure.text.bild.pair import (
     check_pair,
     pair_fingerprint,
     refuse_other_tokenizer,
     start_token,
 )
-from swiftsure.text.bild.readers import Flops, ModelReader, RememberingReader
+from swiftsure.text.bild.readers import CountingReader, Flops, ModelReader, RememberingReader
 from swiftsure.text.bild.results import BildOutput, BildRun
 from swiftsure.text.bild.rules import DraftRule
 from swiftsure.text.generation import (
@@ -29,6 +30,7 @@ from swiftsure.text.generation import (
     end_tokens,
     token_random,
 )
+from swiftsure.torch.capture import CaptureLimits
 
 __all__ = ["BigLittle", "Passage"]
 
@@ -40,7 +42,7 @@ class BigLittle:
 
     The small model drafts until it is unsure of its next token. The large model reads the draft in
     one pass, replaces the first token that is too far from its own choice, and drops the rest.
-    Sequences are generated one at a time: drafting is for low latency.
+    Sequences are generated one at a time, unless `capture` is set: drafting is for low latency.
 
     Parameters
     ----------
@@ -54,6 +56,10 @@ class BigLittle:
     tokenizers : pair of tokenizers, optional
         The large and the small model's tokenizers, to check that they are the same. The models
         alone show only the sizes of their vocabularies.
+    capture : bool or CaptureLimits
+        Generate all sequences of a batch together, over caches of a fixed size: on a GPU through
+        CUDA graphs, captured once per batch size and number of tokens read. Both models must be
+        from known families (`swiftsure.text.FAMILIES`). The tokens are the same.
 
     Attributes
     ----------
@@ -85,6 +91,7 @@ class BigLittle:
         policy: Policy | DraftRule | float | None = None,
         *,
         tokenizers: tuple[Any, Any] | None = None,
+        capture: bool | CaptureLimits = False,
     ) -> None:
         check_pair(large, small)
         self.large, self.small = large, small
@@ -95,6 +102,10 @@ class BigLittle:
             refuse_other_tokenizer(*tokenizers)
         if self.policy is not None:
             DraftRule.bind(self.policy).check_model(lambda: pair_fingerprint(large, small))
+        self._captured: CapturedPair | None = None
+        if capture:
+            limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
+            self._captured = CapturedPair(large, small, limits)
 
     def generate(
         self,
@@ -106,7 +117,7 @@ class BigLittle:
         seed: int = 0,
         sequence_ids: Sequence[int] | None = None,
     ) -> BildOutput:
-        """Generate, one sequence at a time.
+        """Generate, one sequence at a time or, with `capture`, all together.
 
         Parameters
         ----------
@@ -131,11 +142,22 @@ class BigLittle:
         options = self._with_policy_options(given)
         rows = _rows(input_ids, attention_mask)
         ids = check_sequence_ids(sequence_ids, len(rows))
-        runs = tuple(
-            self.passage(row, seed=seed, sequence=each, **options).run(self.rule)
+        passages = [
+            self.passage(row, seed=seed, sequence=each, **options)
             for row, each in zip(rows, ids, strict=True)
-        )
+        ]
+        if self._captured is None:
+            runs = tuple(each.run(self.rule) for each in passages)
+        else:
+            runs = self._run_together(self._captured, passages)
         return BildOutput(self._sequences(input_ids, runs), runs)
+
+    def _run_together(
+        self, captured: CapturedPair, passages: Sequence["Passage"]
+    ) -> tuple[BildRun, ...]:
+        decodings = [each.decoding(self.rule) for each in passages]
+        captured.run([each.source for each in passages], decodings, self.rule)
+        return tuple(each.result(done) for each, done in zip(passages, decodings, strict=True))
 
     def passage(
         self,
@@ -156,8 +178,11 @@ class BigLittle:
             check_length(model, source.shape[1], max_new_tokens, f"{name} model")
         start = start_token(self.large)
         source = source.to(self.large.device)
-        reader = RememberingReader if remember else ModelReader
+        reader: type[ModelReader] = RememberingReader if remember else ModelReader
+        if self._captured is not None and not remember:
+            reader = CountingReader
         return Passage(
+            source=source,
             large=reader(self.large, self._flops[0], source),
             small=reader(self.small, self._flops[1], source),
             begin=tuple(source[0].tolist()) if start is None else (start,),
@@ -194,6 +219,8 @@ class BigLittle:
 class Passage:
     """One prepared sequence, which can be generated repeatedly under different rules."""
 
+    source: Tensor
+    """(1, positions)."""
     large: ModelReader
     small: ModelReader
     begin: tuple[int, ...]
@@ -206,9 +233,15 @@ class Passage:
     @torch.inference_mode()
     def run(self, rule: DraftRule) -> BildRun:
         """Generate the sequence under a rule."""
+        decoding = self.decoding(rule)
+        decoding.run()
+        return self.result(decoding)
+
+    def decoding(self, rule: DraftRule) -> Decoding:
+        """Return the state of a new generation under a rule."""
         self.large.restart()
         self.small.restart()
-        decoding = decoding_of(rule)(
+        return decoding_of(rule)(
             self.large,
             self.small,
             rule,
@@ -217,7 +250,9 @@ class Passage:
             ends=self.ends,
             noise=self._noise,
         )
-        decoding.run()
+
+    def result(self, decoding: Decoding) -> BildRun:
+        """Return what a finished generation did."""
         return BildRun(
             tokens=tuple(decoding.tokens[len(self.begin) :]),
             calls=tuple(decoding.calls),

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from swiftsure.text.decoder import attention_width, matrix_flops
 
-__all__ = ["Flops", "ModelReader", "RememberingReader"]
+__all__ = ["CountingReader", "Flops", "ModelReader", "RememberingReader"]
 
 
 class ModelReader:
@@ -97,6 +97,28 @@ class ModelReader:
         surplus = self.length - length
         if surplus > 0:
             self._cache.crop(-surplus)
+
+
+class CountingReader(ModelReader):
+    """Counts the passes of one sequence that is read together with others, elsewhere."""
+
+    def __init__(self, model: Any, counts: "Flops", source: Tensor) -> None:
+        super().__init__(model, counts, source)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of tokens read."""
+        return self._length
+
+    def forget(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self._length = min(self._length, length)
+
+    def note(self, tokens: Sequence[int], last: int) -> None:
+        """Count a pass over the new tokens of a sequence, of which `last` logits were asked."""
+        self._count(self._length, len(tokens), last)
+        self._length = len(tokens)
 
 
 class RememberingReader(ModelReader):

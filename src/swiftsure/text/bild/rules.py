@@ -71,6 +71,8 @@ class DraftRule(Rule):
     """Whether tokens are sampled rather than the most probable ones."""
     large_first: ClassVar[bool]
     """Whether the large model writes the first token, before any draft."""
+    reads_distributions: ClassVar[bool]
+    """Whether it needs both models' distributions, not only their largest probabilities."""
 
     fallback: float = field(default=0.5, kw_only=True)
     max_draft: int = field(default=10, kw_only=True)
@@ -179,6 +181,7 @@ class Rollback(DraftRule):
     level_name: ClassVar[str] = "threshold"
     samples: ClassVar[bool] = False
     large_first: ClassVar[bool] = True
+    reads_distributions: ClassVar[bool] = False
 
     threshold: float | None
     published: bool = field(default=False, kw_only=True)
@@ -210,13 +213,18 @@ class Rollback(DraftRule):
             return Judgement([], choices.__getitem__)
         tokens = torch.tensor([each.token for each in draft], device=logits.device)
         chances = logits[:-1].log_softmax(dim=-1).gather(1, tokens[:, None])
-        distances: list[float] = chances.squeeze(1).neg().tolist()
+        return self.judgement(choices, chances.squeeze(1).neg().tolist(), draft)
+
+    def judgement(
+        self, choices: Sequence[int], distances: Sequence[float], draft: Sequence[Proposal]
+    ) -> Judgement:
+        """Return the verdict, from the large model's tokens and the drafted ones' −log p."""
         if not self.published:
             distances = [
                 0.0 if choice == each.token else distance
                 for distance, choice, each in zip(distances, choices, draft, strict=False)
             ]
-        return Judgement(distances, choices.__getitem__)
+        return Judgement(list(distances), choices.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -259,6 +267,7 @@ class Speculative(DraftRule):
     level_name: ClassVar[str] = "tolerance"
     samples: ClassVar[bool] = True
     large_first: ClassVar[bool] = False
+    reads_distributions: ClassVar[bool] = True
 
     tolerance: float | None = 0.0
     fallback: float = field(default=0.0, kw_only=True)

@@ -11,7 +11,16 @@ from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.decoder import Decoder
 
-__all__ = ["Confidence", "Look", "Meta", "Saturation", "Softmax", "confidence_of"]
+__all__ = [
+    "Confidence",
+    "Look",
+    "Meta",
+    "Saturation",
+    "Softmax",
+    "confidence_of",
+    "look_exits",
+    "probability_gap",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Confidence(ABC):
     """The first exit at which it is defined."""
     through_heads = False
     """Whether states go through the exit heads, if there are any, before they are measured."""
+    gives_logits = False
+    """Whether every look of a token that exits computes its logits over the whole vocabulary."""
     computed: Logits | None = None
     """Logits that the last look computed, so that the head need not compute them again."""
 
@@ -86,6 +97,7 @@ class Softmax(Confidence):
     """
 
     through_heads = True
+    gives_logits = True
 
     def __init__(self, decoder: Decoder, shortlist: int | None = None) -> None:
         self.decoder = decoder
@@ -110,7 +122,7 @@ class Softmax(Confidence):
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
-        return _probability_gap(logits)
+        return probability_gap(logits)
 
     def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
@@ -118,13 +130,13 @@ class Softmax(Confidence):
         short = torch.bmm(head.weight[listed], inputs.unsqueeze(2)).squeeze(2)
         if head.bias is not None:
             short = short + head.bias[listed]
-        scores = _probability_gap(self.decoder.logits(short, listed))
+        scores = probability_gap(self.decoder.logits(short, listed))
         candidates = (scores >= look.levels).nonzero().squeeze(1)
         self.computed = None
         if len(candidates):
             logits = head(inputs[candidates])
             self.computed = Logits(candidates, logits)
-            whole = _probability_gap(self.decoder.logits(logits))
+            whole = probability_gap(self.decoder.logits(logits))
             sure = torch.minimum(scores[candidates], whole)
             scores = scores.index_copy(0, candidates, sure)
         return scores
@@ -192,14 +204,27 @@ def confidence_of(
     return Softmax(decoder, rule.shortlist)
 
 
-def _probability_gap(logits: Tensor) -> Tensor:
+def look_exits(decoder: Decoder, rule: CalmRule, confidence: Confidence) -> list[int]:
+    """Return the exits at which a rule measures the confidence."""
+    exits = [k for k in rule.looks(len(decoder.blocks)) if k >= confidence.first_exit]
+    if decoder.exit_heads is not None:
+        exits = [k for k in exits if k in decoder.exit_heads.exits]
+    return exits
+
+
+def probability_gap(logits: Tensor) -> Tensor:
     """Return p₁ − p₂ of each token.
 
     In float32, unlike `swiftsure.torch.scoring.top_diff`: text records come from running this
     code, not from stored logits, and float64 is slower over a whole vocabulary.
     """
-    two = logits.float().softmax(dim=1).topk(2, dim=1).values
-    return two[:, 0] - two[:, 1]
+    chances = logits.float().softmax(dim=1)
+    if chances.device.type == "cpu":
+        two = chances.topk(2, dim=1).values
+        return two[:, 0] - two[:, 1]
+    # On a GPU, topk takes several times as long as two passes for the largest.
+    top, place = chances.max(dim=1, keepdim=True)
+    return top[:, 0] - chances.scatter(1, place, -1.0).amax(dim=1)
 
 
 def _scatter_rows(values: Tensor, rows: Tensor, n: int) -> Tensor:

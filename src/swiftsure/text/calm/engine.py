@@ -15,10 +15,9 @@ Exited tokens carry their exit state to the end, where the model's own norm and 
 logits.
 """
 
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
-from swiftsure.text.calm.confidences import Confidence
+from swiftsure.text.calm.confidences import Confidence, look_exits
 from swiftsure.text.calm.results import Trace
-from swiftsure.text.calm.rules import CalmRule
+from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
-from swiftsure.text.decoder import Decoder
+from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.exit_heads import ExitHeads
 
 __all__ = ["Engine"]
@@ -69,14 +68,11 @@ class Engine:
         self.thresholds = thresholds
         self.blocks = list(decoder.blocks)
         self.trace: Trace | None = None
-        self._names = [_argument_names(type(block).forward) for block in self.blocks]
-        self._stack_names = _argument_names(type(decoder.stack).forward)
+        self._names = [argument_names(type(block).forward) for block in self.blocks]
+        self._stack_names = argument_names(type(decoder.stack).forward)
         self._cache_name = decoder.family.cache
         self._projects = [partial(decoder.project, index) for index in range(len(self.blocks))]
-        looks = rule.looks(len(self.blocks))
-        self._exits = {k for k in looks if k >= confidence.first_exit}
-        if decoder.exit_heads is not None:
-            self._exits &= set(decoder.exit_heads.exits)
+        self._exits = set(look_exits(decoder, rule, confidence))
         self._thread = threading.get_ident()
         self._eos = frozenset(eos_token_ids)
         self._cache: Any = None
@@ -110,11 +106,7 @@ class Engine:
 
     def _begin_generation(self, cache: Any, past: int, fed: Tensor, attended: Tensor | int) -> None:
         n = len(fed)
-        if self.thresholds.ndim and len(self.thresholds) != n:
-            raise ValueError(
-                f"`thresholds` must be one number or one per sequence, {n}, but got"
-                f" {len(self.thresholds)}."
-            )
+        check_thresholds(self.thresholds, n)
         prepare_cache(cache, self._projects)
         self._cache = cache
         self._finished = set()
@@ -237,12 +229,6 @@ def _apply_exit_heads(heads: ExitHeads, step: Step, states: Tensor) -> Tensor:
         rows = torch.tensor(exited, device=states.device)
         mapped.index_copy_(0, rows, heads(depth - 1, states.index_select(0, rows)))
     return mapped
-
-
-@cache
-def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a block's arguments in order, without `self`."""
-    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _attended(past: int, fed: Tensor, arguments: Mapping[str, Any]) -> Tensor | int:

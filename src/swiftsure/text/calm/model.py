@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftsure.policy import Policy
 from swiftsure.systems import threshold_levels
+from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.engine import Engine
 from swiftsure.text.calm.meta import MetaClassifier
@@ -21,6 +24,7 @@ from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.generation import check_length, check_options, check_token_ids, end_tokens
+from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
@@ -62,6 +66,10 @@ class CalmModel:
         For score "meta".
     heads : ExitHeads, optional
         For a model that was not trained to exit early; tokens exit only at blocks with a head.
+    capture : bool or CaptureLimits
+        Decode over caches of a fixed size: on a GPU through CUDA graphs, captured once per batch
+        size and length; on a CPU, on the rows that each block still has to run. The tokens are the
+        same. `CaptureLimits` says how much may be captured.
 
     Attributes
     ----------
@@ -85,6 +93,7 @@ class CalmModel:
         score: str | None = None,
         classifier: MetaClassifier | None = None,
         heads: ExitHeads | None = None,
+        capture: bool | CaptureLimits = False,
     ) -> None:
         self.decoder = with_heads(decoder_of(model), heads)
         refuse_training(model)
@@ -100,6 +109,10 @@ class CalmModel:
             binding.check_exits(self.n_exits)
             binding.check_model(lambda: calm_fingerprint(model, classifier, heads))
         self._confidence = confidence_of(self.rule, self.decoder, classifier)
+        self._captured: CapturedDecoding | None = None
+        if capture:
+            limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
+            self._captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
 
     def generate(
         self,
@@ -135,6 +148,10 @@ class CalmModel:
         if self.model.training:
             refuse_training(self.model)
         ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
+        if self._captured is not None:
+            with _exclusive(self.model):
+                sequences, trace = self._captured.generate(options, self._levels(thresholds))
+            return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
         with _patched(self.engine(thresholds, ends)) as run:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
@@ -142,9 +159,12 @@ class CalmModel:
 
     def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
         """Return the engine that runs the decoder's blocks for one generation."""
-        given = self.rule.threshold if thresholds is None else thresholds
-        levels = threshold_levels("thresholds", given)
+        levels = self._levels(thresholds)
         return Engine(self.decoder, self.rule, self._confidence, levels, ends)
+
+    def _levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
+        given = self.rule.threshold if thresholds is None else thresholds
+        return threshold_levels("thresholds", given)
 
     def _with_policy_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options merged with the policy's; raise if they contradict it."""

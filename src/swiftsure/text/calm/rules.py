@@ -11,7 +11,7 @@ from swiftsure import checks
 from swiftsure.exits import calm_decay, threshold_array
 from swiftsure.systems import PolicyBinding, ThresholdRule
 
-__all__ = ["SCORES", "CalmRule", "Decay"]
+__all__ = ["SCORES", "CalmRule", "Decay", "check_thresholds"]
 
 SCORES = ("softmax", "saturation", "meta")
 """Names of the confidences."""
@@ -124,3 +124,11 @@ class CalmRule(ThresholdRule):
         stored, prefix = binding.policy.settings, "decay_"
         decay = {key.removeprefix(prefix): stored[key] for key in stored if key.startswith(prefix)}
         return replace(super().from_policy(binding), decay=Decay(**decay) if decay else None)
+
+
+def check_thresholds(thresholds: NDArray[np.float32], n: int) -> None:
+    """Raise unless there is one threshold for all sequences, or one for each of n."""
+    if thresholds.ndim and len(thresholds) != n:
+        raise ValueError(
+            f"`thresholds` must be one number or one per sequence, {n}, but got {len(thresholds)}."
+        )

@@ -1,0 +1,271 @@
+"""Captured decoding (CALM, BiLD) against captured full decoders and `generate`, with its targets.
+
+`python benchmarks/captured_text.py [--parts large translator pair] [--texts FILE]` on a GPU. Parts:
+
+- large: a T5 of T5-large's size with random weights. Confidences are computed as usual, and tokens
+  exit after half of the blocks, or at depths drawn uniformly.
+- translator: the library's translator under its policies at a BLEU gap of 0.05; needs `--texts`,
+  one German sentence a line.
+- pair: BiLD with random models whose first blocks often predict the large model's token.
+
+The peer is the full decoder over the same static caches, captured as one graph per token. On a CPU
+(`--device cpu --width 128 --layers 8`) the same code runs without graphs. Ratios are of best times
+in one run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bild import llama_pair, random_sources, t5_pair
+from calm import certified, counted, random_t5
+from measure import Result, show
+from rich.console import Console
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from swiftsure import assets
+from swiftsure.text import BigLittle, CalmModel, CalmRule, MetaClassifier, Rollback
+from swiftsure.text.calm.confidences import Confidence, Look
+
+TITLE = "captured text: early exits and drafts, against captured full decoders"
+SOURCE, TOKENS = 64, 48
+ALONE = {"saturation": 1.5, "meta": 1.35, "softmax": 1.35}
+"""Targets against the captured full decoder, when all rows exit after half of the blocks."""
+EAGER = {1: 6.0, 32: 2.5}
+"""Targets against eager `generate`, by batch size."""
+TRANSLATED = {1: 2.0, 8: 1.5, 32: 1.5}
+DRAFTED = {1: 1.5, 8: 1.2}
+
+
+class Forced(Confidence):
+    """Computes a confidence, and exits at a given depth or at depths drawn uniformly (None)."""
+
+    def __init__(self, inner: Confidence, n_blocks: int, depth: int | None) -> None:
+        self.inner, self.n_blocks, self.depth = inner, n_blocks, depth
+        self.first_exit, self.gives_logits = inner.first_exit, inner.gives_logits
+
+    def begin(self) -> None:
+        self.inner.begin()
+        self.computed = None
+
+    def measure(self, look: Look) -> Tensor:
+        unused = 0.0 * self.inner.measure(look)
+        self.computed = self.inner.computed
+        if self.depth is not None:
+            return unused + float(look.exit_index + 1 >= self.depth)
+        drawn = (37.7 * look.states.float().abs().sum(dim=1)).frac()
+        return unused + (drawn < 1 / (self.n_blocks - look.exit_index)).float()
+
+    def flops(self) -> int:
+        return self.inner.flops()
+
+
+def forced(model: Any, rule: CalmRule, judge: MetaClassifier, depth: int | None) -> CalmModel:
+    """Return the model under a rule whose exits are forced."""
+    classifier = judge if rule.score == "meta" else None
+    fast = CalmModel(model, replace(rule, threshold=0.5), classifier=classifier, capture=True)
+    confidence = Forced(fast._confidence, fast.n_exits, depth)
+    fast._confidence = fast._captured.confidence = confidence
+    return fast
+
+
+def seconds(function: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
+    """Return the best time of a function after a first call, and its result."""
+    result, best = function(), float("inf")
+    for _ in range(repeats):
+        wait(device)
+        start = time.perf_counter()
+        result = function()
+        wait(device)
+        best = min(best, time.perf_counter() - start)
+    return best, result
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def run_large(
+    device: str, batches: Sequence[int], width: int, layers: int, repeats: int, dtype: torch.dtype
+) -> list[Result]:
+    """Measure a random T5; its encoder runs beforehand."""
+    model = random_t5(width, layers).to(device, dtype)
+    judge = MetaClassifier(width).to(device, dtype).eval()
+    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    results = []
+    for batch in batches:
+        torch.manual_seed(batch)
+        ids = torch.randint(5, 30000, (batch, SOURCE), device=device)
+        with torch.no_grad():
+            encoded = model.get_encoder()(input_ids=ids)
+        given = {"encoder_outputs": encoded, "attention_mask": torch.ones_like(ids)}
+
+        def time_of(generate: Any, given: Any = given) -> tuple[float, Any]:
+            return seconds(lambda: generate(**given, **options), device, repeats)
+
+        eager, _ = time_of(lambda **each: model.generate(**each, do_sample=False))
+        full, _ = time_of(CalmModel(model, None, capture=True).generate)
+        where = f"batch {batch}: "
+        per_token = 1e3 / TOKENS
+        results += [
+            Result(f"{where}generate, eager", eager * per_token, "ms"),
+            Result(f"{where}full decoder, captured", full * per_token, "ms"),
+        ]
+        never = forced(model, CalmRule(None, score="saturation"), judge, layers + 1)
+        results.append(
+            Result(
+                f"{where}saturation at every block, never exiting",
+                100 * (time_of(never.generate)[0] / full - 1),
+                "% over the captured full decoder",
+                at_most=5,
+            )
+        )
+        for every in (1, 4):
+            for score, target in ALONE.items():
+                looks = None if every == 1 else range(every - 1, layers - 1, every)
+                rule = CalmRule(None, score=score, look_at=looks)
+                for how, depth in (("half", layers // 2), ("uniform", None)):
+                    fast = forced(model, rule, judge, depth)
+                    took, output = time_of(fast.generate)
+                    goal = target if how == "half" else 1.3 if batch == 32 else 1.0
+                    results.append(
+                        Result(
+                            f"{where}{score}, every {every}, {how}",
+                            full / took,
+                            at_least=goal,
+                            note=f"{took * per_token:.2f} ms, {eager / took:.1f} x generate"
+                            f" (target {EAGER.get(batch, '-')}), mean depth"
+                            f" {float(output.mean_layers.mean()):.1f}",
+                        )
+                    )
+    return results
+
+
+def run_translator(
+    device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
+) -> list[Result]:
+    """Measure the library's translator under its certified policies."""
+    folder = assets.TRANSLATOR
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    plain = certified(model, assets.CALM, folder / "meta.safetensors")
+    options = next(iter(plain.values())).policy.settings["generation"]
+    results = []
+    for batch in batches:
+        given = [
+            tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt").to(device)
+            for i in range(0, len(texts), batch)
+        ]
+        inputs = [{k: each[k] for k in ("input_ids", "attention_mask")} for each in given]
+
+        def rate(generate: Any, inputs: Any = inputs) -> tuple[float, Any]:
+            took, said = seconds(lambda: [generate(**each) for each in inputs], device, repeats)
+            return counted(said, model) / took, said
+
+        eager, _ = rate(lambda **each: model.generate(**each, **options, do_sample=False))
+        captured = CalmModel(model, None, capture=True)
+        full, _ = rate(lambda captured=captured, **each: captured.generate(**each, **options))
+        where = f"translator, batch {batch}: "
+        results.append(Result(f"{where}captured full decoder, against generate", full / eager))
+        for name, each in plain.items():
+            fast = CalmModel(model, each.policy, classifier=each.classifier, capture=True)
+            speed, said = rate(fast.generate)
+            layers = np.concatenate([output.mean_layers for output in said]).mean()
+            results.append(
+                Result(
+                    f"{where}{name}",
+                    speed / full,
+                    at_least=TRANSLATED.get(batch) if device == "cuda" else None,
+                    note=f"{speed / eager:.2f} x generate, {layers:.1f} layers",
+                )
+            )
+    return results
+
+
+def run_pair(device: str, batches: Sequence[int], repeats: int) -> list[Result]:
+    """Measure BiLD, captured, against the captured large model and assisted generation."""
+    results = []
+    for name, build in {"T5": t5_pair, "Llama": llama_pair}.items():
+        large, small = (model.to(device) for model in build())
+        pairs = {"alone": BigLittle(large, small, None, capture=True)}
+        pairs |= {"drafts": BigLittle(large, small, Rollback(2.0), capture=True)}
+        for batch in batches:
+            ids = torch.cat(random_sources(large, batch))
+            took = {
+                each: seconds(
+                    lambda pair=pair, ids=ids: pair.generate(ids, max_new_tokens=TOKENS),
+                    device,
+                    repeats,
+                )[0]
+                for each, pair in pairs.items()
+            }
+            where = f"{name} pair, batch {batch}: "
+            results.append(
+                Result(
+                    f"{where}drafts, against the captured large model",
+                    took["alone"] / took["drafts"],
+                    at_least=DRAFTED.get(batch),
+                )
+            )
+            results.append(
+                Result(
+                    f"{where}drafts, against assisted generation",
+                    seconds(assisted(large, small, ids), device, repeats)[0] / took["drafts"],
+                    at_least=1.0,
+                )
+            )
+    return results
+
+
+def assisted(large: Any, small: Any, ids: Tensor) -> Callable[[], list[Any]]:
+    """Return transformers' assisted generation, which takes one text at a time."""
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids[:1])
+    return lambda: [
+        large.generate(row[None], attention_mask=mask, assistant_model=small, **options)
+        for row in ids
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", nargs="+", default=["large", "pair"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--texts", type=Path, help="file with one German sentence a line")
+    parser.add_argument("--n", type=int, default=64, help="how many texts")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    device, batches, repeats = arguments.device, arguments.batch, arguments.repeats
+    parts: dict[str, Callable[[], list[Result]]] = {
+        "large": lambda: run_large(
+            device,
+            batches,
+            arguments.width,
+            arguments.layers,
+            repeats,
+            getattr(torch, arguments.dtype),
+        ),
+        "pair": lambda: run_pair(device, [each for each in batches if each <= 8], repeats),
+    }
+    if arguments.texts is not None:
+        texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
+        parts["translator"] = lambda: run_translator(device, batches, texts, repeats)
+    for part in arguments.parts:
+        if part not in parts:
+            parser.error(f"--parts must be among {', '.join(parts)}, but got {part!r}")
+        show(f"{TITLE}: {part}", parts[part](), Console())  # as they come
+
+
+if __name__ == "__main__":
+    main()
