@@ -16,6 +16,7 @@ from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
+from swiftsure.cli.export import export
 from swiftsure.cli.monitor import monitor
 from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
@@ -39,7 +40,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (demo, translate, collect, calibrate, evaluate, report, plan, monitor, simulate, convert)
+VERBS = (
+    demo,
+    translate,
+    collect,
+    calibrate,
+    evaluate,
+    report,
+    plan,
+    export,
+    monitor,
+    simulate,
+    convert,
+)
 for verb in VERBS:
     app.command(cls=Verb)(verb)
 
