@@ -300,9 +300,7 @@ def _explained(what: str) -> Iterator[None]:
             each.setLevel(level)
 
 
-OPERATOR = re.compile(
-    r"(?:OpOverload\(op='|torch\.ops\.|No decompositions registered for )([\w.:]+)"
-)
+OPERATOR = re.compile(r"(?:OpOverload\(op='|torch\.ops\.)(\w+(?:\.|::)\w+)")
 
 
 def _reason(error: BaseException) -> str:
@@ -315,6 +313,11 @@ def _reason(error: BaseException) -> str:
     operators = [match[1] for text in texts for match in OPERATOR.finditer(text)]
     if operators:
         return f"the operator {operators[-1]} has no ONNX form"
+    if any("Constraints violated (batch)" in text for text in texts):
+        return (
+            "its batch size is a constant there. Use `x.shape[0]` in place of `len(x)`, and no"
+            " numbers that depend on the batch"
+        )
     lines = [line.strip() for line in texts[-1].splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300].rstrip(".")
 
