@@ -37,6 +37,8 @@ def collect(
     durable: Annotated[
         bool, typer.Option(help="Wait until each shard is on disk, to survive power failures.")
     ] = True,
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    workers: Annotated[int | None, optional("Ray actors.", default="the cluster's CPUs")] = None,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record every exit's losses and costs.
@@ -51,6 +53,8 @@ def collect(
 
         swiftsure collect exported/ --data sets:calibration
     """
+    if folder is not None and engine != "local":
+        raise ValueError("`--engine ray` is for PyTorch models, not for exported folders.")
     if (folder is None) == (model is None):
         raise ValueError("Pass either a folder that `swiftsure export` wrote, or --model.")
     try:
@@ -75,6 +79,8 @@ def collect(
                 shards=shards,
                 shard_size=shard_size,
                 durable=durable,
+                engine=engine,  # type: ignore[arg-type]
+                workers=workers,
                 progress=False if json else None,
             )
     except InterruptedCollectionError as error:

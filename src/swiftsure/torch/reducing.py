@@ -51,7 +51,12 @@ class Rows(NamedTuple):
 
 
 class Reducer:
-    """Reduces batches to rows of a record."""
+    """Reduces batches to rows of a record.
+
+    `n_running` is how many batches may run before the oldest is waited for.
+    """
+
+    n_running = 1
 
     def __init__(
         self,
@@ -196,6 +201,9 @@ class Reducer:
             dtype=self.dtype,
             full_costs=self.full_costs,
         )
+
+    def close(self) -> None:
+        """Free what the reducer holds besides memory; nothing here."""
 
     def identity(self) -> dict[str, Any]:
         """Return what all shards of one run have in common."""
