@@ -58,7 +58,14 @@ class Drifts(nn.Module):
     """Gives other numbers in a trace than in PyTorch."""
 
     def forward(self, x):
-        return x + 1.0 if torch.compiler.is_compiling() else x
+        return x + 1.0 if torch.compiler.is_compiling() else 1.0 * x
+
+
+class AddsLittle(nn.Module):
+    """Adds 1e-8, as layers that divide do; graph optimisers may take it for 0."""
+
+    def forward(self, x):
+        return x + (0.0 * x + 1e-8) * 1e8
 
 
 class FixedBatch(nn.Module):
@@ -96,6 +103,11 @@ def test_an_operator_without_an_onnx_form_is_named(tmp_path):
 def test_a_fixed_batch_size_is_refused(tmp_path):
     with pytest.raises(onnx.ExportError, match=r"Stage 2 cannot .* batch size is a constant .*len"):
         onnx.export(two_exits(FixedBatch()), None, tmp_path / "f", example=inputs(4))
+
+
+def test_small_constants_are_kept(tmp_path):
+    manifest = onnx.export(two_exits(AddsLittle()), None, tmp_path / "f", example=inputs(4))
+    assert manifest.check.largest_difference < 1e-4
 
 
 def test_other_outputs_than_in_pytorch_are_refused(tmp_path):

@@ -28,6 +28,9 @@ def write_graph(module: nn.Module, tensors: Sequence[Tensor], path: Path) -> Non
         traced,
         dynamo=True,
         verbose=False,
+        # The exporter's optimiser takes 1e-8 for 0 and removes such additions. ONNX Runtime
+        # optimises graphs when it loads them.
+        optimize=False,
         input_names=[f"state_{k}" for k in range(len(tensors))],
     )
     if program is None:
