@@ -50,9 +50,10 @@ class RayReducer(Reducer):
         n = checks.count("workers", n)
         gpus = 1 if self.device.type == "cuda" else 0
         make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(_Worker)
-        shared = ray.put((model, *settings))  # copied to each node once
+        # Copied to each node once, and kept: an actor that is started again reads it again.
+        self._given = ray.put((model, *settings))
         self._ray = ray
-        self._workers = [make.remote(shared) for _ in range(n)]
+        self._workers = [make.remote(self._given) for _ in range(n)]
         self._turns = cycle(self._workers)
         self.n_running = AHEAD * n
 
