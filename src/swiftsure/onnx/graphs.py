@@ -19,6 +19,8 @@ def write_graph(module: nn.Module, tensors: Sequence[Tensor], path: Path) -> Non
     Inputs are named "state_0", "state_1", and so on; those that have no effect are left out.
     """
     _require_exporter()
+    from onnxscript.optimizer import fold_constants, remove_unused_nodes
+
     batch = torch.export.Dim("batch")
     # Not left to torch.onnx.export, which falls back to a fixed batch size where this one fails.
     traced = torch.export.export(
@@ -28,13 +30,13 @@ def write_graph(module: nn.Module, tensors: Sequence[Tensor], path: Path) -> Non
         traced,
         dynamo=True,
         verbose=False,
-        # The exporter's optimiser takes 1e-8 for 0 and removes such additions. ONNX Runtime
-        # optimises graphs when it loads them.
-        optimize=False,
+        optimize=False,  # its rewriting rules take 1e-8 for 0 and remove such additions
         input_names=[f"state_{k}" for k in range(len(tensors))],
     )
     if program is None:
         raise RuntimeError("the exporter returned nothing")
+    fold_constants(program.model)  # exact, and ONNX Runtime fuses more afterwards
+    remove_unused_nodes(program.model)
     inputs = program.model.graph.inputs
     for value in [each for each in inputs if not each.uses() and not each.is_graph_output()]:
         inputs.remove(value)
