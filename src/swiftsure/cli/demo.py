@@ -52,11 +52,9 @@ def demo(
     how much compute it saves and how much accuracy it loses. With --onnx it
     is first exported to ONNX files, which takes up to a minute.
 
-    [bold]Examples[/bold]
+    [bold]Example[/bold]
 
         swiftsure demo --epsilon 0.02 --n 1000
-
-        swiftsure demo --onnx
     """
     import swiftsure as ss
     from swiftsure import assets, checks
