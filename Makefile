@@ -9,6 +9,7 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
+DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 
@@ -21,7 +22,7 @@ help: ## List the targets
 setup: $(INSTALLED) ## Create the virtual environment and install the library with its tools
 	@echo "Ready: $(VENV)"
 
-demo: $(INSTALLED) ## Run the demonstrations: images, then text
+demo: $(DEMO_INSTALLED) ## Run the demonstrations: images, then text
 	@$(BIN)/swiftsure demo
 	@echo
 	@$(BIN)/swiftsure translate
@@ -55,15 +56,20 @@ clean: ## Remove caches and build products; the virtual environment stays
 	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
+$(DEMO_INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
-	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (a minute or two)"
+	@echo "Setting up $(VENV): the library, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e assets -e '.[dev,demo,text]'
+	@$(PIP) -e assets -e '.[demo,text]'
+	@touch $@
+
+$(INSTALLED): $(DEMO_INSTALLED)
+	@echo "Adding the tools and all extras to $(VENV)"
+	@$(PIP) -e assets -e '.[dev,demo,text,export,serve,ray]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e assets -e '.[dev,demo,text,docs]'
+	@$(PIP) -e assets -e '.[dev,demo,text,export,serve,ray,docs]'
 	@touch $@

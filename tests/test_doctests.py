@@ -18,6 +18,9 @@ EXTRAS = (
     "rouge_score",
     "sentencepiece",
     "triton",
+    "onnxruntime",
+    "onnxscript",
+    "ray",
 )
 """What the optional parts of the library need; Triton comes with PyTorch for CUDA."""
 

@@ -48,7 +48,7 @@ def examples(command):
 EXAMPLES = {  # a group may show one of its verbs'
     example: None
     for words, command in {**VERBS, **GROUPS}.items()
-    if words not in {("collect",), ("convert",)}  # they need a model, and a pickle
+    if words not in {("collect",), ("convert",), ("export",)}  # they need a model, or a pickle
     for example in examples(command)
     if words or example != "swiftsure demo"
 }

@@ -16,6 +16,7 @@ from swiftsure.cli.commands import Group, Verb
 from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
+from swiftsure.cli.export import export
 from swiftsure.cli.label import label
 from swiftsure.cli.monitor import monitor
 from swiftsure.cli.output import check_outputs, one_line
@@ -49,6 +50,7 @@ VERBS = (
     evaluate,
     report,
     plan,
+    export,
     monitor,
     simulate,
     convert,

@@ -1,9 +1,5 @@
 """`swiftsure collect`: run a model on data and write a record."""
 
-import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +8,20 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import check_outputs, number, print_json, print_table, print_text
+from swiftsure.cli.targets import call_target, import_from_current_folder, one_line_of
 
 __all__ = ["collect"]
 
 
 def collect(
-    model: Annotated[str, optional("module:function that returns a staged model.")],
     data: Annotated[str, optional("module:function that returns batches.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder that `swiftsure export` wrote, in place of --model.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[str | None, optional("module:function that returns a staged model.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
         "record.parquet"
     ),
@@ -34,18 +37,26 @@ def collect(
     durable: Annotated[
         bool, typer.Option(help="Wait until each shard is on disk, to survive power failures.")
     ] = True,
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    workers: Annotated[int | None, optional("Ray actors.", default="the cluster's CPUs")] = None,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record every exit's losses and costs.
 
     The two functions take no arguments and may be in the current folder.
     The first returns a staged model in evaluation mode, the second an
-    iterable of (inputs, labels).
+    iterable of (inputs, labels). An exported folder runs in ONNX Runtime.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
         swiftsure collect --model nets:build --data sets:calibration
+
+        swiftsure collect exported/ --data sets:calibration
     """
+    if folder is not None and engine != "local":
+        raise ValueError("`--engine ray` is for PyTorch models, not for exported folders.")
+    if (folder is None) == (model is None):
+        raise ValueError("Pass either a folder that `swiftsure export` wrote, or --model.")
     try:
         from swiftsure.torch import collect as run
         from swiftsure.torch.collecting import InterruptedCollectionError
@@ -54,18 +65,22 @@ def collect(
 
     check_outputs(output)  # fail before hours of collecting
     try:
-        with _import_from_current_folder():
+        with import_from_current_folder():
             record = run(
-                _to_device(_call_target("--model", model), device),
-                _call_target("--data", data),
+                _exported(folder, device)
+                if model is None
+                else _to_device(call_target("--model", model), device),
+                call_target("--data", data),
                 losses=[name.strip() for name in losses.split(",")],
                 scores=[name.strip() for name in scores.split(",")],
                 dtype=dtype,
-                device=device,
+                device=None if model is None else device,
                 seconds=seconds,
                 shards=shards,
                 shard_size=shard_size,
                 durable=durable,
+                engine=engine,  # type: ignore[arg-type]
+                workers=workers,
                 progress=False if json else None,
             )
     except InterruptedCollectionError as error:
@@ -76,13 +91,13 @@ def collect(
         )
         raise ValueError(
             f"Collecting stopped after {error.record.n:,} samples"
-            f" ({_one_line(error.__cause__)}); {remedy}."
+            f" ({one_line_of(error.__cause__)}); {remedy}."
         ) from None
     except (ValueError, TypeError, ImportError, OSError):
         raise  # their messages are clear already
     except Exception as error:  # raised by the user's model or data, not a bug here
         raise ValueError(
-            f"Collecting stopped before anything was collected ({_one_line(error)})."
+            f"Collecting stopped before anything was collected ({one_line_of(error)})."
         ) from error
     record.save(output)
     exits = [
@@ -104,34 +119,12 @@ def collect(
     print_text(f"Wrote {output}")
 
 
-@contextmanager
-def _import_from_current_folder() -> Iterator[None]:
-    """Allow imports from the current folder, also while batches are made."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
+def _exported(folder: Path | None, device: str | None) -> Any:
+    """Return an exported folder as a staged model; its device is the execution provider."""
+    from swiftsure.onnx import Stages
+    from swiftsure.onnx.collecting import StagedFolder
 
-
-def _call_target(option: str, target: str) -> Any:
-    """Call the function named by module:function and return its result."""
-    module, _, name = target.partition(":")
-    if not (module and name):
-        raise ValueError(f"`{option}` must be module:function, but got {target!r}.")
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:
-        raise ValueError(f"`{option}`: cannot import {module!r} ({_one_line(error)}).") from error
-    if not hasattr(found, name):
-        raise ValueError(f"`{option}`: {module!r} has no function {name!r}.")
-    function = getattr(found, name)
-    if not callable(function):
-        raise ValueError(
-            f"`{option}` must name a function, but {target!r} is of type {type(function).__name__}."
-        )
-    return function()
+    return StagedFolder(Stages.load(str(folder), providers=device))
 
 
 def _to_device(model: Any, device: str | None) -> Any:
@@ -140,9 +133,4 @@ def _to_device(model: Any, device: str | None) -> Any:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:  # PyTorch raises either for a missing device
-        raise ValueError(f"`--device`: {device!r} cannot be used ({_one_line(error)}).") from None
-
-
-def _one_line(error: BaseException | None) -> str:
-    first = str(error).partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {first}"
+        raise ValueError(f"`--device`: {device!r} cannot be used ({one_line_of(error)}).") from None

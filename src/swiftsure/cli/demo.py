@@ -1,9 +1,11 @@
 """`swiftsure demo`: calibrate a trained network, then run it with and without early exits."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -34,6 +36,9 @@ def demo(
             "--small", help="Use the small network, even if swiftsure-assets is installed."
         ),
     ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Export the network and run it in ONNX Runtime.")
+    ] = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the policy and figures.")
     ] = Path("results/demo"),
@@ -44,7 +49,8 @@ def demo(
     The network is an MSDNet with five exits, trained on Fashion-MNIST, or,
     if swiftsure-assets is not installed, a small network with three exits. It
     is calibrated on some test images and then runs on others, to measure
-    how much compute it saves and how much accuracy it loses.
+    how much compute it saves and how much accuracy it loses. With --onnx it
+    is first exported to ONNX files, which takes up to a minute.
 
     [bold]Example[/bold]
 
@@ -83,7 +89,10 @@ def demo(
     files = [output / "policy.json", output / "policy.png"]
     measured = None
     if find_spec("torch") is not None:
-        measured, exits = _run(policy, images, batch, small, progress=None if not json else False)
+        exported = output / "onnx" if onnx else None
+        files += [] if exported is None else [exported]
+        ways = _ways(policy, images, small, exported)
+        measured, exits = _run(ways, images, batch, progress=None if not json else False)
         files.append(output / "images.png")
         _images_figure(images, exits, files[-1])
     if json:
@@ -145,45 +154,73 @@ def _print_tradeoff(tradeoff: list[dict[str, Any]], n: int, n_others: int) -> No
     )
 
 
-def _run(
-    policy: "Policy", images: "SampleImages", batch: int, small: bool, progress: bool | None
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Time the full network and early exits, alternating batch by batch."""
+class _Ways(NamedTuple):
+    """Prepared images, and two ways to run batches of them."""
+
+    inputs: Any
+    full: Callable[[Any], Any]
+    """Returns the logits of the full network."""
+    early: Callable[[Any], Any]
+    """Returns an `ExitOutput`."""
+    n_exits: int
+
+
+def _ways(policy: "Policy", images: "SampleImages", small: bool, exported: Path | None) -> _Ways:
+    """Return the network in PyTorch, or exported to a folder and run in ONNX Runtime."""
     import torch
 
-    from swiftsure.progress import steps
     from swiftsure.torch import EarlyExit, StagedModel
     from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
 
     model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
-    fast = EarlyExit(model, policy)
+    inputs, n_exits = prepared(images.images), model.n_exits
+    if exported is None:
+        full = torch.inference_mode()(partial(_full_output, model))
+        return _Ways(inputs, full, EarlyExit(model, policy), n_exits)
+    from swiftsure import onnx
 
-    @torch.inference_mode()
-    def full(x: torch.Tensor) -> torch.Tensor:
-        state: Any = model.begin(x)
-        for k in range(model.n_exits):
-            state = model.advance(k, state)
-        last: torch.Tensor = model.head(model.n_exits - 1, state)
-        return last
+    onnx.export(model, policy, exported, example=inputs[:64])
+    fast = onnx.EarlyExit.load(exported)
+    return _Ways(
+        inputs.numpy(),
+        lambda batch: _full_output(fast.stages, batch).arrays[0],
+        fast,
+        n_exits,
+    )
 
-    parts = torch.split(prepared(images.images), batch)
-    full(parts[0]), fast(parts[0])
+
+def _full_output(model: Any, batch: Any) -> Any:
+    state = model.begin(batch)
+    for k in range(model.n_exits):
+        state = model.advance(k, state)
+    return model.head(model.n_exits - 1, state)
+
+
+def _run(
+    ways: _Ways, images: "SampleImages", batch: int, progress: bool | None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Time the full network and early exits, alternating batch by batch."""
+    from swiftsure.progress import steps
+
+    parts = [ways.inputs[k : k + batch] for k in range(0, len(ways.inputs), batch)]
+    ways.full(parts[0]), ways.early(parts[0])
     seconds = {"full": 0.0, "early": 0.0}
     answers: dict[str, list[Any]] = {"full": [], "early": [], "exits": []}
     with steps("running the network", len(parts), progress) as advance:
         for x in parts:
             start = time.perf_counter()
-            answers["full"].append(full(x).argmax(dim=1))
+            logits = ways.full(x)
             middle = time.perf_counter()
-            out = fast(x)
-            answers["early"].append(out.predictions)
-            seconds["full"] += middle - start
+            out = ways.early(x)
             seconds["early"] += time.perf_counter() - middle
-            answers["exits"].append(out.exits)
+            seconds["full"] += middle - start
+            answers["full"].append(np.asarray(logits).argmax(axis=1))
+            answers["early"].append(np.asarray(out.predictions))
+            answers["exits"].append(np.asarray(out.exits))
             advance()
-    found = {name: torch.cat(each).numpy() for name, each in answers.items()}
+    found = {name: np.concatenate(each) for name, each in answers.items()}
     right = {name: float((found[name] == images.labels).mean()) for name in ("full", "early")}
-    shares = np.bincount(found["exits"], minlength=model.n_exits) / len(images.labels)
+    shares = np.bincount(found["exits"], minlength=ways.n_exits) / len(images.labels)
     return {
         "images_per_second": {name: len(images.labels) / each for name, each in seconds.items()},
         "times_faster": seconds["full"] / seconds["early"],

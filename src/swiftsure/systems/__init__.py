@@ -4,6 +4,7 @@
 |---|---|
 | `binding` | refuses a policy that was made for another system or model, or for other settings |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
+| `streaming` | gathers samples of several batches before a stage runs |
 | `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
 """
 

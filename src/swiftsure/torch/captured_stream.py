@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from swiftsure.systems.streaming import StreamError
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.captured_lane import CapturedLane, Left
-from swiftsure.torch.results import ExitOutput, StreamError, StreamResult
+from swiftsure.torch.results import ExitOutput, StreamResult
 from swiftsure.torch.staged import batch_size, rows_of
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -70,6 +71,8 @@ def collect(
     shard_seconds: float = 60.0,
     durable: bool = True,
     progress: bool | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
 ) -> ExitRecord:
     """Return the record of a model's scores, losses and costs at every exit.
 
@@ -107,6 +110,11 @@ def collect(
         then collected again.
     progress : bool, optional
         Show a progress bar; by default if standard error is a terminal.
+    engine : {"local", "ray"}
+        Where the model runs: in this process, or in Ray actors, which each hold a copy of it. The
+        record is the same, and shards may be resumed by either.
+    workers : int, optional
+        Number of Ray actors, each with one CPU; the CPUs of the cluster by default.
 
     Returns
     -------
@@ -127,7 +135,7 @@ def collect(
         If images have no labelled pixel at all. They have no loss and are left out of the record,
         so its risks, including consistency risks, are about images with some label.
     """
-    run = Reducer(model, losses, scores, temperatures, dtype, device, seconds)
+    run = _reducer(engine, workers)(model, losses, scores, temperatures, dtype, device, seconds)
     size = checks.count("shard_size", shard_size)
     wait = checks.number("shard_seconds", shard_seconds)
     if not wait >= 0:  # also refuses NaN
@@ -135,7 +143,7 @@ def collect(
     total = _length(loader)
     # Without a folder, one shard holds everything and the fingerprint is not needed yet.
     identity = {} if shards is None else run.identity()
-    with Shards(shards, ExitRecord, identity, durable=durable) as kept:
+    with closing(run), Shards(shards, ExitRecord, identity, durable=durable) as kept:
         collected = _Collection(run, kept, size, wait)
         try:
             with steps("collecting", total, progress) as advance:
@@ -168,6 +176,17 @@ def collect(
     return record
 
 
+def _reducer(engine: str, workers: int | None) -> Callable[..., Reducer]:
+    checks.choice("engine", engine, ["local", "ray"])
+    if engine == "ray":
+        from swiftsure.torch.ray_workers import RayReducer
+
+        return partial(RayReducer, workers)
+    if workers is not None:
+        raise ValueError("`workers` needs engine='ray'.")
+    return Reducer
+
+
 class _Collection:
     """Rows collected so far: finished shards, and batches not written to a shard yet."""
 
@@ -177,11 +196,10 @@ class _Collection:
         self.size = size
         self.seconds = seconds
         self.written_at = time.monotonic()
-        self.pending: PendingBatch | None = None
+        self.pending: deque[tuple[PendingBatch, dict[str, Any]]] = deque()
         self.rows: list[dict[str, Array]] = []
         self.hash = DataHash()
         self.digests: dict[str, Any] = {}  # of the samples whose rows are here
-        self._digests_pending: dict[str, Any] = {}  # and of those that are running
         # What the manifest says of each shard. It is written before its shard, and a shard may
         # have been lost: samples from the first missing shard on are collected again.
         notes = _checked_notes(shards)
@@ -248,7 +266,7 @@ class _Collection:
         return [name for names in self.left_out_of.values() for name in names]
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch, then store the previous one while the device is busy."""
+        """Start a batch, then store earlier ones while the device, or workers, are busy."""
         parts = self.shards.notes.get("batches")
         if parts is None:
             self.shards.note(batches=batch.names)
@@ -261,20 +279,23 @@ class _Collection:
         if self.shards.folder is not None:  # before the batch runs: a model may overwrite it
             self.hash.update(batch)
             digests = self.hash.digests()
-        running = 0 if self.pending is None else len(self.pending.ids)
-        pending = self.run.begin(batch, self.done + running)
-        self.finish()
-        self.pending, self._digests_pending = pending, digests
-        if not pending.is_running:
-            self.finish()
+        running = sum(len(pending.ids) for pending, _ in self.pending)
+        self.pending.append((self.run.begin(batch, self.done + running), digests))
+        while len(self.pending) > self.run.n_running or (
+            self.pending and not self.pending[0][0].is_running
+        ):
+            self._store()
 
     def finish(self) -> None:
-        """Wait for the running batch, if any, and store its rows."""
-        if self.pending is None:
-            return
-        pending, self.pending = self.pending, None
+        """Wait for all running batches and store their rows."""
+        while self.pending:
+            self._store()
+
+    def _store(self) -> None:
+        """Wait for the oldest running batch and store its rows."""
+        pending, digests = self.pending.popleft()
         rows = pending.rows()
-        self.digests = self._digests_pending
+        self.digests = digests
         self.rows.append(rows.arrays)
         if rows.left_out:
             self.left_out_of.setdefault(len(self.shards.records), []).extend(rows.left_out)

@@ -19,6 +19,7 @@ from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.costs import exit_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
+from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.losses import label_losses, stacked_logits
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
@@ -53,7 +54,12 @@ class Rows(NamedTuple):
 
 
 class Reducer:
-    """Reduces batches to rows of a record."""
+    """Reduces batches to rows of a record.
+
+    `n_running` is how many batches may run before the oldest is waited for.
+    """
+
+    n_running = 1
 
     def __init__(
         self,
@@ -83,11 +89,19 @@ class Reducer:
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
         self.full_costs: dict[str, float] = {}
+        self._confidence = confidence
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):
             self._fingerprint = begin_fingerprint(
                 model, self.device, temperatures=self.temperatures, dtype=self.dtype
             )
+        elif isinstance(model, ForeignModel):
+            if self.dtype is not None:
+                raise ValueError(f"`dtype` must be None for this model, but got {dtype!r}.")
+            self._confidence = model.confidence
+            self.costs["flops"] = model.flops
+            self._fingerprint = Future()
+            self._fingerprint.set_result(model.fingerprint(self.temperatures))
 
     @property
     def fingerprint(self) -> str | None:
@@ -101,7 +115,7 @@ class Reducer:
         ids = np.arange(done, done + n) if batch.ids is None else _per_sample("ids", batch.ids, n)
         groups = None if batch.groups is None else _per_sample("groups", batch.groups, n)
         copies, kept = self._reduced(inputs, batch.labels, ids)
-        if not self.costs:  # after the batch: a model may overwrite its inputs
+        if not self._measured:  # after the batch: a model may overwrite its inputs
             self._measure(inputs)
         return PendingBatch(self.model.n_exits, copies, ids, groups, kept, done)
 
@@ -152,13 +166,18 @@ class Reducer:
                 found[BROKEN].append(broken)
             if k < self.model.n_exits - 1:
                 for name in self.scores:
-                    found[f"confidences/{name}"].append(confidence(name, output))
+                    found[f"confidences/{name}"].append(self._confidence(name, output))
         return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
+
+    @property
+    def _measured(self) -> bool:
+        return "flops" in self.costs and (not self.seconds or "seconds" in self.costs)
 
     def _measure(self, inputs: Any) -> None:
         first = torch.zeros(1, dtype=torch.long, device=device_of(inputs))
         with inference(self.device, self.dtype):
-            self.costs["flops"] = exit_flops(self.model, rows_of(inputs, first))
+            if "flops" not in self.costs:
+                self.costs["flops"] = exit_flops(self.model, rows_of(inputs, first))
             if self.seconds:
                 self.costs["seconds"] = exit_seconds(self.model, inputs, score=self.scores[0])
                 self.full_costs["seconds"] = full_seconds(self.model, inputs)
@@ -188,6 +207,9 @@ class Reducer:
             full_costs=self.full_costs,
             predictions=rows.get(PREDICTIONS),
         )
+
+    def close(self) -> None:
+        """Free what the reducer holds besides memory; nothing here."""
 
     def identity(self) -> dict[str, Any]:
         """Return what all shards of one run have in common."""

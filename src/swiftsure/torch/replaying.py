@@ -127,7 +127,7 @@ class ReplayedModel(Staged):
         if self.task.confidence is not None:
             return Scored(output, self.task.confidence(output))
         if self.task.learned:  # the last exit agrees with itself
-            return Scored(output, output.new_ones(len(output), dtype=torch.float32))
+            return Scored(output, output.new_ones(output.shape[0], dtype=torch.float32))
         return output
 
 
@@ -263,11 +263,11 @@ class Replayer:
             found = run.start(self.shadow, *inputs)
             run.captured[arguments_of(ROOT)] = inputs
             mask = state.get("attention_mask") if isinstance(state, Mapping) else None
-            if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == n:
+            if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == n:
                 saved[MASK] = mask
         else:
             saved, rest = dict(state), state[REST].templates
-            n = len(saved[self.cuts[number - 1]][0])
+            n = saved[self.cuts[number - 1]][0].shape[0]
             blanks: dict[Unused, Tensor] = {}
             trees = {name: rest[name].filled(saved[name], n, blanks) for name in stage.reads}
             args, kwargs = trees.pop(arguments_of(stage.frame))
@@ -283,7 +283,7 @@ class Replayer:
         rows = state[self.cuts[number]]
         return Features(
             rows[0],
-            state[REST].templates[self.cuts[number]].filled(rows, len(rows[0]), {}),
+            state[REST].templates[self.cuts[number]].filled(rows, rows[0].shape[0], {}),
             state.get(MASK),
             state,
         )
@@ -293,7 +293,7 @@ class Replayer:
         tail = self.tails[number]
         templates = features.state[REST].templates
         blanks: dict[Unused, Tensor] = {}
-        n = len(features.state[self.cuts[number]][0])
+        n = features.state[self.cuts[number]][0].shape[0]
         trees = {
             name: templates[name].filled(features.state[name], n, blanks)
             for name in tail.stage.reads

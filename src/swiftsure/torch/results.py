@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ExitOutput",
     "Gathered",
-    "StreamError",
     "StreamResult",
     "broken_rows",
     "owned",
@@ -80,33 +77,6 @@ class ExitOutput:
                 f" {shapes_of(self.outputs)} per sample: use `outputs`."
             )
         return self.outputs.argmax(dim=1)
-
-
-class StreamError(RuntimeError, ValueError):
-    """A stage failed on some samples of a stream, or refused them; the others go on.
-
-    Attributes
-    ----------
-    samples : (m,)
-        Numbers of the samples that failed, in the order in which samples were pushed. They have
-        left the stream.
-    results : list of StreamResult
-        Samples that exited during the same call.
-    """
-
-    def __init__(self, message: str, samples: NDArray[np.int64]) -> None:
-        super().__init__(message)
-        self.samples = samples
-        self.results: list[StreamResult] = []
-
-    @classmethod
-    def of(cls, stages: str, samples: NDArray[np.int64], error: Exception) -> Self:
-        """Return the error for stages that failed on some samples."""
-        shown = ", ".join(map(str, samples[:10].tolist())) + ", …" * (len(samples) > 10)
-        cause = f"{type(error).__name__}: {error}"
-        found = cls(f"{stages} failed on samples {shown} ({cause}); the others go on.", samples)
-        found.__cause__ = error
-        return found
 
 
 @dataclass(frozen=True)

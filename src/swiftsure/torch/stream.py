@@ -1,25 +1,25 @@
 """`Stream`: gathers samples that remain from several batches, so that late stages run full."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
+from swiftsure.systems.streaming import StageStream, Step, StreamError
 from swiftsure.torch.captured_stream import CapturedStream
-from swiftsure.torch.results import ExitOutput, Gathered, StreamError, StreamResult, owned
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
 
 __all__ = ["Stream", "StreamError"]
 
 
-class Stream:
+class Stream(StageStream[StreamResult]):
     """Runs late stages on full batches, for offline throughput and for serving.
 
     Samples that do not exit wait before the next stage until there are `batch_size` of them. At
@@ -55,17 +55,13 @@ class Stream:
     ) -> None:
         if not isinstance(fast, EarlyExit):
             raise TypeError(f"`fast` must be an EarlyExit, but got {type(fast).__name__}.")
+        super().__init__(fast.model.n_exits, batch_size, max_wait)
         self.fast = fast
-        self.batch_size = checks.count("batch_size", batch_size)
-        self.max_wait = checks.count("max_wait", max_wait)
         self._captured: CapturedStream | None = None
         if fast.captures is not None:
             self._captured = CapturedStream(fast, fast.captures, batch_size, max_wait, full)
         elif full:
             raise ValueError("`full` needs EarlyExit(..., capture=True).")
-        self._n_pushed = 0
-        self._n_pushes = 0
-        self._queues: list[deque[_Group]] = [deque() for _ in range(fast.model.n_exits)]
 
     def push(self, batch: Any) -> list[StreamResult]:
         """Add a batch and return the samples that exited, from this batch or earlier ones.
@@ -76,212 +72,82 @@ class Stream:
             If a stage fails. The samples that it ran are lost; the error names them. Those that
             exited are in the error's `results`. All others stay, and the stream can go on.
         """
-        if self._captured is not None:
-            return self._captured.push(batch)
-        n = batch_size(batch)
-        results: list[StreamResult] = []
-        with self.fast.context(batch):
-            self._n_pushes += 1
-            if n > 0:
-                state = self.fast.model.begin(batch)
-                ids = torch.arange(self.pushed, self.pushed + n, device=device_of(batch))
-                self._n_pushed += n
-                self._queues[0].append(_Group(ids, state, self._n_pushes))
-            self._drain_all(results)
-        return results
+        return super().push(batch) if self._captured is None else self._captured.push(batch)
 
     def flush(self) -> list[StreamResult]:
         """Run all waiting samples and return their results; see `push` for errors."""
-        if self._captured is not None:
-            return self._captured.flush()
-        results: list[StreamResult] = []
-        first = next((group for queue in self._queues for group in queue), None)
-        if first is not None:
-            with self.fast.context(first.state):
-                self._drain_all(results, everything=True)
-        return results
+        return super().flush() if self._captured is None else self._captured.flush()
 
     @property
     def pushed(self) -> int:
         """Number of samples that were ever added."""
-        return self._n_pushed if self._captured is None else self._captured.pushed
+        return super().pushed if self._captured is None else self._captured.pushed
 
     @property
     def in_flight(self) -> int:
         """Number of samples that have not exited yet."""
-        if self._captured is not None:
-            return self._captured.in_flight
-        return sum(len(group.ids) for queue in self._queues for group in queue)
+        return super().in_flight if self._captured is None else self._captured.in_flight
 
-    def run(self, batches: Iterable[Any], ordered: bool = False) -> Iterator[Any]:
-        """Yield `StreamResult`s as samples exit or, if `ordered`, one `ExitOutput` per batch."""
-        if not ordered:
-            for batch in batches:
-                yield from _delivered(self.push, batch)
-            yield from _delivered(self.flush)
-            return
-        if self.in_flight:
-            raise ValueError(
-                f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
-                " do), which are in none of these batches: take them out with flush() first."
-            )
-        if self._captured is not None:
-            yield from self._captured.run(batches)
-            return
-        order = _BatchOrder()
-        for batch in batches:
-            open_ = Gathered(batch_size(batch), device_of(batch), self.pushed)
-            if open_.n == 0:  # run it anyway, for the shapes of its outputs
-                out = self.fast(batch)
-                open_.put(StreamResult(out.exits, out.raw, 0))
-            order.open.append(open_)
-            yield from order.delivered(self.push, batch)
-        yield from order.delivered(self.flush)
+    def _run_ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
+        if self._captured is None:
+            return super()._run_ordered(batches)
+        return self._captured.run(batches)
 
-    def _drain_all(self, results: list[StreamResult], everything: bool = False) -> None:
-        """Run every stage that is due; after a failure the others still run, then it is raised."""
-        failed: list[StreamError] = []
-        for k in range(len(self._queues)):
-            while True:
-                try:
-                    self._drain(k, results, everything)
-                except StreamError as error:
-                    failed.append(error)
-                    continue
-                break
-        if failed:
-            first = failed[0]
-            first.samples = np.concatenate([each.samples for each in failed])
-            first.results = results
-            raise first
+    def _size(self, batch: Any) -> int:
+        return batch_size(batch)
 
-    def ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
-        """Yield one `ExitOutput` per batch, in order."""
-        return self.run(batches, ordered=True)
+    def _begin(self, batch: Any, start: int, n: int) -> tuple[Tensor, Any]:
+        state = self.fast.model.begin(batch)
+        return torch.arange(start, start + n, device=device_of(batch)), state
 
-    def _drain(self, k: int, results: list[StreamResult], everything: bool = False) -> None:
-        """Run stage k while it has a full batch or samples that waited too long."""
-        queue = self._queues[k]
-        while queue:
-            count = sum(len(group.ids) for group in queue)
-            overdue = self._n_pushes - queue[0].since >= self.max_wait
-            if not (k == 0 or everything or overdue or count >= self.batch_size):
-                break
-            parts, n_before = _take(queue, self.batch_size), len(results)
-            try:
-                self._step(k, _joined(parts), results)
-            except Exception as error:
-                exited = [result.ids.cpu().numpy() for result in results[n_before:]]
-                tried = np.concatenate([part.ids.cpu().numpy() for part in parts])
-                samples = np.setdiff1d(tried, np.concatenate([[], *exited]))
-                raise StreamError.of(f"Stage {k + 1}", samples, error) from error
-            if k + 1 < len(self._queues):
-                self._drain(k + 1, results)  # at once, so that no queue grows long
-
-    def _step(self, k: int, group: "_Group", results: list[StreamResult]) -> None:
-        """Run one stage, collect the samples that exit, and queue the rest for the next stage."""
+    def _step(self, exit_index: int, ids: Tensor, state: Any) -> Step[StreamResult]:
         fast, last = self.fast, self.fast.model.n_exits - 1
-        ids, state = group.ids, fast.stage(k, group.state)
-        if k == last:
-            output = fast.answer(k, state, len(ids))
-            results.append(StreamResult(ids, owned(plain_output(output)), k))
-            return
-        if fast.may_fire(k):
-            output = fast.answer(k, state, len(ids))
-            left, stay, _ = fast.part(k, output, ids)
-            if left is not None:
-                results.append(left)
-                if stay is None:
-                    return
-                ids, state = ids[stay], fast.model.select(state, stay)
-        self._queues[k + 1].append(_Group(ids, state, group.since))
+        state = fast.stage(exit_index, state)
+        if exit_index == last:
+            output = fast.answer(exit_index, state, len(ids))
+            return Step(StreamResult(ids, owned(plain_output(output)), exit_index), None)
+        if not fast.may_fire(exit_index):
+            return Step(None, lambda: (ids, state))
+        output = fast.answer(exit_index, state, len(ids))
+        left, stay, _ = fast.part(exit_index, output, ids)
+        if left is None:
+            return Step(None, lambda: (ids, state))
+        if stay is None:
+            return Step(left, None)
+        return Step(left, lambda: (ids[stay], fast.model.select(state, stay)))
 
+    def _assembly(self, batch: Any, start: int) -> Gathered:
+        open_ = Gathered(batch_size(batch), device_of(batch), start)
+        if open_.n == 0:  # run it anyway, for the shapes of its outputs
+            out = self.fast(batch)
+            open_.put(StreamResult(out.exits, out.raw, 0))
+        return open_
 
-def _delivered(run: Callable[..., list[StreamResult]], *given: Any) -> Iterator[StreamResult]:
-    """Yield the results of a call; if it fails, those that it has before the error."""
-    try:
-        yield from run(*given)
-    except StreamError as error:
-        yield from error.results
-        raise
+    def _form(self, state: Any) -> Any:
+        """Return the structure of a state, and the type and shape of a sample in each leaf."""
+        leaves, structure = pytree.tree_flatten(state)
+        forms = [
+            (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else None for leaf in leaves
+        ]
+        return structure, forms
 
+    def _rows(self, state: Any, first: int, stop: int) -> Any:
+        return rows_of(state, torch.arange(first, stop, device=device_of(state)))
 
-@dataclass(frozen=True)
-class _Group:
-    ids: Tensor
-    state: Any
-    since: int
+    def _joined(self, states: list[Any]) -> Any:
+        flat = [pytree.tree_flatten(state) for state in states]
+        leaves = [
+            torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+            for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
+        ]
+        return pytree.tree_unflatten(leaves, flat[0][1])
 
+    def _joined_ids(self, ids: list[Tensor]) -> Tensor:
+        return torch.cat(ids)
 
-def _take(queue: deque[_Group], size: int) -> list[_Group]:
-    """Remove up to `size` samples from the head of a queue that can run in one batch."""
-    parts: list[_Group] = []
-    count, form = 0, _form(queue[0].state)
-    while queue and count < size and _form(queue[0].state) == form:
-        group = queue.popleft()
-        room = size - count
-        if len(group.ids) > room:
-            index = torch.arange(len(group.ids), device=device_of(group.state))
-            rest = _Group(group.ids[room:], rows_of(group.state, index[room:]), group.since)
-            queue.appendleft(rest)
-            group = _Group(group.ids[:room], rows_of(group.state, index[:room]), group.since)
-        parts.append(group)
-        count += len(group.ids)
-    return parts
+    @staticmethod
+    def _on_host(ids: Tensor) -> NDArray[np.int64]:
+        return ids.cpu().numpy()
 
-
-def _form(state: Any) -> Any:
-    """Return the structure of a state, and the type and shape of a sample in each leaf."""
-    leaves, structure = pytree.tree_flatten(state)
-    forms = [(leaf.dtype, leaf.shape[1:]) if isinstance(leaf, Tensor) else None for leaf in leaves]
-    return structure, forms
-
-
-def _joined(parts: list[_Group]) -> _Group:
-    """Return several groups as one."""
-    if len(parts) == 1:
-        return parts[0]
-    ids = torch.cat([part.ids for part in parts])
-    states = [pytree.tree_flatten(part.state) for part in parts]
-    leaves = [
-        torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
-        for leaves in zip(*(leaves for leaves, _ in states), strict=True)
-    ]
-    return _Group(ids, pytree.tree_unflatten(leaves, states[0][1]), parts[0].since)
-
-
-class _BatchOrder:
-    """Reassembles results into the original batches, in order."""
-
-    def __init__(self) -> None:
-        self.open: deque[Gathered] = deque()
-        self._parts: dict[int, list[StreamResult]] = {}  # of batches that are not complete
-
-    def delivered(
-        self, run: Callable[..., list[StreamResult]], *given: Any
-    ) -> Iterator[ExitOutput]:
-        """Yield the batches that a call completes.
-
-        If it fails, its error keeps the results of the batches that are not complete.
-        """
-        try:
-            results = run(*given)
-        except StreamError as error:
-            yield from self.complete(error.results)
-            error.results = [part for parts in self._parts.values() for part in parts]
-            raise
-        yield from self.complete(results)
-
-    def complete(self, results: list[StreamResult]) -> Iterator[ExitOutput]:
-        for result in results:
-            ids = result.ids.cpu().numpy()  # ascending: queues keep the order of samples
-            for batch in self.open:
-                first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
-                if first < stop:
-                    part = result.rows(first, stop)
-                    batch.put(part)
-                    self._parts.setdefault(batch.start, []).append(part)
-        while self.open and self.open[0].missing == 0:
-            batch = self.open.popleft()
-            self._parts.pop(batch.start, None)
-            yield batch.whole()
+    def _context(self, state: Any) -> AbstractContextManager[None]:
+        return self.fast.context(state)

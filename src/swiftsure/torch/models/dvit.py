@@ -340,7 +340,7 @@ class Transformer(nn.Module):
         block, are those of the coarser transformer.
         """
         tokens = getattr(self, self.tokeniser)(images)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         tokens = self.drop(tokens + self.pos_embed)
         found: list[Tensor | None] = []
         blocks = cast(Iterable[Block], self.blocks)

@@ -203,7 +203,7 @@ class DynPerceiver(PublishedModel):
         if exit_index == 0:
             features = self.get_submodule("cnn_stem")(state)
             # Not expand(): a view of a parameter requires gradients even in inference mode.
-            latents = self._read(1, self.latent.repeat(len(state), 1, 1), features)
+            latents = self._read(1, self.latent.repeat(state.shape[0], 1, 1), features)
             for stage in (2, 3):
                 features, latents = self._exchange(stage, features, latents)
             return {"features": features, "latents": latents}

@@ -311,7 +311,7 @@ def _linear_layers(module: nn.Module) -> Iterator[nn.Linear]:
 
 def _halved(tokens: Tensor, side: int) -> Tensor:
     """Return 3 x 3 windows with stride 2 of tokens arranged in a square."""
-    square = tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
+    square = tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
     return _gathered(square, Window(3, 2, 1))
 
 

@@ -206,7 +206,7 @@ class UViT(PublishedModel):
         """Return an exit's confidence, (n,), without estimating the noise."""
         if exit_index == self.n_exits - 1:
             tokens = state["tokens"]
-            return torch.ones(len(tokens), dtype=torch.float32, device=tokens.device)
+            return torch.ones(tokens.shape[0], dtype=torch.float32, device=tokens.device)
         # A mean in half precision would be too coarse for thresholds.
         doubts = self.doubts(self._patches(state), state["time_doubts"])
         return 1 - doubts.float().mean(dim=(1, 2))
@@ -271,7 +271,7 @@ class UViT(PublishedModel):
                 f"`images` must be {own} as the network is, but got {batch[0].dtype}. To run it in"
                 " half precision, leave it in float32 and use autocast, or `dtype=` of `DeeDiff`."
             )
-        n = len(batch[0])
+        n = batch[0].shape[0]
         for name, part in zip(parts[1:], batch[1:], strict=True):
             if part.shape != (n,):
                 got = checks.shape_text(part.shape)
@@ -311,7 +311,7 @@ class UViT(PublishedModel):
     def _image(self, tokens: Tensor) -> Tensor:
         """Return images from tokens that hold a patch's pixels row by row, channels fastest."""
         channels, height, width = self.image_shape
-        side, n = self.patch_size, len(tokens)
+        side, n = self.patch_size, tokens.shape[0]
         pixels = tokens.reshape(n, height // side, width // side, side, side, channels)
         return pixels.permute(0, 5, 1, 3, 2, 4).reshape(n, channels, height, width)
 

@@ -1,0 +1,91 @@
+"""Confidences and temperatures on arrays: the same functions that make records from logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import checks
+from swiftsure.onnx.stages import Answer
+from swiftsure.scores import IMAGE_SCORES, SCORES, probabilities
+
+__all__ = ["MODEL_SCORE", "broken_rows", "confidence", "score_name", "tempered"]
+
+Array = NDArray[Any]
+
+MODEL_SCORE = "model"
+"""Name of the score for confidences that the model computes itself."""
+
+
+def score_name(argument: str, name: str) -> str:
+    """Return `name` if it is a score of classifiers or images, or the model's own."""
+    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
+
+
+def confidence(name: str, answer: Answer, temperature: float = 1.0) -> NDArray[np.float32]:
+    """Return the confidence of each sample, (n,), under a named score; NaN for invalid logits."""
+    if name == MODEL_SCORE:
+        if answer.confidence is None:
+            raise ValueError("`score` 'model' needs heads that return their own confidence.")
+        return answer.confidence
+    logits = answer.arrays[0]
+    ndim = 4 if name in IMAGE_SCORES else 2
+    if len(answer.arrays) != 1 or logits.ndim != ndim:
+        form = "(n, n_classes, height, width)" if ndim == 4 else "(n, n_classes)"
+        raise ValueError(
+            f"`score` {name!r} needs outputs of shape {form}, but got"
+            f" {', '.join(str(array.shape) for array in answer.arrays)}."
+        )
+    broken = _bad_logits(logits)
+    if broken.any():
+        scores = np.full(len(logits), np.nan, np.float32)
+        scores[~broken] = _scored(name, logits[~broken], temperature)
+        return scores
+    return _scored(name, logits, temperature)
+
+
+def _scored(name: str, logits: Array, temperature: float) -> NDArray[np.float32]:
+    if logits.ndim == 2:
+        return SCORES[name](probabilities(logits, temperature))
+    return IMAGE_SCORES[name](probabilities(np.moveaxis(logits, 1, -1), temperature))
+
+
+def _bad_logits(logits: Array) -> NDArray[np.bool_]:
+    """Return which rows have a largest logit that is not finite; for maps, any NaN or infinity."""
+    if logits.ndim == 2:
+        good = np.isfinite(logits.max(axis=1, initial=-np.inf))  # the maximum of NaN is NaN
+    else:
+        good = np.isfinite(logits).all(axis=tuple(range(1, logits.ndim)))
+    bad: NDArray[np.bool_] = np.logical_not(good)
+    return bad
+
+
+def broken_rows(arrays: Sequence[Array], decided: Array | None) -> NDArray[np.bool_]:
+    """Return which samples have a NaN confidence, or an invalid output if it is one of logits."""
+    n = len(arrays[0])
+    broken = np.zeros(n, bool) if decided is None else np.isnan(decided)
+    first = arrays[0]
+    if len(arrays) == 1 and first.ndim == 2 and first.dtype.kind == "f" and first.shape[1]:
+        broken = broken | _bad_logits(first)
+    return broken
+
+
+def tempered(arrays: list[Array], temperature: float) -> list[Array]:
+    """Return logits divided by a temperature, with the same argmax."""
+    if temperature == 1.0:
+        return arrays
+    logits = arrays[0]
+    if len(arrays) != 1:
+        raise ValueError(
+            f"`temperatures` need exits that return one array, but they return {len(arrays)}."
+        )
+    divided = logits.astype(np.promote_types(logits.dtype, np.float32)) / np.float32(temperature)
+    if logits.ndim != 2:
+        return [divided]
+    # Rounding can tie the largest logits; raise the one that was largest before.
+    top = logits.argmax(axis=1)
+    rows = np.flatnonzero(divided.argmax(axis=1) != top)
+    raised = np.nextafter(divided[rows, top[rows]], np.asarray(np.inf, divided.dtype))
+    divided[rows, top[rows]] = raised
+    return [divided]
