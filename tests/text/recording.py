@@ -48,7 +48,7 @@ class PretendingRecorder(Recorder):
             if held is not None:
                 held.copy_(found)
 
-        return Recorded(replay, held)
+        return Recorded(replay, held, None)
 
     def pinned(self, n, dtype):
         return torch.zeros(n, dtype=dtype)
