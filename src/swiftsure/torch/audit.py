@@ -45,7 +45,7 @@ class Audit:
     size : (height, width), optional
         Size of the input images, at which logit maps are compared.
     failed : (k,)
-        Numbers of chosen requests whose audit failed: either all of a batch, or none. Their losses
+        Numbers of chosen requests whose audit failed, or that have no valid answer. Their losses
         are missing: `expect` and `give_up` them in a `RequestOrder`.
     """
 
@@ -127,6 +127,12 @@ class _ChosenRequests:
         ]
         whole = cls(ids, rows, leaves, by_request, spec, image_size(batch))
         return replace(whole, leaves=whole._cut(rows) if len(ids) else [])
+
+    def some(self, keep: Tensor) -> "_ChosenRequests":
+        """Return those of these requests where `keep` is true."""
+        index = keep.nonzero()[:, 0]
+        ids, rows = self.ids[keep.cpu().numpy()], self.rows[index]
+        return replace(self, ids=ids, rows=rows, leaves=self._cut(index))
 
     def inputs(self, index: Tensor) -> Any:
         """Return the inputs of some of these requests."""
@@ -275,18 +281,24 @@ class Auditor:
         self, fast: "EarlyExit", out: ExitOutput, chosen: _ChosenRequests
     ) -> ExitOutput:
         """Return an answer with its audit; if the audit fails, the answer is still returned."""
-        if len(chosen.ids) == 0:
-            return replace(out, audit=_empty_audit(out, chosen))
+        unanswered = chosen.ids[:0]
         try:
+            if out.on_invalid == "mark":
+                valid = ~out.invalid[chosen.rows]
+                invalid, chosen = chosen.some(~valid), chosen.some(valid)
+                unanswered = invalid.ids
+                self._give_up(invalid)
+            if len(chosen.ids) == 0:
+                return replace(out, audit=_empty_audit(out, chosen, unanswered))
             answered = rows_of(out.outputs, chosen.rows)
             exits = out.exits[chosen.rows]
             full = _full_outputs(fast, chosen, exits, answered)
-            ids = torch.from_numpy(chosen.ids)
-            audit = Audit(ids, chosen.rows, exits, answered, full, chosen.size)
+            ids, failed = torch.from_numpy(chosen.ids), torch.from_numpy(unanswered)
+            audit = Audit(ids, chosen.rows, exits, answered, full, chosen.size, failed)
             self._fold(audit)
         except Exception as error:
             self._failed(chosen, error)
-            audit = _empty_audit(out, chosen)
+            audit = _empty_audit(out, chosen, np.concatenate([unanswered, chosen.ids]))
         return replace(out, audit=audit)
 
     def _failed(self, chosen: _ChosenRequests, error: Exception) -> None:
@@ -322,10 +334,10 @@ class Auditor:
                     self.order.give_up(request)
 
 
-def _empty_audit(out: ExitOutput, chosen: _ChosenRequests) -> Audit:
-    """Return an audit without requests; those that were chosen are marked as failed."""
+def _empty_audit(out: ExitOutput, chosen: _ChosenRequests, failed: NDArray[np.int64]) -> Audit:
+    """Return an audit without requests, and the numbers of those whose audit failed."""
     none = chosen.rows[:0]
-    ids = torch.from_numpy(chosen.ids)
+    ids = torch.from_numpy(np.sort(failed))
     empty = pytree.tree_map_only(Tensor, lambda leaf: leaf[:0] if leaf.ndim else leaf, out.raw)
     return Audit(ids[:0], none, none, empty, empty, chosen.size, failed=ids)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
@@ -20,6 +21,7 @@ from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
@@ -65,6 +67,12 @@ class EarlyExit(nn.Module):
         both answers as `audit`. A `Stream` that you create is not audited: use `run`.
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
+    on_invalid : {"raise", "mark"}
+        What to do with a sample whose confidence is NaN, whose logits are not finite, or on which
+        the model raises an error. "raise": an `InvalidSampleError`, or the model's error. "mark":
+        the sample is marked in the results' `invalid`, and all others are answered. A batch on
+        which the model raises is then run again in halves, to find the samples; if it raises on
+        every one of them, so does the call. A `Stream` raises a `StreamError` as always.
 
     Raises
     ------
@@ -97,6 +105,7 @@ class EarlyExit(nn.Module):
         capture: bool | CaptureLimits = False,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
+        on_invalid: str = "raise",
     ) -> None:
         super().__init__()
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
@@ -111,6 +120,7 @@ class EarlyExit(nn.Module):
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
+        self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
         self.score = score_name("policy.score", str(policy.score))
@@ -314,6 +324,11 @@ class EarlyExit(nn.Module):
         return left, stay, scores
 
     def _run(self, batch: Any) -> ExitOutput:
+        if self.on_invalid == "raise":
+            return self._run_whole(batch)
+        return run_marking(self._run_whole, batch)
+
+    def _run_whole(self, batch: Any) -> ExitOutput:
         if self.captures is None or size_of(batch) == 0:
             return self._run_eager(batch)
         return self.captures.call(batch)
@@ -347,7 +362,7 @@ class EarlyExit(nn.Module):
             output = self.answer(last, self.stage(last, state), n_here)
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
-        if device.type == "cpu":
+        if device.type == "cpu" and self.on_invalid == "raise":
             _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
 

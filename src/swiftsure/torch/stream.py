@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Stream:
         n = batch_size(batch)
         if self._captured is not None:
             self.pushed += n
-            return self._captured.push(batch)
+            return self._marked(self._captured.push(batch))
         results: list[StreamResult] = []
         with self.fast.context(batch):
             self._n_pushes += 1
@@ -108,18 +108,23 @@ class Stream:
                 self.pushed += n
                 self._queues[0].append(_Group(ids, state, self._n_pushes))
             self._drain_all(results)
-        return results
+        return self._marked(results)
 
     def flush(self) -> list[StreamResult]:
         """Run all waiting samples and return their results; see `push` for errors."""
         if self._captured is not None:
-            return self._captured.flush()
+            return self._marked(self._captured.flush())
         results: list[StreamResult] = []
         first = next((group for queue in self._queues for group in queue), None)
         if first is not None:
             with self.fast.context(first.state):
                 self._drain_all(results, everything=True)
-        return results
+        return self._marked(results)
+
+    def _marked(self, results: list[StreamResult]) -> list[StreamResult]:
+        """Return results that mark invalid samples, if the `EarlyExit` does."""
+        mark = self.fast.on_invalid
+        return results if mark == "raise" else [replace(each, on_invalid=mark) for each in results]
 
     @property
     def in_flight(self) -> int:
@@ -140,6 +145,11 @@ class Stream:
                 f"`ordered` must be False while samples of earlier pushes wait ({self.in_flight}"
                 " do), which are in none of these batches: take them out with flush() first."
             )
+        mark = self.fast.on_invalid
+        for out in self._run_ordered(batches):
+            yield out if mark == "raise" else replace(out, on_invalid=mark)
+
+    def _run_ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
         if self._captured is not None:
             yield from self._captured.run(batches)
             return
@@ -167,7 +177,7 @@ class Stream:
         if failed:
             first = failed[0]
             first.samples = np.concatenate([each.samples for each in failed])
-            first.results = results
+            first.results = self._marked(results)
             raise first
 
     def ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
