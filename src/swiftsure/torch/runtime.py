@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -188,12 +188,19 @@ class EarlyExit(nn.Module):
         policy = self.policy
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
-    def forward(self, batch: Any) -> ExitOutput:
-        """Run a batch and return its results in the same order."""
+    def forward(self, batch: Any, ids: Sequence[str] | None = None) -> ExitOutput:
+        """Run a batch and return its results in the same order.
+
+        Parameters
+        ----------
+        batch
+        ids : list of str, optional
+            Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        """
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
-            return self.auditor.run(self, batch, self._run)
+            return self.auditor.run(self, batch, self._run, ids)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
