@@ -60,10 +60,10 @@ $(INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library and its tools, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e assets -e '.[dev,demo,text]'
+	@$(PIP) -e assets -e '.[dev,demo,text,serve]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e assets -e '.[dev,demo,text,docs]'
+	@$(PIP) -e assets -e '.[dev,demo,text,serve,docs]'
 	@touch $@

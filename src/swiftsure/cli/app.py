@@ -20,6 +20,7 @@ from swiftsure.cli.monitor import monitor
 from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
+from swiftsure.cli.serve import serve
 from swiftsure.cli.simulate import simulate
 from swiftsure.cli.translate import translate
 
@@ -39,7 +40,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (demo, translate, collect, calibrate, evaluate, report, plan, monitor, simulate, convert)
+VERBS = (
+    demo,
+    translate,
+    collect,
+    calibrate,
+    evaluate,
+    report,
+    plan,
+    serve,
+    monitor,
+    simulate,
+    convert,
+)
 for verb in VERBS:
     app.command(cls=Verb)(verb)
 

@@ -1,0 +1,123 @@
+"""`swiftsure serve`: serve a certified model over HTTP."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import print_policy, print_text
+
+if TYPE_CHECKING:
+    from swiftsure.serving import Watcher
+    from swiftsure.serving.torch_engine import TorchEngine
+
+__all__ = ["serve"]
+
+TOKEN = "SWIFTSURE_TOKEN"
+
+
+def serve(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Folder from EarlyExit.save_pretrained.", show_default=False),
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the network that comes with the library.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(help="Most requests in a batch.")] = 16,
+    max_wait_ms: Annotated[float, typer.Option(help="Longest wait for a batch to fill.")] = 5.0,
+    max_queue: Annotated[int, typer.Option(help="Most requests that wait; then 429.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds until 504.")] = 30.0,
+    max_body: Annotated[int, typer.Option(help="Largest body, in bytes.")] = 8 << 20,
+    audit: Annotated[
+        float, typer.Option(help="Share of requests that the full model answers too.")
+    ] = 0.0,
+    epsilon: Annotated[
+        float | None,
+        optional("Largest inconsistency allowed in audits, if the policy promises a gap."),
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(help="Probability of a false alarm, over all time.")
+    ] = 0.01,
+    state: Annotated[
+        Path, typer.Option(help="Folder for the audits' logs, the monitor and its alarm.")
+    ] = Path("serving"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Put an alarm aside and watch with a new α.")
+    ] = False,
+) -> None:
+    r"""Serve a certified model over HTTP, and fall back to the full model on an alarm.
+
+    POST {"inputs": ...} to /predict; see also /health, /policy and /metrics.
+    A bearer token is required if the environment has SWIFTSURE_TOKEN.
+
+    With --audit, some requests are also answered by the full model, after
+    the answer was sent. If the answers differ more than promised, an alarm
+    is raised and the full model answers all requests, also after a restart,
+    until --resume or a new policy.
+
+    [bold]Example[/bold]
+
+        swiftsure serve model/ --audit 0.05
+    """
+    from swiftsure.serving.app import Limits, create_app
+    from swiftsure.serving.running import run
+
+    if demo == (folder is not None):
+        raise ValueError("`folder` must be given, or --demo.")
+    engine = _engine(folder)
+    limits = Limits(max_batch, max_wait_ms, max_queue, 256, timeout, max_body)
+    watcher = _watcher(engine, audit, epsilon, alpha, state, resume)
+    app = create_app(
+        engine, limits, watcher=watcher, audit_rate=audit, token=os.environ.get(TOKEN) or None
+    )
+    print_policy(engine.policy)
+    if watcher is not None and watcher.fallback is not None:
+        print_text(f"The full model answers: {watcher.fallback['reason']}", "bold red")
+    print_text(f"Serving on http://{host}:{port}")
+    run(app, host, port)
+
+
+def _watcher(
+    engine: "TorchEngine",
+    audit: float,
+    epsilon: float | None,
+    alpha: float,
+    state: Path,
+    resume: bool,
+) -> "Watcher | None":
+    from swiftsure import serving
+    from swiftsure.serving import watching
+
+    if not 0 <= audit <= 1:
+        raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
+    if resume:
+        aside = watching.resume(engine.policy, state)
+        print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
+    before = (state / watching.policy_version(engine.policy) / "monitor.json").exists()
+    if audit == 0 and not before:  # an alarm of before holds even if nothing is audited now
+        return None
+    monitor = serving.watched_monitor(engine.policy, alpha, epsilon)
+    return serving.Watcher(engine, monitor, state)
+
+
+def _engine(folder: Path | None) -> "TorchEngine":
+    from swiftsure.serving.torch_engine import TorchEngine
+
+    if folder is not None:
+        return TorchEngine.from_pretrained(folder)
+    import swiftsure as ss
+    from swiftsure import assets
+    from swiftsure.torch import EarlyExit, StagedModel
+    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+
+    small = not assets.installed()
+    record = assets.calibration_record(small)
+    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.03, seed=0)
+    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
+    example = prepared(assets.sample_images(small).images[:1])
+    return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)
