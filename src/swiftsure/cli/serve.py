@@ -1,13 +1,17 @@
 """`swiftsure serve`: serve a certified model over HTTP."""
 
 import os
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiftsure.cli import options
 from swiftsure.cli.options import optional
-from swiftsure.cli.output import print_policy, print_text
+from swiftsure.cli.output import print_json, print_policy, print_text
 
 if TYPE_CHECKING:
     from swiftsure.serving import Watcher
@@ -25,6 +29,10 @@ def serve(
     ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the network that comes with the library.")
+    ] = False,
+    drift: Annotated[
+        bool,
+        typer.Option("--drift", help="With --demo: send images that become noisy, for a drill."),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
@@ -49,10 +57,12 @@ def serve(
     resume: Annotated[
         bool, typer.Option("--resume", help="Put an alarm aside and watch with a new α.")
     ] = False,
+    json: options.Json = False,
 ) -> None:
     r"""Serve a certified model over HTTP, and fall back to the full model on an alarm.
 
-    POST {"inputs": ...} to /predict; see also /health, /policy and /metrics.
+    POST {"inputs": ...} to /predict; see also /health, /policy, /metrics
+    and, in a browser, the live page at /.
     A bearer token is required if the environment has SWIFTSURE_TOKEN.
 
     With --audit, some requests are also answered by the full model, after
@@ -69,17 +79,48 @@ def serve(
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo.")
+    if drift and not demo:
+        raise ValueError("`--drift` needs --demo, whose images it sends.")
+    if drift and audit == 0:
+        audit = 1.0
     engine = _engine(folder)
     limits = Limits(max_batch, max_wait_ms, max_queue, 256, timeout, max_body)
     watcher = _watcher(engine, audit, epsilon, alpha, state, resume)
     app = create_app(
         engine, limits, watcher=watcher, audit_rate=audit, token=os.environ.get(TOKEN) or None
     )
-    print_policy(engine.policy)
-    if watcher is not None and watcher.fallback is not None:
-        print_text(f"The full model answers: {watcher.fallback['reason']}", "bold red")
-    print_text(f"Serving on http://{host}:{port}")
+    address = f"http://{host}:{port}"
+    fallback = None if watcher is None else watcher.fallback
+    if json:
+        print_json({"address": address, "sentence": str(engine.policy), "fallback": fallback})
+    else:
+        print_policy(engine.policy)
+        if fallback is not None:
+            print_text(f"The full model answers: {fallback['reason']}", "bold red")
+        print_text(f"Serving on {address}")
+    sys.stdout.flush()
+    if drift:
+        threading.Thread(target=_drill, args=(address,), daemon=True).start()
     run(app, host, port)
+
+
+def _drill(address: str) -> None:
+    """Send the demo's images once the server answers, and say when it fell back."""
+    from swiftsure import assets, serving
+    from swiftsure.torch.models.embedded import prepared
+
+    time.sleep(1.0)
+    images = prepared(assets.sample_images(not assets.installed()).images).numpy()
+    print_text("The drill begins: 300 images as they are, then noisy ones.")
+    found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
+    if found.fallback_after is None:
+        print_text(f"No alarm after {found.sent:,} images.")
+    else:
+        print_text(
+            f"Alarm: after {found.fallback_after:,} noisy images the full model answers. Start"
+            " again without --drift to see that this stays, and with --resume to go back.",
+            "bold red",
+        )
 
 
 def _watcher(

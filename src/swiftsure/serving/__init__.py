@@ -11,6 +11,7 @@ except ImportError:
 
 from swiftsure.serving.app import Limits, create_app
 from swiftsure.serving.batching import Batcher, BusyError
+from swiftsure.serving.drill import DrillResult, drill
 from swiftsure.serving.engine import Answer, Engine, InvalidRequestError
 from swiftsure.serving.running import start
 from swiftsure.serving.watching import Watcher, watched_monitor
@@ -19,11 +20,13 @@ __all__ = [
     "Answer",
     "Batcher",
     "BusyError",
+    "DrillResult",
     "Engine",
     "InvalidRequestError",
     "Limits",
     "Watcher",
     "create_app",
+    "drill",
     "start",
     "watched_monitor",
 ]

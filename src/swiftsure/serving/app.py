@@ -1,4 +1,4 @@
-"""The web application: /predict, /health, /policy and /metrics."""
+"""The web application: /predict, /health, /policy, /metrics, and a live page at /."""
 
 import asyncio
 import hmac
@@ -7,12 +7,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from swiftsure.monitor import request_ids
@@ -77,7 +78,8 @@ def create_app(
     audit_rate : float
         Probability that a request is audited; needs a watcher.
     token : str, optional
-        Bearer token that all requests must have, except those to /health.
+        Bearer token that all requests must have, except those to /health and the page, which holds
+        no data until it is given the token.
 
     Notes
     -----
@@ -90,6 +92,8 @@ def create_app(
         Route("/health", service.health),
         Route("/policy", service.policy),
         Route("/metrics", service.metrics_text),
+        Route("/status", service.status),
+        Route("/", service.page),
     ]
     app = Starlette(routes=routes, lifespan=service.lifespan)
     app.state.service = service
@@ -112,6 +116,8 @@ class _Service:
             raise ValueError("`audit_rate` needs a watcher.")
         self.engine, self.limits, self.watcher = engine, limits, watcher
         self.audit_rate, self.token = audit_rate, token
+        self.exits = [0] * engine.n_exits
+        self._page = (Path(__file__).parent / "page.html").read_text("utf-8")
 
     @asynccontextmanager
     async def lifespan(self, _app: Any) -> AsyncIterator[None]:
@@ -155,6 +161,7 @@ class _Service:
             content = {**own, **answer.content, "exit": answer.exit}
             content["confidence"] = answer.confidence
             content["full_model"] = self.batcher.full
+            self.exits[answer.exit] += 1
             self.metrics.seconds.labels(answer.exit).observe(time.perf_counter() - began)
         except _RefusedError as error:
             status, content = error.status, {**own, "error": str(error)}
@@ -212,18 +219,53 @@ class _Service:
 
     async def health(self, _request: Request) -> Response:
         """Say whether the server answers, and how."""
+        return JSONResponse(self._health(), 200 if self.batcher.alive else 503)
+
+    def _health(self) -> dict[str, Any]:
         watcher = self.watcher
         fallback = None if watcher is None else watcher.fallback
         fault = None if watcher is None else watcher.fault
         state = "full model" if fallback is not None else "degraded" if fault else "ok"
-        content = {
+        return {
             "status": state if self.batcher.alive else "dead",
             "policy": policy_version(self.engine.policy),
             "queue": self.batcher.depth,
             "alarm": None if fallback is None else fallback.get("reason"),
             "fault": fault,
         }
-        return JSONResponse(content, 200 if self.batcher.alive else 503)
+
+    async def page(self, _request: Request) -> Response:
+        """Return the live page, which asks for /status every second."""
+        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+        headers = {"Content-Security-Policy": f"{policy} connect-src 'self'"}
+        return HTMLResponse(self._page, headers=headers)
+
+    async def status(self, request: Request) -> Response:
+        """Return what the page shows."""
+        return self._protected(request, lambda: JSONResponse(self._status()))
+
+    def _status(self) -> dict[str, Any]:
+        total, n_exits = sum(self.exits), self.engine.n_exits
+        run = sum((k + 1) * n for k, n in enumerate(self.exits))
+        found: dict[str, Any] = {
+            **self._health(),
+            "sentence": str(self.engine.policy),
+            "exits": self.exits,
+            "saved": 1 - run / (total * n_exits) if total else None,
+            "dropped": self.batcher.dropped,
+            "monitor": None,
+        }
+        if self.watcher is not None:
+            monitor = self.watcher.monitor
+            found["recent"] = list(self.watcher.recent)
+            found["monitor"] = {
+                "n": monitor.n,
+                "mean": monitor.mean if monitor.n else None,
+                "evidence": monitor.evidence,
+                "evidence_needed": 1 / monitor.alpha,
+                "sentence": str(monitor),
+            }
+        return found
 
     async def policy(self, request: Request) -> Response:
         """Return the policy with its certificate, and what it promises in words."""

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -88,6 +89,7 @@ class Watcher:
         self.folder = Path(folder) / policy_version(engine.policy)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.made = self.failed = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=10)  # newest first
         self.fault: str | None = None
         self.fallback: dict[str, Any] | None = None
         self._log: BinaryIO | None = None
@@ -124,7 +126,9 @@ class Watcher:
             self.failed += 1
             log.warning("an audit failed: %s: %s", type(error).__name__, error)
         try:
-            self._append({"loss": loss, "request": audited.request, **content})
+            content = {"loss": loss, "request": audited.request, **content}
+            self._append(content)
+            self.recent.appendleft(content)
         except OSError as error:
             self._report(error)
 
