@@ -31,6 +31,8 @@ def start(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     ...     urllib.request.urlopen(f"{address}/health")
     """
     with socket.create_server((host, port)) as listening:
+        # asyncio does this only for sockets that it made itself; answers would wait for 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(_config(app))
         work = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         work.start()

@@ -16,7 +16,7 @@ from swiftsure.torch.audit import Audit
 from swiftsure.torch.modes import model_device
 from swiftsure.torch.results import ExitOutput, broken_rows
 from swiftsure.torch.scoring import confidence
-from swiftsure.torch.staged import plain_output, rows_of
+from swiftsure.torch.staged import plain_output
 
 __all__ = ["TorchEngine"]
 
@@ -133,28 +133,38 @@ class TorchEngine:
             elif ends is not None:
                 scores[row] = ends[row]
         answers: list[Answer | InvalidRequestError] = []
+        leaves, spec = pytree.tree_flatten(output)
+        plain = [_plain(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        classes = None if logits is None else logits.argmax(dim=1).tolist()
+        tensors = [isinstance(leaf, Tensor) for leaf in leaves]
         for row, exit_ in enumerate(exits):
             if bad[row]:
                 why = out.failures.get(row, "its output is NaN or infinite")
                 answers.append(InvalidRequestError(f"The model cannot run on this input ({why})."))
                 continue
-            own = rows_of(output, torch.tensor([row], device=out.exits.device))
-            content: dict[str, Any] = {"outputs": _plain(own)}
-            if logits is not None:
-                content["prediction"] = int(logits[row].argmax())
-            answers.append(Answer(content, exit_, scores[row], own))
+            shown = [
+                each[row] if tensor else each for each, tensor in zip(plain, tensors, strict=True)
+            ]
+            content: dict[str, Any] = {"outputs": pytree.tree_unflatten(shown, spec)}
+            if classes is not None:
+                content["prediction"] = classes[row]
+            own = [
+                leaf[row : row + 1] if tensor else leaf
+                for leaf, tensor in zip(leaves, tensors, strict=True)
+            ]
+            answers.append(Answer(content, exit_, scores[row], pytree.tree_unflatten(own, spec)))
         return answers
 
 
-def _plain(tree: Any) -> Any:
-    """Return one sample's output as nested lists, with null for what JSON cannot hold."""
-
-    def listed(leaf: Tensor) -> Any:
-        array = leaf[0].double().cpu().numpy().astype(object)
-        array[~leaf[0].isfinite().cpu().numpy()] = None
+def _plain(values: Tensor) -> Any:
+    """Return a tensor as nested lists, with null for what JSON cannot hold."""
+    array = values.double().cpu().numpy()
+    finite = np.isfinite(array)
+    if finite.all():
         return array.tolist()
-
-    return pytree.tree_map_only(Tensor, listed, tree)
+    objects = array.astype(object)
+    objects[~finite] = None
+    return objects.tolist()
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
