@@ -59,7 +59,7 @@ def serve(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    r"""Serve a certified model over HTTP, and fall back to the full model on an alarm.
+    r"""Serve a certified model over HTTP, with an alarm and a fallback.
 
     POST {"inputs": ...} to /predict; see also /health, /policy, /metrics
     and, in a browser, the live page at /.
