@@ -1,6 +1,7 @@
 """The server over HTTP: answers, refusals, limits, shutdown; a bad request fails alone."""
 
 import json
+import socket
 import threading
 import time
 
@@ -140,10 +141,11 @@ def test_pickles_and_other_kinds_are_refused(client):
     assert client.get("/nothing")[0] == 404
 
 
-def test_mutants_of_requests_harm_nobody(client):
+@pytest.mark.parametrize("n", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mutants_of_requests_harm_nobody(client, n):
     rng = np.random.default_rng(0)
     good = bytearray(b'{"inputs": [1.5, 2, 3], "id": "a"}')
-    for _ in range(150):
+    for _ in range(n):
         body = good.copy()
         for place in rng.integers(0, len(body), rng.integers(1, 4)):
             body[place] = int(rng.integers(0, 256))
@@ -179,6 +181,14 @@ def test_a_request_that_takes_too_long_is_504_and_is_not_run(policy):
         engine.gate.wait(5)
         assert Client(address).predict([1, 0, 0])[0] == 200
     assert engine.batches == [1, 1]  # the one that ran already, and the last one
+
+
+def test_a_body_that_does_not_arrive_is_408(policy):
+    with start(create_app(Adder(policy), Limits(timeout=0.2))) as address:
+        place = Client(address).place.split(":")
+        with socket.create_connection((place[0], int(place[1])), timeout=5) as raw:
+            raw.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            assert raw.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_shutdown_answers_what_was_accepted(policy):

@@ -179,6 +179,17 @@ def test_audits_are_dropped_by_load_alone_and_counted(policy):
     assert binomtest(len(seen) + dropped, 400, 0.5).pvalue > 1e-6
 
 
+def test_an_audit_that_raises_does_not_end_the_service(policy, caplog):
+    def broken(_):
+        raise TypeError("a bug")
+
+    batcher = Batcher(Adder(policy), audit_rate=1.0, on_audit=broken, on_idle=broken)
+    for k in range(3):
+        assert batcher.submit(str(k), np.zeros(3, np.float32)).result(5).content["outputs"] == 0
+    batcher.close()
+    assert "a bug" in caplog.text
+
+
 def test_withdrawn_requests_give_their_place_back(policy):
     engine, seen = Adder(policy), []
     batcher = Batcher(engine, max_batch=1, audit_rate=1.0, max_audits=2, on_audit=seen.append)

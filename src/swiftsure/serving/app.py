@@ -40,7 +40,7 @@ class Limits:
     max_batch, max_wait_ms, max_queue, max_audits
         As for `Batcher`.
     timeout : float
-        Seconds after which a request is answered with status 504.
+        Seconds that a body may take to arrive (else 408), and an answer to be ready (else 504).
     max_body : int
         Largest body, in bytes.
     """
@@ -131,8 +131,8 @@ class _Service:
             max_audits=limits.max_audits,
             on_audit=None if watcher is None else watcher.audit,
             on_idle=self._follow_watcher,
+            full=watcher is not None and watcher.fallback is not None,
         )
-        self._follow_watcher()
         self.metrics = Metrics(self.batcher, watcher)
         try:
             yield
@@ -141,10 +141,10 @@ class _Service:
             if watcher is not None:
                 await run_in_threadpool(watcher.close)
 
-    def _follow_watcher(self) -> None:
+    def _follow_watcher(self, batcher: Batcher) -> None:
         if self.watcher is not None:
             self.watcher.tick()
-            self.batcher.full = self.watcher.fallback is not None
+            batcher.full = self.watcher.fallback is not None
 
     async def predict(self, request: Request) -> Response:
         """Answer one sample, sent as JSON or as .npy."""
@@ -160,7 +160,7 @@ class _Service:
             status = 200
             content = {**own, **answer.content, "exit": answer.exit}
             content["confidence"] = answer.confidence
-            content["full_model"] = self.batcher.full
+            content["full_model"] = answer.full
             self.exits[answer.exit] += 1
             self.metrics.seconds.labels(answer.exit).observe(time.perf_counter() - began)
         except _RefusedError as error:
@@ -186,7 +186,11 @@ class _Service:
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip()
         if kind != "application/json" and kind not in NPY:
             raise _RefusedError(415, f"The body must be application/json or {NPY[0]}.")
-        body = await self._body(request)
+        try:
+            body = await asyncio.wait_for(self._body(request), self.limits.timeout)
+        except TimeoutError:
+            text = f"The body did not arrive within {self.limits.timeout:g} s."
+            raise _RefusedError(408, text) from None
         name: object = request.headers.get("x-request-id")
         if kind in NPY:
             inputs: Any = npy_body(body)

@@ -1,18 +1,21 @@
 """`Batcher`: gathers requests into batches and runs them in one thread; audits run in between."""
 
+import logging
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swiftsure import checks
 from swiftsure.serving.engine import Answer, Engine
 
 __all__ = ["Audited", "Batcher", "BusyError"]
+
+log = logging.getLogger("swiftsure.serving")
 
 
 class BusyError(RuntimeError):
@@ -58,7 +61,9 @@ class Batcher:
     on_audit : callable, optional
         Called with each audited request, in an idle moment.
     on_idle : callable, optional
-        Called between batches and at least every 0.2 s.
+        Called with this batcher between batches, and at least every 0.2 s.
+    full : bool
+        Whether the full model answers at first.
     seed : int, optional
         By default the operating system seeds the choice of audits.
 
@@ -86,7 +91,8 @@ class Batcher:
         audit_rate: float = 0.0,
         max_audits: int = 256,
         on_audit: Callable[[Audited], None] | None = None,
-        on_idle: Callable[[], None] | None = None,
+        on_idle: "Callable[[Batcher], None] | None" = None,
+        full: bool = False,
         seed: int | None = None,
     ) -> None:
         self.engine = engine
@@ -95,7 +101,7 @@ class Batcher:
         self.max_queue = checks.count("max_queue", max_queue)
         self.audit_rate = checks.between("audit_rate", audit_rate, -1e-9, 1 + 1e-9)
         self.max_audits = checks.count("max_audits", max_audits)
-        self.full = False
+        self.full = full
         self.dropped = 0
         self._on_audit, self._on_idle = on_audit, on_idle
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
@@ -155,7 +161,7 @@ class Batcher:
             elif self._audits:
                 self._audit(self._audits.popleft())
             if self._on_idle is not None:
-                self._on_idle()
+                self._call(self._on_idle, self)
 
     def _next_batch(self) -> list[_Request] | None:
         """Return the next batch, [] if there is an audit or nothing to do, None at the end."""
@@ -178,7 +184,7 @@ class Batcher:
         answers = self._answers([each.sample for each in running], full) if running else []
         for each, answer in zip(running, answers, strict=True):
             if isinstance(answer, Answer):
-                each.done.set_result(answer)
+                each.done.set_result(replace(answer, full=full))
             else:
                 each.done.set_exception(answer)
             if each.audit and not full:
@@ -201,4 +207,12 @@ class Batcher:
         with self._changed:
             self._n_audits -= 1
         if self._on_audit is not None:
-            self._on_audit(audited)
+            self._call(self._on_audit, audited)
+
+    @staticmethod
+    def _call(function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function; whatever it raises, requests must still be answered."""
+        try:
+            function(argument)
+        except Exception:
+            log.exception("an audit or the monitor failed")

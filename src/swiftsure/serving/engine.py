@@ -27,12 +27,15 @@ class Answer:
         The confidence at that exit; None if there is none.
     output
         What the engine compares with the full model's output in an audit.
+    full : bool
+        Whether the full model was asked; the server fills this in.
     """
 
     content: dict[str, Any]
     exit: int
     confidence: float | None
     output: Any
+    full: bool = False
 
 
 class Engine(Protocol):

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import time
-from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,7 +88,7 @@ class Watcher:
         self.folder = Path(folder) / policy_version(engine.policy)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.made = self.failed = 0
-        self.recent: deque[dict[str, Any]] = deque(maxlen=10)  # newest first
+        self.recent: tuple[dict[str, Any], ...] = ()  # the last ten audits, newest first
         self.fault: str | None = None
         self.fallback: dict[str, Any] | None = None
         self._log: BinaryIO | None = None
@@ -128,7 +127,7 @@ class Watcher:
         try:
             content = {"loss": loss, "request": audited.request, **content}
             self._append(content)
-            self.recent.appendleft(content)
+            self.recent = (content, *self.recent[:9])  # replaced, since other threads read it
         except OSError as error:
             self._report(error)
 
