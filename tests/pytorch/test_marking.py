@@ -111,3 +111,15 @@ def test_an_invalid_sample_does_not_cost_the_others_their_audit():
 def test_the_choice_is_checked():
     with refused("on_invalid"):
         EarlyExit(Played(4), policy_of(0.9, 4), on_invalid="ignore")
+
+
+def test_captured_models_mark_too():
+    model, batch = network(), inputs(24)
+    policy = policy_of(middle_threshold(model, batch), model.n_exits)
+    batch[[2, 9], 0] = torch.nan
+    fast = EarlyExit(model, policy, capture=True, on_invalid="mark")
+    plain = EarlyExit(model, policy, on_invalid="mark")(batch)
+    for out in (fast(batch), *fast.run([batch])):
+        assert out.invalid.nonzero()[:, 0].tolist() == [2, 9]
+        assert torch.equal(out.exits[~out.invalid], plain.exits[~plain.invalid])
+        torch.testing.assert_close(out.outputs[~out.invalid], plain.outputs[~plain.invalid])

@@ -76,7 +76,19 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path):
     assert json.loads(log.read_text())["request"] == answer[1]["id"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("folder", "--demo"), ("folder", "--drift")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("folder", "--demo"),
+        ("folder", "--drift"),
+        ("no folder",),
+        ("--demo", "--max-batch", "0"),
+        ("--demo", "--max-wait-ms", "-1"),
+        ("--demo", "--timeout", "0"),
+        ("--demo", "--audit", "2"),
+    ],
+)
 def test_bad_usage(arguments):
     from typer.testing import CliRunner
 
@@ -84,3 +96,9 @@ def test_bad_usage(arguments):
 
     done = CliRunner().invoke(app, ["serve", *arguments])
     assert isinstance(done.exception, ValueError)
+
+
+def test_without_its_extra_the_error_says_what_to_install():
+    code = "import sys; sys.modules['starlette'] = None\nimport swiftsure.serving"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "pip install 'swiftsure[serve]'" in done.stderr

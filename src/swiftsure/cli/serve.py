@@ -83,8 +83,14 @@ def serve(
         raise ValueError("`--drift` needs --demo, whose images it sends.")
     if drift and audit == 0:
         audit = 1.0
+    limits = Limits(
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        max_queue=max_queue,
+        timeout=timeout,
+        max_body=max_body,
+    )
     engine = _engine(folder)
-    limits = Limits(max_batch, max_wait_ms, max_queue, 256, timeout, max_body)
     watcher = _watcher(engine, audit, epsilon, alpha, state, resume)
     app = create_app(
         engine, limits, watcher=watcher, audit_rate=audit, token=os.environ.get(TOKEN) or None

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from swiftsure import checks
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.serving.batching import Batcher, BusyError
@@ -51,6 +52,14 @@ class Limits:
     max_audits: int = 256
     timeout: float = 30.0
     max_body: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse impossible limits before the server starts."""
+        for name in ("max_batch", "max_queue", "max_audits", "max_body"):
+            checks.count(name, getattr(self, name))
+        checks.between("timeout", self.timeout, 0.0, float("inf"))
+        if not 0 <= self.max_wait_ms <= 60_000:
+            raise ValueError(f"`max_wait_ms` must be in [0, 60000], but got {self.max_wait_ms:g}.")
 
 
 class _RefusedError(Exception):
