@@ -26,6 +26,8 @@ demo: $(DEMO_INSTALLED) ## Run the demonstrations: images, then text
 	@$(BIN)/swiftsure demo
 	@echo
 	@$(BIN)/swiftsure translate
+	@echo
+	@echo "For an alarm drill in a browser: $(BIN)/swiftsure serve --demo --drift"
 
 test: check ## Check the code, then run the tests
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)

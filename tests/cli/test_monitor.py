@@ -323,7 +323,6 @@ def test_nothing_new_is_fine(run, folder):
         (("losses.jsonl", "--policy", "losses.jsonl"), ["losses.jsonl"]),
         (("losses.jsonl", *EPSILON, "--state", "none/state.json"), ["none"]),
         (("none.jsonl", *EPSILON), ["none.jsonl"]),
-        ((".", *EPSILON), ["Is a directory"]),
     ],
 )
 def test_bad_usage(run, made, arguments, words):
@@ -529,3 +528,43 @@ def test_a_large_state_is_not_written_for_every_chunk(run, folder, monkeypatch):
     done = run("monitor", "stream.jsonl", *EPSILON, "--state", "state.json")
     assert done.status == 0, done.err
     assert len(saves) <= 4
+
+
+# ------------------------------------------------------------------------------------ several logs
+
+
+def log(folder, name, losses, start=0.0):
+    lines = [
+        json.dumps({"id": f"{name}-{k}", "time": start + k, "loss": float(loss)}) + "\n"
+        for k, loss in enumerate(losses)
+    ]
+    (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def test_several_logs_are_one_stream(run, tmp_path):
+    (tmp_path / "logs").mkdir()
+    log(tmp_path / "logs", "a", drawn(300, 0.03, 0))
+    log(tmp_path / "logs", "b", drawn(300, 0.03, 1), start=0.5)
+    options = (*EPSILON, "--state", "state.json", "--json")
+    found = json.loads(run("monitor", "logs/a.jsonl", "logs/b.jsonl", *options).out)
+    assert found["n"] == 600
+    assert json.loads(run("monitor", "logs", *options).out) == found  # each line counts once
+    log(tmp_path / "logs", "c", np.ones(400), start=1000)
+    done = run("monitor", "logs", *options)
+    assert done.status == 1
+    assert json.loads(done.out)["alarm"] is True
+
+
+def test_new_lines_wait_until_other_logs_have_theirs(run, tmp_path):
+    log(tmp_path, "a", drawn(50, 0.03))
+    log(tmp_path, "b", drawn(50, 0.03), start=time.time() + 60)
+    options = (*EPSILON, "--json")
+    both = run("monitor", "a.jsonl", "b.jsonl", *options, "--state", "state.json")
+    assert json.loads(both.out)["n"] == 50
+    assert json.loads(run("monitor", "a.jsonl", "b.jsonl", *options).out)["n"] == 100
+
+
+def test_pipes_and_rotation_are_for_a_single_stream(run, tmp_path):
+    log(tmp_path, "a", drawn(50, 0.03))
+    assert_refused(run("monitor", "a.jsonl", "-", *EPSILON), "`streams` must be files")
+    assert_refused(run("monitor", ".", *EPSILON, "--from-start"), "`streams` must be files")

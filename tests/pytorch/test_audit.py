@@ -57,7 +57,8 @@ def test_both_answers_are_given_for_all_requests_alike():
     fast, model, batch = audited()
     out, everything = fast(batch), every_output(model, batch)
     audit = out.audit
-    assert audit.ids.tolist() == audit.rows.tolist() == list(range(200))
+    assert audit.rows.tolist() == list(range(200))
+    assert sorted(set(audit.ids)) == list(audit.ids)
     assert torch.equal(audit.outputs, out.outputs)
     assert torch.equal(audit.exits, out.exits)
     torch.testing.assert_close(audit.full_outputs, everything[:, -1])
@@ -117,19 +118,22 @@ def test_the_choice_does_not_depend_on_the_request():
     assert chi2_contingency(table).pvalue > 1e-6
 
 
-def test_numbers_count_all_requests():
+def test_ids_are_the_callers_or_new_ones_in_order():
     fast, _, _ = audited(0.5)
-    parts = [fast(batch) for batch in inputs(100).split(30)]
-    starts = np.cumsum([0, 30, 30, 30])
-    for start, part in zip(starts, parts, strict=True):
-        assert (part.audit.ids - part.audit.rows).eq(int(start)).all()
+    parts = [fast(batch).audit for batch in inputs(100).split(30)]
+    seen = [request for audit in parts for request in audit.ids]
+    assert sorted(set(seen)) == seen
     assert fast.auditor.requests == 100
-    later = EarlyExit(fast.model, fast.policy, audit=Auditor(1.0, first_id=100))
-    assert later(inputs(2)).audit.ids.tolist() == [100, 101]
+    own = [f"request {k}" for k in range(20)]
+    audit = fast(inputs(20), ids=own).audit
+    assert list(audit.ids) == [own[row] for row in audit.rows.tolist()]
+    for wrong in (own[:-1], [*own[:-1], own[0]], [*own[:-1], ""], [*own[:-1], 7]):
+        with refused("ids"):
+            fast(inputs(20), ids=wrong)
 
 
 def test_a_seed_fixes_the_choice_and_none_does_not():
-    chosen = [audited(0.5, seed=seed)[0](inputs(200)).audit.ids.tolist() for seed in (1, 1, None)]
+    chosen = [audited(0.5, seed=seed)[0](inputs(200)).audit.rows.tolist() for seed in (1, 1, None)]
     assert chosen[0] == chosen[1] != chosen[2]
 
 
@@ -212,16 +216,16 @@ def test_gaps_are_folded_when_labels_come():
     order = RequestOrder(monitor)
     audits = [fast(part).audit for part in batch.split(50)]
     for audit in audits:
-        for request in audit.ids.tolist():
+        for request in audit.ids:
             order.expect(request)
-    truth = labels(200)
-    for audit in reversed(audits):  # the last labels come first
-        gaps = audit.losses("gap", "zero_one", truth[audit.ids])
-        for request, gap in zip(audit.ids.tolist(), gaps.tolist(), strict=True):
+    truths = labels(200).split(50)
+    for audit, truth in reversed(list(zip(audits, truths, strict=True))):  # the last come first
+        gaps = audit.losses("gap", "zero_one", truth[audit.rows])
+        for request, gap in zip(audit.ids, gaps.tolist(), strict=True):
             order.arrive(request, gap)
     twin = Monitor(0.3, 0.01, (-1.0, 1.0))
-    for audit in audits:
-        twin.update_many(audit.losses("gap", "zero_one", truth[audit.ids]))
+    for audit, truth in zip(audits, truths, strict=True):
+        twin.update_many(audit.losses("gap", "zero_one", truth[audit.rows]))
     assert order.waiting == 0
     assert monitor.state() == twin.state()
 
@@ -272,15 +276,15 @@ def test_an_audit_that_fails_does_not_take_the_answer_with_it(model, words):
     policy = policy_for(monitor, 0.99, 3)
     fast = EarlyExit(model(3), policy, audit=1.0, monitor=monitor)
     with pytest.warns(RuntimeWarning, match=words):
-        out = fast(batch)
+        out = fast(batch, ids=list("abcdef"))
     assert torch.equal(out.outputs, EarlyExit(Played(3), policy)(batch).outputs)
     fast(batch)  # the warning comes once
     assert fast.auditor.failed == fast.auditor.order.given_up == 12
     assert fast.auditor.order.waiting == 0
     assert len(out.audit.ids) == len(out.audit.outputs) == 0
-    assert out.audit.failed.tolist() == list(range(6))
+    assert out.audit.failed == tuple("abcdef")
     later = fast(logits(10, 3, seed=1)).audit
-    assert later.failed.tolist() == []
+    assert later.failed == ()
     assert len(later.ids) == 10
     assert monitor.n == 22  # losses that are missing count as the lowest
 
@@ -302,15 +306,15 @@ def test_an_audit_that_fails_halfway_gives_up_only_what_has_no_loss(monkeypatch)
     order, arrive = fast.auditor.order, fast.auditor.order.arrive
 
     def failing(request, loss):
-        if request == 2:
+        if request == "c":
             raise RuntimeError("interrupted")
         return arrive(request, loss)
 
     monkeypatch.setattr(order, "arrive", failing)
     with pytest.warns(RuntimeWarning, match="interrupted"):
-        fast(logits(6, 3))
+        fast(logits(6, 3), ids=list("abcdef"))
     assert (order.given_up, order.waiting, monitor.n) == (4, 0, 6)
-    assert order.state().given_up_requests == (2, 3, 4, 5)
+    assert order.state().given_up_requests == tuple("cdef")
 
 
 def test_threads_share_an_auditor():
@@ -320,7 +324,7 @@ def test_threads_share_an_auditor():
 
     def serve(seed):
         for k in range(10):
-            seen.extend(fast(inputs(20, seed=100 * seed + k)).audit.ids.tolist())
+            seen.extend(fast(inputs(20, seed=100 * seed + k)).audit.ids)
 
     threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -347,7 +351,7 @@ def test_runs_are_audited_like_batches(gathered, monkeypatch):
     else:
         outs = fast.run(batches)
     outs = list(outs)
-    assert [out.audit.ids.tolist() for out in outs] == [o.audit.ids.tolist() for o in expected]
+    assert [o.audit.rows.tolist() for o in outs] == [o.audit.rows.tolist() for o in expected]
     for out, other in zip(outs, expected, strict=True):
         torch.testing.assert_close(out.audit.full_outputs, other.audit.full_outputs)
         torch.testing.assert_close(out.audit.outputs, other.audit.outputs)
@@ -408,7 +412,7 @@ def test_a_promise_about_groups_is_not_fed_by_single_requests():
     assert Monitor.from_policy(policy).epsilon == monitor.epsilon
     with pytest.raises(ValueError, match=r"one mean of `out\.audit\.losses"):
         EarlyExit(network(), policy, audit=0.1, monitor=monitor)
-    assert EarlyExit(network(), policy, audit=1.0)(inputs(5)).audit.ids.tolist() == [0, 1, 2, 3, 4]
+    assert EarlyExit(network(), policy, audit=1.0)(inputs(5)).audit.rows.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("label", ["argmax", "sample"])

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import multiprocessing
 import threading
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftsure as ss
-from swiftsure.monitor import Drift, Monitor, RequestOrder, StreamFaultError, Watch
+from swiftsure.monitor import (
+    Drift,
+    Monitor,
+    RequestOrder,
+    StreamFaultError,
+    Watch,
+    request_ids,
+)
 from swiftsure.simulate import Population
 
 
@@ -523,7 +531,7 @@ def test_nothing_can_be_given_up_at_the_start():
         RequestOrder(Monitor(0.05)).give_up(0)
 
 
-@pytest.mark.parametrize("request_", [True, 1.0, np.float64(1.0), "1"])
+@pytest.mark.parametrize("request_", [True, 1.0, np.float64(1.0), ""])
 def test_what_is_not_a_whole_number_is_not_found_as_one(request_):
     order = RequestOrder(Monitor(0.05))
     order.expect(1)
@@ -532,6 +540,57 @@ def test_what_is_not_a_whole_number_is_not_found_as_one(request_):
     with refused("request"):
         order.give_up(request_)
     assert (order.monitor.n, order.waiting) == (0, 1)
+
+
+def test_strings_are_ids_too_and_each_has_one_loss(monkeypatch):
+    monkeypatch.setattr("swiftsure.monitor.order.REMEMBERED_DONE", 3)
+    order = RequestOrder(Monitor(0.05))
+    order.expect("b")
+    order.expect("a")  # strings have no order but that of their announcement
+    order.arrive("a", 1.0)
+    order.arrive("c", 1.0)
+    assert (order.monitor.n, order.waiting, order.in_use) == (0, 3, True)
+    for again in ("a", "c"):
+        with pytest.raises(ValueError, match="each has one loss"):
+            order.arrive(again, 0.0)
+    order.arrive("b", 0.0)
+    order.expect("d")
+    order.give_up("d")
+    again = RequestOrder(Monitor(0.05))
+    again.restore(type(order.state()).model_validate_json(order.state().model_dump_json()))
+    for each in (order, again):
+        for request in "bacd":
+            with pytest.raises(ValueError, match="came before"):
+                each.expect(request)
+        each.arrive("d", 1.0)  # too late, once
+        assert each.too_late == 1
+        with pytest.raises(ValueError, match="each has one loss"):
+            each.arrive("d", 1.0)
+        each.arrive(1, 0.0)  # a log from before has numbers
+        with refused("request"):
+            each.arrive(1, 0.0)
+
+
+def test_request_ids_ascend_and_differ_between_processes_and_threads():
+    ids, lock = [], threading.Lock()
+
+    def work():
+        for _ in range(50):
+            taken = request_ids(7)
+            assert taken == sorted(taken)
+            with lock:
+                ids.extend(taken)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == len(ids) == 4 * 50 * 7
+    assert request_ids(1)[0] > max(ids)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        others = [each for part in pool.map(request_ids, [5] * 20) for each in part]
+    assert len({*others, *ids, *request_ids(3)}) == len(others) + len(ids) + 3
 
 
 def test_numbers_of_numpy_are_kept_in_a_state():
@@ -752,7 +811,7 @@ def test_what_is_no_lines_at_all_is_refused():
         b'{"loss": [1]}',
         b"-1e400",
         b"1" + b"0" * 400,
-        b'{"loss": 0, "id": "a"}',
+        b'{"loss": 0, "id": ""}',
         b'{"loss": 0, "id": 1.5}',
     ],
 )

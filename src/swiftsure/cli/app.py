@@ -22,6 +22,7 @@ from swiftsure.cli.monitor import monitor
 from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
 from swiftsure.cli.report import report
+from swiftsure.cli.serve import serve
 from swiftsure.cli.simulate import simulate
 from swiftsure.cli.translate import translate
 
@@ -51,6 +52,7 @@ VERBS = (
     report,
     plan,
     export,
+    serve,
     monitor,
     simulate,
     convert,

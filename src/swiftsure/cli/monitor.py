@@ -1,5 +1,6 @@
 """`swiftsure monitor`: raise an alarm when the risk in production exceeds the promise."""
 
+import math
 import os
 import signal
 import sys
@@ -25,13 +26,20 @@ CHUNK = 1 << 20
 PAUSE = 0.2
 """Seconds between reads of a followed file."""
 
+SETTLE = 2.0
+"""Seconds within which a line must be written, so that logs are folded in order of time."""
+
 NO_GUARANTEE = "Warning, without a guarantee: "
 
 
 def monitor(
-    stream: Annotated[
-        Path, typer.Argument(help="File of JSON lines; - is standard input.", show_default="-")
-    ] = Path("-"),
+    streams: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Files of JSON lines, or folders of such logs; - is standard input.",
+            show_default="-",
+        ),
+    ] = None,
     policy: Annotated[Path | None, optional("The policy whose promise to watch.")] = None,
     risk: Annotated[str | None, optional("Risk of the promise, if there are several.")] = None,
     loss: Annotated[str | None, optional("Loss of the promise, if there are several.")] = None,
@@ -68,9 +76,10 @@ def monitor(
     r"""Watch losses in production; raise an alarm if the risk exceeds ε.
 
     Each line is {"loss": 0.0}, or a number. For late losses, write
-    {"id": 7} at the request and {"id": 7, "loss": 1} once it is known;
-    they count in request order. Any line may add "exit", "cost" and
-    "confidence", for warnings without a guarantee.
+    {"id": "a7"} at the request and {"id": "a7", "loss": 1} once it is
+    known; they count in request order. Any line may add "exit", "cost"
+    and "confidence", for warnings without a guarantee. Lines of several
+    logs are ordered by "time", in seconds since 1970.
 
     A false alarm has probability at most α, however long it runs, if
     the mean of each loss, given those before it, is at most ε.
@@ -91,9 +100,19 @@ def monitor(
         promised = _requested_monitor(policy, risk, loss, epsilon, (low, high), alpha, before)
         watch = _watch(promised, _drift(policy, cost, record), before, patience, missing)
         run = _Run(watch, state, unwritable)
-        fault, cut = run.read(stream, from_start=from_start, follow=follow)
+        given = streams or [Path("-")]
+        if len(given) > 1 or given[0].is_dir() or watch.logs.places:
+            if from_start or Path("-") in given:
+                raise ValueError(
+                    "`streams` must be files if there are several, without --from-start: each log"
+                    " is read once, and a new one needs a new name."
+                )
+            fault, cut = run.read_logs(given, follow=follow), False
+        else:
+            fault, cut = run.read(given[0], from_start=from_start, follow=follow)
         if fault is None and run.unsaved is None and not _has_losses(watch):
-            raise ValueError(f"`stream` must hold at least one loss, but {stream} holds none.")
+            names = ", ".join(map(str, given))
+            raise ValueError(f"`streams` must hold at least one loss, but {names} holds none.")
         if fault is None and watch.mostly_unreadable:
             fault = (
                 f"{watch.unreadable:,} of {watch.requests:,} lines could not be read, so the others"
@@ -282,6 +301,34 @@ class _Run:
         except _StreamReplacedError as error:
             self.replaced = error
         return None, cut
+
+    def read_logs(self, paths: list[Path], *, follow: bool) -> str | None:
+        """Read several logs to their ends, an alarm or a fault; return the fault.
+
+        The latest lines wait for the next run or round, if there may be one: another log may still
+        get a line that belongs before them.
+        """
+        from swiftsure.monitor import StreamFaultError
+        from swiftsure.monitor.logs import log_files
+
+        settle = SETTLE if follow or self.state is not None else -math.inf
+        try:
+            while True:
+                with _defer_interrupt():
+                    self._unsaved_data |= self.watch.read_logs(
+                        log_files(paths), time.time() - settle
+                    )
+                if self._due_at <= time.monotonic():
+                    self._save()
+                if not follow or self.watch.monitor.alarm or self.unsaved is not None:
+                    return None
+                time.sleep(PAUSE)
+        except StreamFaultError as error:
+            return f"{error} Nothing after it was read."
+        except KeyboardInterrupt:  # Ctrl-C stops following
+            if not follow:
+                raise
+        return None
 
     def _read(self, file: BinaryIO, follow: bool) -> bool:
         """Read to the end or to an alarm; return whether the last line is cut short."""

@@ -6,8 +6,9 @@ requests from JSON lines and saves the state of all three in a file.
 """
 
 from swiftsure.monitor.drift import Drift
+from swiftsure.monitor.ids import request_ids
 from swiftsure.monitor.order import RequestOrder
 from swiftsure.monitor.risk import Monitor
 from swiftsure.monitor.watch import StreamFaultError, Watch
 
-__all__ = ["Drift", "Monitor", "RequestOrder", "StreamFaultError", "Watch"]
+__all__ = ["Drift", "Monitor", "RequestOrder", "StreamFaultError", "Watch", "request_ids"]

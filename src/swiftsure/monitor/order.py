@@ -8,10 +8,14 @@ from typing import Any, Self, TypeVar, cast
 from pydantic import Field, model_validator
 
 from swiftsure import checks
+from swiftsure.monitor.ids import check_request_id
 from swiftsure.monitor.risk import Monitor
 from swiftsure.monitor.state import Section
 
-__all__ = ["OrderState", "RequestOrder"]
+__all__ = ["OrderState", "RequestId", "RequestOrder"]
+
+RequestId = str | int
+"""A string, or a number that ascends."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -21,31 +25,43 @@ REMEMBERED = 100_000
 """How many given-up requests are remembered; limited so that state files stay below 2 MB."""
 
 
+REMEMBERED_DONE = 20_000
+"""How many requests with string ids are remembered after their loss was added."""
+
+
 class OrderState(Section):
     """The state of a request order, without its monitor."""
 
     last: int | None = Field(ge=0)
     given_up: int = Field(ge=0)
     too_late: int = Field(ge=0)
-    line: tuple[tuple[int, float | None], ...]
+    line: tuple[tuple[RequestId, float | None], ...]
     patience: int | None = None
     missing: str | None = None
     """None in states of earlier versions, which do not store the patience either."""
-    given_up_requests: tuple[int, ...] = ()
+    given_up_requests: tuple[RequestId, ...] = ()
     """Requests that were given up and whose loss has not come since, in the order of giving up.
 
     Only the last `REMEMBERED`; empty in states of earlier versions.
     """
+    done: tuple[str, ...] = ()
+    """The last `REMEMBERED_DONE` string ids whose loss was added."""
+    any_id: bool = False
+    """Whether a request had a string id."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         """Refuse an impossible state: restoring it would lose or misplace losses."""
         last = -1 if self.last is None else self.last
         line, given_up = dict(self.line), set(self.given_up_requests)
-        requests = [request for request, _ in self.line]
-        seen = given_up.union(requests)
-        if requests != sorted(line) or (seen and not 0 <= min(seen) <= max(seen) <= last):
+        numbers = [request for request, _ in self.line if isinstance(request, int)]
+        seen = {each for each in given_up if isinstance(each, int)}.union(numbers)
+        if numbers != sorted(set(numbers)) or (seen and not 0 <= min(seen) <= max(seen) <= last):
             raise ValueError("requests must be ascending, and none above the last one")
+        if len(line) < len(self.line) or len({*self.done}) < len(self.done):
+            raise ValueError("a request is there twice")
+        if not line.keys().isdisjoint(self.done):
+            raise ValueError("a request whose loss was added still waits")
         if len(given_up) != len(self.given_up_requests):
             raise ValueError("a request was given up twice")
         if any(line.get(request, 0.0) is None for request in given_up):
@@ -89,18 +105,21 @@ class RequestOrder:
 
     Notes
     -----
-    Requests have ascending whole numbers. Gaps between them are fine if they do not depend on the
-    losses, for example if requests are sampled at random. A loss known to be missing is not such a
-    gap: `expect` its request, then `give_up`.
+    Request ids are strings, such as those of `request_ids`, or ascending whole numbers. The request
+    order is the order in which they are first seen, by `expect` or `arrive`. Requests may be left
+    out if that does not depend on the losses, for example if requests are sampled at random. A loss
+    known to be missing is not such a gap: `expect` its request, then `give_up`.
 
-    A request whose loss comes after later requests must be announced with `expect` when it is made.
-    Otherwise its loss is an error: the losses added before it are a biased sample. The only late
-    loss that is accepted is the first one for a request that was given up. It is left out and
-    counted in `too_late`.
+    A request whose loss comes after later requests must be announced with `expect` when it is made:
+    otherwise the losses added before it are a biased sample. With numbers this is noticed, and the
+    loss is an error; a string that was not announced counts as a new request. The only late loss
+    that is accepted is the first one for a request that was given up. It is left out and counted in
+    `too_late`.
 
-    Memory holds the waiting losses, and the last 100,000 requests that were given up and whose loss
-    has not arrived. A late loss for a request given up before those is also an error, because it
-    cannot be told apart from a second loss.
+    Memory holds the waiting losses, the last 100,000 requests that were given up and whose loss has
+    not arrived, and the last 20,000 strings whose loss was added. A late loss for a number given up
+    before those is also an error, because it cannot be told apart from a second loss. A string that
+    is used again after so many others counts as a new request.
 
     Examples
     --------
@@ -125,9 +144,12 @@ class RequestOrder:
         self.too_late = 0
         self._last: int | None = None
         # The loss of each waiting request; None until it arrives.
-        self._line: OrderedDict[int, float | None] = OrderedDict()
+        self._line: OrderedDict[RequestId, float | None] = OrderedDict()
         # Requests that were given up and whose loss has not come since, oldest first.
-        self._given_up: OrderedDict[int, None] = OrderedDict()
+        self._given_up: OrderedDict[RequestId, None] = OrderedDict()
+        # String ids whose loss was added, oldest first.
+        self._done: OrderedDict[str, None] = OrderedDict()
+        self._any_id = False
 
     @property
     def waiting(self) -> int:
@@ -137,22 +159,22 @@ class RequestOrder:
     @property
     def in_use(self) -> bool:
         """Whether any request was announced or has a loss."""
-        return self._last is not None
+        return self._last is not None or self._any_id
 
     @_locked
-    def expect(self, request: int) -> None:
+    def expect(self, request: RequestId) -> None:
         """Announce a request whose loss will come later.
 
         Raises
         ------
         ValueError
-            If the request is not above all earlier ones.
+            If the request was seen before, or is a number that is not above all earlier ones.
         """
-        self._enqueue(_number(request), None)
+        self._enqueue(_request_id(request), None)
         self._release()
 
     @_locked
-    def arrive(self, request: int, loss: float) -> bool:
+    def arrive(self, request: RequestId, loss: float) -> bool:
         """Add the loss of a waiting or new request; return whether there is an alarm.
 
         The first loss for a request that was given up is left out and counted in `too_late`.
@@ -161,13 +183,15 @@ class RequestOrder:
         ------
         ValueError
             If the loss is NaN or outside its range, if the request already has its loss, or if it
-            was not announced before a later request came. Each voids the guarantee, so nothing is
-            added.
+            is a number that was not announced before a later one came. Each voids the guarantee, so
+            nothing is added.
         """
-        number = _number(request)
+        number = _request_id(request)
         value = self.monitor.accepted(loss)
         if number in self._given_up:
             del self._given_up[number]
+            if isinstance(number, str) and number not in self._line:
+                self._remember(number)
             self.too_late += 1
             return self.monitor.alarm
         if number not in self._line:
@@ -179,12 +203,12 @@ class RequestOrder:
         self._release()
         return self.monitor.alarm
 
-    def waits_for(self, request: int) -> bool:
+    def waits_for(self, request: RequestId) -> bool:
         """Return whether the loss of a request is still to come."""
         return self._line.get(request, 0.0) is None
 
     @_locked
-    def give_up(self, request: int) -> None:
+    def give_up(self, request: RequestId) -> None:
         """Stop waiting for the loss of a request; nothing changes if it was given up already.
 
         Raises
@@ -193,7 +217,7 @@ class RequestOrder:
             If the request is not waiting for its loss. One that was never announced would be
             skipped silently, whatever `missing` says: `expect` it first, when it is made.
         """
-        number = _number(request)
+        number = _request_id(request)
         if number in self._given_up:
             return
         if not self.waits_for(number):
@@ -205,10 +229,15 @@ class RequestOrder:
         self._mark_given_up(number)
         self._release()
 
-    def _enqueue(self, request: int, loss: float | None) -> None:
-        if self._last is not None and request <= self._last:
-            raise self._out_of_order(request)
-        self._last = request
+    def _enqueue(self, request: RequestId, loss: float | None) -> None:
+        if isinstance(request, str):
+            if request in self._line or request in self._done or request in self._given_up:
+                raise self._out_of_order(request)
+            self._any_id = True
+        else:
+            if self._last is not None and request <= self._last:
+                raise self._out_of_order(request)
+            self._last = request
         self._line[request] = loss
 
     def _release(self) -> None:
@@ -222,9 +251,17 @@ class RequestOrder:
                 self._mark_given_up(request)
                 continue
             del self._line[request]
+            if isinstance(request, str) and request not in self._given_up:
+                self._remember(request)
             self.monitor.update(loss)
 
-    def _mark_given_up(self, request: int) -> None:
+    def _remember(self, request: str) -> None:
+        """Remember a string whose loss came, so that a second one is noticed."""
+        self._done[request] = None
+        if len(self._done) > REMEMBERED_DONE:
+            self._done.popitem(last=False)
+
+    def _mark_given_up(self, request: RequestId) -> None:
         self.given_up += 1
         self._given_up[request] = None
         while len(self._given_up) > REMEMBERED:
@@ -234,7 +271,12 @@ class RequestOrder:
         else:
             self._line[request] = self.monitor.loss_range.low
 
-    def _out_of_order(self, request: int) -> ValueError:
+    def _out_of_order(self, request: RequestId) -> ValueError:
+        if isinstance(request, str):
+            return ValueError(
+                f"`request` must be new, or wait for its loss, but got {request!r}, which came"
+                " before: each has one loss."
+            )
         return ValueError(
             f"`request` must be above {self._last}, the last one, or wait for its loss, but got"
             f" {request}: it was not announced before later requests, or it came twice. Announce"
@@ -264,6 +306,8 @@ class RequestOrder:
             patience=self.patience,
             missing=self.missing,
             given_up_requests=tuple(self._given_up),
+            done=tuple(self._done),
+            any_id=self._any_id,
         )
 
     @_locked
@@ -281,6 +325,8 @@ class RequestOrder:
         self._last, self.given_up, self.too_late = state.last, state.given_up, state.too_late
         self._line = OrderedDict(state.line)
         self._given_up = OrderedDict.fromkeys(state.given_up_requests)
+        self._done = OrderedDict.fromkeys(state.done)
+        self._any_id = state.any_id
 
     @staticmethod
     def _refuse_other(name: str, wanted: object, kept: object) -> None:
@@ -291,6 +337,8 @@ class RequestOrder:
             )
 
 
-def _number(request: int) -> int:
-    """Return a checked request number; without the check, True and 1.0 would match 1."""
+def _request_id(request: RequestId) -> RequestId:
+    """Return a checked request id; without the check, True and 1.0 would match 1."""
+    if isinstance(request, str):
+        return check_request_id("request", request)
     return checks.count("request", request, least=0)

@@ -3,26 +3,27 @@
 | key | meaning |
 |---|---|
 | `loss` | a loss to add; omitted or null if it is unknown or comes later |
-| `id` | ascending number of the request; a line without a loss announces one that comes later |
+| `id` | id of the request; a line without a loss announces one that comes later |
+| `time` | seconds since 1970, by which lines of several logs are ordered |
 | `exit`, `cost`, `confidence` | the request's exit, cost and confidence, for the warnings |
 
 A line may also be just a loss, as a bare number.
 """
 
+import math
 import os
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from swiftsure.monitor._lines import parse_json, parse_request
 from swiftsure.monitor._place import START, Edges, StreamState, compare_file, inode_of
 from swiftsure.monitor.drift import Drift, DriftState
+from swiftsure.monitor.logs import LONGEST, Logs, LogsState
 from swiftsure.monitor.order import OrderState, RequestOrder
 from swiftsure.monitor.risk import Monitor, MonitorState
 from swiftsure.monitor.state import Section, read_state, write_state
 
 __all__ = ["StreamFaultError", "Watch"]
-
-LONGEST = 1 << 20
-"""Maximum length of a line, in bytes."""
 
 
 class StreamFaultError(ValueError):
@@ -34,6 +35,7 @@ KINDS: dict[str, type[Section]] = {
     "order": OrderState,
     "drift": DriftState,
     "stream": StreamState,
+    "logs": LogsState,
 }
 
 
@@ -87,6 +89,7 @@ class Watch:
         self._edges = Edges()  # of the bytes read
         self._inode: int | None = None
         self.in_file = False
+        self.logs = Logs()
         self._place_before = START  # the last position in a file, from a saved state
         self._drift_before: DriftState | None = None  # saved again if this run has no policy
         self.saved: str | None = None
@@ -139,6 +142,27 @@ class Watch:
         self._passed(self._rest)
         self._rest = b""
         return False
+
+    def read_logs(self, paths: Iterable[str | os.PathLike[str]], until: float = math.inf) -> bool:
+        """Process the new lines of several logs as one stream, up to an alarm; see `Logs.read`.
+
+        Returns whether there were any.
+
+        Raises
+        ------
+        StreamFaultError
+            At a line that voids the guarantee. Reading resumes with this line.
+        """
+        any_line = False
+        for log, number, line in self.logs.read(paths, until):
+            if self.monitor.alarm:
+                break
+            try:
+                self._take(line)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise StreamFaultError(f"line {number:,} of {log}: {error}") from None
+            any_line = True
+        return any_line
 
     def _fault(self, error: Exception) -> StreamFaultError:
         return StreamFaultError(f"line {self.lines + 1:,} of the stream: {error}")
@@ -252,6 +276,7 @@ class Watch:
                 "order": self.order.state(),
                 "drift": self._drift_before if self.drift is None else self.drift.state(),
                 "stream": self._stream(),
+                "logs": self.logs.state(),
             }
             self.saved = write_state(path, sections, self.saved)
 
@@ -310,4 +335,5 @@ class Watch:
             watch._place_before = place
             watch.requests = place.requests or place.lines  # older states have no `requests`
             watch.unreadable, watch.odd = place.unreadable, place.odd
+        watch.logs = Logs(found.get("logs"), watch._place_before)
         return watch

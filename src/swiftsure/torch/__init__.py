@@ -14,7 +14,7 @@ from swiftsure.torch.cutting import cut
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.heads import attach_heads, train_heads
 from swiftsure.torch.measuring import Timings, measure
-from swiftsure.torch.results import ExitOutput
+from swiftsure.torch.results import ExitOutput, InvalidSampleError
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import Scored, Staged, StagedModel, check
 from swiftsure.torch.stream import Stream, StreamError
@@ -28,6 +28,7 @@ __all__ = [
     "Cascade",
     "EarlyExit",
     "ExitOutput",
+    "InvalidSampleError",
     "Scored",
     "Staged",
     "StagedModel",

@@ -3,8 +3,8 @@
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from swiftsure import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
-from swiftsure.monitor import Monitor, RequestOrder
+from swiftsure.monitor import Monitor, RequestOrder, request_ids
+from swiftsure.monitor.ids import check_request_id
 from swiftsure.policy import Policy
 from swiftsure.torch.losses import label_losses
 from swiftsure.torch.results import ExitOutput, refuse_broken
@@ -34,8 +35,8 @@ class Audit:
 
     Attributes
     ----------
-    ids : (m,)
-        Request numbers, ascending; all requests are counted, audited or not.
+    ids : tuple of str, (m,)
+        Ids of the requests, in their order: the caller's own, or new ones (`request_ids`).
     rows : (m,)
         Their rows in the batch.
     exits : (m,)
@@ -44,18 +45,18 @@ class Audit:
         The outputs served and those of the last exit, with the samples first.
     size : (height, width), optional
         Size of the input images, at which logit maps are compared.
-    failed : (k,)
-        Numbers of chosen requests whose audit failed: either all of a batch, or none. Their losses
+    failed : tuple of str, (k,)
+        Ids of chosen requests whose audit failed, or that have no valid answer. Their losses
         are missing: `expect` and `give_up` them in a `RequestOrder`.
     """
 
-    ids: Tensor
+    ids: tuple[str, ...]
     rows: Tensor
     exits: Tensor
     outputs: Any
     full_outputs: Any
     size: tuple[int, int] | None = None
-    failed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    failed: tuple[str, ...] = ()
 
     def losses(
         self, risk: str, loss: str | Loss, labels: Tensor | None = None
@@ -111,7 +112,7 @@ class _ChosenRequests:
     Only tensors as long as the batch are indexed: others, such as a scale, apply to all requests.
     """
 
-    ids: NDArray[np.int64]
+    ids: tuple[str, ...]
     rows: Tensor
     leaves: list[Any]
     by_request: list[bool]
@@ -119,7 +120,7 @@ class _ChosenRequests:
     size: tuple[int, int] | None
 
     @classmethod
-    def of(cls, batch: Any, n: int, ids: NDArray[np.int64], rows: Tensor) -> "_ChosenRequests":
+    def of(cls, batch: Any, n: int, ids: tuple[str, ...], rows: Tensor) -> "_ChosenRequests":
         """Return some rows of a batch of n requests."""
         leaves, spec = pytree.tree_flatten(batch)
         by_request = [
@@ -127,6 +128,12 @@ class _ChosenRequests:
         ]
         whole = cls(ids, rows, leaves, by_request, spec, image_size(batch))
         return replace(whole, leaves=whole._cut(rows) if len(ids) else [])
+
+    def some(self, keep: Tensor) -> "_ChosenRequests":
+        """Return those of these requests where `keep` is true."""
+        index = keep.nonzero()[:, 0]
+        ids, rows = tuple(self.ids[k] for k in index.tolist()), self.rows[index]
+        return replace(self, ids=ids, rows=rows, leaves=self._cut(index))
 
     def inputs(self, index: Tensor) -> Any:
         """Return the inputs of some of these requests."""
@@ -152,11 +159,11 @@ class Auditor:
         need labels: add `Audit.losses` through a `RequestOrder` when the labels arrive.
     seed : int or Generator, optional
         By default the operating system seeds the choice, so that clients cannot predict it.
-    first_id : int
-        Number of the first request, to continue counting after a restart.
 
     Attributes
     ----------
+    requests : int
+        How many requests there were, audited or not.
     failed : int
         How many audits failed, for example because the full model ran out of memory. The answer is
         still served, and there is one warning. A missing loss counts as the lowest possible one
@@ -176,12 +183,11 @@ class Auditor:
         monitor: Monitor | None = None,
         *,
         seed: int | np.random.Generator | None = None,
-        first_id: int = 0,
     ) -> None:
         self.rate = checks.between("audit", rate, 0.0, np.nextafter(1.0, 2.0))
         self.order = None if monitor is None else RequestOrder(monitor)
         self.loss = None if monitor is None else _consistency_loss(monitor)
-        self.requests = checks.count("first_id", first_id, least=0)
+        self.requests = 0
         self.failed = 0
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()  # threads take request numbers and random draws in turn
@@ -189,9 +195,9 @@ class Auditor:
     def __getstate__(self) -> dict[str, Any]:
         """Refuse copying and pickling, including as part of an `EarlyExit`."""
         raise TypeError(
-            "An Auditor cannot be copied or pickled: each copy would number the same requests and"
-            " feed a monitor of its own. Copy the model and the policy, and make a new EarlyExit"
-            " with `audit=Auditor(rate, monitor, first_id=...)`."
+            "An Auditor cannot be copied or pickled: each copy would feed a monitor of its own."
+            " Copy the model and the policy, and make a new EarlyExit with"
+            " `audit=Auditor(rate, monitor)`."
         )
 
     def refuse_policy(self, policy: Policy) -> None:
@@ -225,9 +231,15 @@ class Auditor:
                 f" they see single requests: add {each} to it yourself."
             )
 
-    def run(self, fast: "EarlyExit", batch: Any, answer: Callable[[Any], ExitOutput]) -> ExitOutput:
+    def run(
+        self,
+        fast: "EarlyExit",
+        batch: Any,
+        answer: Callable[[Any], ExitOutput],
+        ids: Sequence[str] | None = None,
+    ) -> ExitOutput:
         """Return the answer to a batch, with an audit of some of its requests."""
-        chosen = self._choose(batch)
+        chosen = self._choose(batch, ids)
         try:
             return self._with_audit(fast, answer(batch), chosen)
         except BaseException:  # answering failed: a failed audit alone does not raise
@@ -258,18 +270,25 @@ class Auditor:
             for chosen in waiting:
                 self._give_up(chosen)
 
-    def _choose(self, batch: Any) -> _ChosenRequests:
-        """Number the requests of a batch and choose some at random, before they are run."""
+    def _choose(self, batch: Any, ids: Sequence[str] | None = None) -> _ChosenRequests:
+        """Choose some requests of a batch at random, before they are run."""
         n, device = batch_size(batch), device_of(batch)
+        if ids is not None and (len(ids) != n or len(set(ids)) != n):
+            raise ValueError(
+                f"`ids` must hold {n} different strings, one per sample, but got {len(ids)},"
+                f" {len(set(ids))} of them different."
+            )
+        given = None if ids is None else [check_request_id("ids", each) for each in ids]
         with self._lock:
             rows = np.flatnonzero(self._rng.random(n) < self.rate)
             # Copied before the batch runs, since a model may overwrite its inputs; and before
             # `expect`, since if copying failed, later requests would wait for these forever.
             where = torch.from_numpy(rows).to(device)
-            chosen = _ChosenRequests.of(batch, n, self.requests + rows, where)
+            names = request_ids(n) if given is None else given  # in turn, so that they ascend
+            chosen = _ChosenRequests.of(batch, n, tuple(names[k] for k in rows.tolist()), where)
             self.requests += n
             if self.order is not None:
-                for request in chosen.ids.tolist():
+                for request in chosen.ids:
                     self.order.expect(request)
         return chosen
 
@@ -277,18 +296,24 @@ class Auditor:
         self, fast: "EarlyExit", out: ExitOutput, chosen: _ChosenRequests
     ) -> ExitOutput:
         """Return an answer with its audit; if the audit fails, the answer is still returned."""
-        if len(chosen.ids) == 0:
-            return replace(out, audit=_empty_audit(out, chosen))
+        unanswered = chosen.ids[:0]
         try:
+            if out.on_invalid == "mark":
+                valid = ~out.invalid[chosen.rows]
+                invalid, chosen = chosen.some(~valid), chosen.some(valid)
+                unanswered = invalid.ids
+                self._give_up(invalid)
+            if len(chosen.ids) == 0:
+                return replace(out, audit=_empty_audit(out, chosen, unanswered))
             answered = rows_of(out.outputs, chosen.rows)
             exits = out.exits[chosen.rows]
             full = _full_outputs(fast, chosen, exits, answered)
-            ids = torch.from_numpy(chosen.ids)
-            audit = Audit(ids, chosen.rows, exits, answered, full, chosen.size)
+            ids, rows = chosen.ids, chosen.rows
+            audit = Audit(ids, rows, exits, answered, full, chosen.size, unanswered)
             self._fold(audit)
         except Exception as error:
             self._failed(chosen, error)
-            audit = _empty_audit(out, chosen)
+            audit = _empty_audit(out, chosen, unanswered + chosen.ids)
         return replace(out, audit=audit)
 
     def _failed(self, chosen: _ChosenRequests, error: Exception) -> None:
@@ -311,7 +336,7 @@ class Auditor:
             return
         losses = audit.losses("consistency", self.loss).tolist()
         with self._lock:
-            for request, loss in zip(audit.ids.tolist(), losses, strict=True):
+            for request, loss in zip(audit.ids, losses, strict=True):
                 self.order.arrive(request, loss)
 
     def _give_up(self, chosen: _ChosenRequests) -> None:
@@ -319,17 +344,16 @@ class Auditor:
         if self.order is None:
             return
         with self._lock:
-            for request in chosen.ids.tolist():
+            for request in chosen.ids:
                 if self.order.waits_for(request):
                     self.order.give_up(request)
 
 
-def _empty_audit(out: ExitOutput, chosen: _ChosenRequests) -> Audit:
-    """Return an audit without requests; those that were chosen are marked as failed."""
+def _empty_audit(out: ExitOutput, chosen: _ChosenRequests, failed: tuple[str, ...]) -> Audit:
+    """Return an audit without requests, and the ids of those whose audit failed."""
     none = chosen.rows[:0]
-    ids = torch.from_numpy(chosen.ids)
     empty = pytree.tree_map_only(Tensor, lambda leaf: leaf[:0] if leaf.ndim else leaf, out.raw)
-    return Audit(ids[:0], none, none, empty, empty, chosen.size, failed=ids)
+    return Audit((), none, none, empty, empty, chosen.size, failed)
 
 
 def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, answered: Any) -> Any:

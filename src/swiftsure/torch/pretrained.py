@@ -27,7 +27,7 @@ from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.replaying import ReplayedModel
 
-__all__ = ["load", "push_to_hub", "save"]
+__all__ = ["example_batch", "load", "push_to_hub", "save"]
 
 FORMAT, VERSION = "swiftsure-exits", 1
 EXITS, HEADS, POLICY = "exits.json", "heads.safetensors", "policy.json"
@@ -141,6 +141,11 @@ def push_to_hub(folder: str | os.PathLike[str], name: str, **settings: Any) -> s
     api = HfApi()
     api.create_repo(name, exist_ok=True)
     return str(api.upload_folder(repo_id=name, folder_path=str(folder), **settings))
+
+
+def example_batch(model: Any) -> Any:
+    """Return a batch of the same form as the one that the heads were attached with."""
+    return _example(model.attached["example"])
 
 
 def _local(folder: str | os.PathLike[str]) -> Path:

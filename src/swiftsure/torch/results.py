@@ -1,10 +1,13 @@
 """Results of a run: samples that exited together, and whole batches assembled from them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ExitOutput",
     "Gathered",
+    "InvalidSampleError",
     "StreamResult",
     "broken_rows",
     "owned",
@@ -24,6 +28,20 @@ __all__ = [
     "refuse_confidence",
     "refuse_output",
 ]
+
+
+class InvalidSampleError(ValueError):
+    """Some samples have no valid answer: their confidence or output is NaN or infinite.
+
+    Attributes
+    ----------
+    samples : (m,)
+        Which ones: rows of the batch, or numbers of samples in a stream.
+    """
+
+    def __init__(self, message: str, samples: Sequence[int]) -> None:
+        super().__init__(message)
+        self.samples: NDArray[np.int64] = np.asarray(samples, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,8 +52,13 @@ class ExitOutput:
     ----------
     outputs
         What the heads return, with the batch first. Logits are divided by the exit's temperature
-        if it is not 1, in float32 or wider. Reading this raises if a sample's largest logit is not
-        finite or its confidence is NaN; the error names the sample and the exit.
+        if it is not 1, in float32 or wider. Reading this raises `InvalidSampleError` if a sample's
+        largest logit is not finite or its confidence is NaN, unless invalid samples are marked.
+    invalid : (n,)
+        Whether each sample has no valid answer. With `EarlyExit(..., on_invalid="mark")` their rows
+        of `outputs` mean nothing, and those of all other samples are valid.
+    failures : dict
+        Why the model raised an error, by row; such samples are invalid and have exit -1.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
@@ -50,6 +73,8 @@ class ExitOutput:
     confidences: Tensor | None
     decided: Tensor
     audit: "Audit | None" = None
+    on_invalid: str = "raise"
+    failures: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def outputs(self) -> Any:
@@ -57,14 +82,28 @@ class ExitOutput:
 
         On a GPU the check waits for the device, so it is delayed to let the next batch start.
         """
-        refuse_broken(self.raw, self.decided, self.exits)
+        if self.on_invalid == "raise":
+            refuse_broken(self.raw, self.decided, self.exits)
         return ordinary(self.raw)
 
+    @cached_property
+    def invalid(self) -> Tensor:
+        """Whether each sample has no valid answer, (n,)."""
+        found = _invalid_rows(self.raw, self.decided, len(self.exits))
+        if self.failures:
+            found = found.index_fill(0, torch.tensor([*self.failures], device=found.device), True)
+        return found
+
+    @property
+    def _counts(self) -> list[int]:
+        counts: list[int] = self.exits[self.exits >= 0].bincount().tolist()
+        return counts
+
     def __repr__(self) -> str:
-        return f"ExitOutput(n={len(self.exits)}, exits={self.exits.bincount().tolist()})"
+        return f"ExitOutput(n={len(self.exits)}, exits={self._counts})"
 
     def _repr_html_(self) -> str:
-        counts = self.exits.bincount().tolist()
+        counts = self._counts
         facts = {f"exited at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
         return html_card("ExitOutput", {"samples": f"{len(self.exits):,}"} | facts)
 
@@ -91,25 +130,34 @@ class StreamResult:
         What the exit's head returned, with the samples first; checked on first read.
     exit : int
         Their exit, 0-based.
+    invalid : (m,)
+        Whether each sample has no valid answer, as in `ExitOutput`.
     """
 
     ids: Tensor
     raw: Any
     exit: int
     decided: Tensor | None = None  # the confidences at which they exited; None at the last exit
+    on_invalid: str = "raise"
 
     @cached_property
     def outputs(self) -> Any:
-        """Outputs of these samples; raises if one is not valid."""
-        refuse_broken(self.raw, self.decided, self.exit, self.ids)
+        """Outputs of these samples; raises if one is not valid, unless invalid ones are marked."""
+        if self.on_invalid == "raise":
+            refuse_broken(self.raw, self.decided, self.exit, self.ids)
         return ordinary(self.raw)
+
+    @cached_property
+    def invalid(self) -> Tensor:
+        """Whether each sample has no valid answer, (m,)."""
+        return _invalid_rows(self.raw, self.decided, len(self.ids))
 
     def rows(self, first: int, stop: int) -> "StreamResult":
         """Return the samples from `first` up to `stop`."""
         part = slice(first, stop)
         raw = pytree.tree_map_only(Tensor, lambda leaf: leaf[part], self.raw)
         decided = None if self.decided is None else self.decided[part]
-        return StreamResult(self.ids[part], raw, self.exit, decided)
+        return StreamResult(self.ids[part], raw, self.exit, decided, self.on_invalid)
 
 
 class Gathered:
@@ -202,10 +250,15 @@ def broken_rows(output: Any, *scores: Tensor | None, maps: bool = False) -> Tens
     return reduce(torch.logical_or, found) if found else None
 
 
+def _invalid_rows(output: Any, decided: Tensor | None, n: int) -> Tensor:
+    found = broken_rows(output, decided)
+    return torch.zeros(n, dtype=torch.bool) if found is None else found
+
+
 def refuse_broken(
     output: Any, decided: Tensor | None, exits: int | Tensor, samples: Tensor | None = None
 ) -> None:
-    """Raise for the first row whose output or confidence is not valid.
+    """Raise if a row's output or confidence is not valid; the message is about the first one.
 
     Parameters
     ----------
@@ -219,27 +272,35 @@ def refuse_broken(
     broken = broken_rows(output, decided)
     if broken is None or not broken.any():
         return
-    row = int(broken.nonzero()[0, 0])
+    rows = broken.nonzero()[:, 0]
+    row = int(rows[0])
     exit_index = exits if isinstance(exits, int) else int(exits[row])
-    sample = row if samples is None else int(samples[row])
+    named: list[int] = (rows if samples is None else samples[rows.to(samples.device)]).tolist()
     own = broken_rows(output)
     if own is not None and own[row]:
-        refuse_output(exit_index, sample)
-    refuse_confidence(exit_index, sample)
+        refuse_output(exit_index, *named)
+    refuse_confidence(exit_index, *named)
 
 
-def refuse_output(exit_index: int, sample: int) -> NoReturn:
-    """Raise for a sample whose logits are not valid at an exit."""
-    raise ValueError(
-        f"The output of exit {exit_index + 1} is NaN or infinite for sample {sample}. Logits must"
+def refuse_output(exit_index: int, sample: int, *others: int) -> NoReturn:
+    """Raise for samples whose answers are not valid; the first one's logits at an exit are not."""
+    raise InvalidSampleError(
+        f"The output of exit {exit_index + 1} is NaN or infinite for sample"
+        f" {_and_others(sample, others)}. Logits must"
         " be finite; a classifier may mask some classes, but not all, with −inf. Look for NaN and"
-        " very large numbers in the inputs, or run in a wider dtype."
+        " very large numbers in the inputs, or run in a wider dtype.",
+        [sample, *others],
     )
 
 
-def refuse_confidence(exit_index: int, sample: int) -> NoReturn:
-    """Raise for a sample whose confidence is NaN at an exit."""
-    raise ValueError(
-        f"The confidence of exit {exit_index + 1} is NaN for sample {sample}: look for NaN and very"
-        " large numbers in its inputs, or run in a wider dtype."
+def refuse_confidence(exit_index: int, sample: int, *others: int) -> NoReturn:
+    """Raise for samples whose answers are not valid; the first one's confidence is NaN."""
+    raise InvalidSampleError(
+        f"The confidence of exit {exit_index + 1} is NaN for sample {_and_others(sample, others)}:"
+        " look for NaN and very large numbers in its inputs, or run in a wider dtype.",
+        [sample, *others],
     )
+
+
+def _and_others(sample: int, others: Sequence[int]) -> str:
+    return f"{sample} (and {len(others):,} more: see `samples`)" if others else str(sample)

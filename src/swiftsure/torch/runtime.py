@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from swiftsure import checks
 from swiftsure.monitor import Monitor
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding
@@ -21,6 +22,7 @@ from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
@@ -66,6 +68,12 @@ class EarlyExit(nn.Module):
         both answers as `audit`. A `Stream` that you create is not audited: use `run`.
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
+    on_invalid : {"raise", "mark"}
+        What to do with a sample whose confidence is NaN, whose logits are not finite, or on which
+        the model raises an error. "raise": an `InvalidSampleError`, or the model's error. "mark":
+        the sample is marked in the results' `invalid`, and all others are answered. A batch on
+        which the model raises is then run again in halves, to find the samples; if it raises on
+        every one of them, so does the call. A `Stream` raises a `StreamError` as always.
 
     Raises
     ------
@@ -98,6 +106,7 @@ class EarlyExit(nn.Module):
         capture: bool | CaptureLimits = False,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
+        on_invalid: str = "raise",
     ) -> None:
         super().__init__()
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
@@ -112,6 +121,7 @@ class EarlyExit(nn.Module):
         self.model = model
         self.policy = policy
         self.auditor = _auditor(audit, monitor, policy)
+        self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
         self.score = score_name("policy.score", str(policy.score))
@@ -179,12 +189,19 @@ class EarlyExit(nn.Module):
         policy = self.policy
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
-    def forward(self, batch: Any) -> ExitOutput:
-        """Run a batch and return its results in the same order."""
+    def forward(self, batch: Any, ids: Sequence[str] | None = None) -> ExitOutput:
+        """Run a batch and return its results in the same order.
+
+        Parameters
+        ----------
+        batch
+        ids : list of str, optional
+            Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        """
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
-            return self.auditor.run(self, batch, self._run)
+            return self.auditor.run(self, batch, self._run, ids)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
@@ -316,6 +333,11 @@ class EarlyExit(nn.Module):
         return left, stay, scores
 
     def _run(self, batch: Any) -> ExitOutput:
+        if self.on_invalid == "raise":
+            return self._run_whole(batch)
+        return run_marking(self._run_whole, batch)
+
+    def _run_whole(self, batch: Any) -> ExitOutput:
         if self.captures is None or size_of(batch) == 0:
             return self._run_eager(batch)
         return self.captures.call(batch)
@@ -349,7 +371,7 @@ class EarlyExit(nn.Module):
             output = self.answer(last, self.stage(last, state), n_here)
             gathered.put(StreamResult(here, owned(plain_output(output)), last))
         found = gathered.whole(seen)
-        if device.type == "cpu":
+        if device.type == "cpu" and self.on_invalid == "raise":
             _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
 

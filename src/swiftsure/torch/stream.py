@@ -1,7 +1,8 @@
 """`Stream`: gathers samples that remain from several batches, so that late stages run full."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,20 @@ class Stream(StageStream[StreamResult]):
             If a stage fails. The samples that it ran are lost; the error names them. Those that
             exited are in the error's `results`. All others stay, and the stream can go on.
         """
-        return super().push(batch) if self._captured is None else self._captured.push(batch)
+        return self._marked(super().push if self._captured is None else self._captured.push, batch)
 
     def flush(self) -> list[StreamResult]:
         """Run all waiting samples and return their results; see `push` for errors."""
-        return super().flush() if self._captured is None else self._captured.flush()
+        return self._marked(super().flush if self._captured is None else self._captured.flush)
+
+    def _marked(self, run: Callable[..., list[StreamResult]], *given: Any) -> list[StreamResult]:
+        """Return the results of a call, which mark invalid samples if the `EarlyExit` does."""
+        mark = self.fast.on_invalid
+        try:
+            return [replace(each, on_invalid=mark) for each in run(*given)]
+        except StreamError as error:
+            error.results = [replace(each, on_invalid=mark) for each in error.results]
+            raise
 
     @property
     def pushed(self) -> int:
@@ -89,9 +99,9 @@ class Stream(StageStream[StreamResult]):
         return super().in_flight if self._captured is None else self._captured.in_flight
 
     def _run_ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
-        if self._captured is None:
-            return super()._run_ordered(batches)
-        return self._captured.run(batches)
+        run = super()._run_ordered if self._captured is None else self._captured.run
+        for out in run(batches):
+            yield replace(out, on_invalid=self.fast.on_invalid)
 
     def _size(self, batch: Any) -> int:
         return batch_size(batch)

@@ -1,0 +1,170 @@
+"""`swiftsure serve`: serve a certified model over HTTP."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swiftsure.cli import options
+from swiftsure.cli.options import optional
+from swiftsure.cli.output import print_json, print_policy, print_text
+
+if TYPE_CHECKING:
+    from swiftsure.serving import Watcher
+    from swiftsure.serving.torch_engine import TorchEngine
+
+__all__ = ["serve"]
+
+TOKEN = "SWIFTSURE_TOKEN"
+
+
+def serve(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Folder from EarlyExit.save_pretrained.", show_default=False),
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the network that comes with the library.")
+    ] = False,
+    drift: Annotated[
+        bool,
+        typer.Option("--drift", help="With --demo: send images that become noisy, for a drill."),
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(help="Most requests in a batch.")] = 16,
+    max_wait_ms: Annotated[float, typer.Option(help="Longest wait for a batch to fill.")] = 5.0,
+    max_queue: Annotated[int, typer.Option(help="Most requests that wait; then 429.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds until 504.")] = 30.0,
+    max_body: Annotated[int, typer.Option(help="Largest body, in bytes.")] = 8 << 20,
+    audit: Annotated[
+        float, typer.Option(help="Share of requests that the full model answers too.")
+    ] = 0.0,
+    epsilon: Annotated[
+        float | None,
+        optional("Largest inconsistency allowed in audits, if the policy promises a gap."),
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(help="Probability of a false alarm, over all time.")
+    ] = 0.01,
+    state: Annotated[
+        Path, typer.Option(help="Folder for the audits' logs, the monitor and its alarm.")
+    ] = Path("serving"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Put an alarm aside and watch with a new α.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    r"""Serve a certified model over HTTP, with an alarm and a fallback.
+
+    POST {"inputs": ...} to /predict; see also /health, /policy, /metrics
+    and, in a browser, the live page at /.
+    A bearer token is required if the environment has SWIFTSURE_TOKEN.
+
+    With --audit, some requests are also answered by the full model, after
+    the answer was sent. If the answers differ more than promised, an alarm
+    is raised and the full model answers all requests, also after a restart,
+    until --resume or a new policy.
+
+    [bold]Example[/bold]
+
+        swiftsure serve model/ --audit 0.05
+    """
+    from swiftsure.serving.app import Limits, create_app
+    from swiftsure.serving.running import run
+
+    if demo == (folder is not None):
+        raise ValueError("`folder` must be given, or --demo.")
+    if drift and not demo:
+        raise ValueError("`--drift` needs --demo, whose images it sends.")
+    if drift and audit == 0:
+        audit = 1.0
+    limits = Limits(
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        max_queue=max_queue,
+        timeout=timeout,
+        max_body=max_body,
+    )
+    engine = _engine(folder)
+    watcher = _watcher(engine, audit, epsilon, alpha, state, resume)
+    app = create_app(
+        engine, limits, watcher=watcher, audit_rate=audit, token=os.environ.get(TOKEN) or None
+    )
+    address = f"http://{host}:{port}"
+    fallback = None if watcher is None else watcher.fallback
+    if json:
+        print_json({"address": address, "sentence": str(engine.policy), "fallback": fallback})
+    else:
+        print_policy(engine.policy)
+        if fallback is not None:
+            print_text(f"The full model answers: {fallback['reason']}", "bold red")
+        print_text(f"Serving on {address}")
+    sys.stdout.flush()
+    if drift:
+        threading.Thread(target=_drill, args=(address,), daemon=True).start()
+    run(app, host, port)
+
+
+def _drill(address: str) -> None:
+    """Send the demo's images once the server answers, and say when it fell back."""
+    from swiftsure import assets, serving
+    from swiftsure.torch.models.embedded import prepared
+
+    time.sleep(1.0)
+    images = prepared(assets.sample_images(not assets.installed()).images).numpy()
+    print_text("The drill begins: 300 images as they are, then noisy ones.")
+    found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
+    if found.fallback_after is None:
+        print_text(f"No alarm after {found.sent:,} images.")
+    else:
+        print_text(
+            f"Alarm: after {found.fallback_after:,} noisy images the full model answers. Start"
+            " again without --drift to see that this stays, and with --resume to go back.",
+            "bold red",
+        )
+
+
+def _watcher(
+    engine: "TorchEngine",
+    audit: float,
+    epsilon: float | None,
+    alpha: float,
+    state: Path,
+    resume: bool,
+) -> "Watcher | None":
+    from swiftsure import serving
+    from swiftsure.serving import watching
+
+    if not 0 <= audit <= 1:
+        raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
+    if resume:
+        aside = watching.resume(engine.policy, state)
+        print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
+    before = (state / watching.policy_version(engine.policy) / "monitor.json").exists()
+    if audit == 0 and not before:  # an alarm of before holds even if nothing is audited now
+        return None
+    monitor = serving.watched_monitor(engine.policy, alpha, epsilon)
+    return serving.Watcher(engine, monitor, state)
+
+
+def _engine(folder: Path | None) -> "TorchEngine":
+    from swiftsure.serving.torch_engine import TorchEngine
+
+    if folder is not None:
+        return TorchEngine.from_pretrained(folder)
+    import swiftsure as ss
+    from swiftsure import assets
+    from swiftsure.torch import EarlyExit, StagedModel
+    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+
+    small = not assets.installed()
+    record = assets.calibration_record(small)
+    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.03, seed=0)
+    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
+    example = prepared(assets.sample_images(small).images[:1])
+    return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)

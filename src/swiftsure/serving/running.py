@@ -1,0 +1,47 @@
+"""Starts a server, in a thread for programs and tests or until a signal for the command line."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+__all__ = ["run", "start"]
+
+
+def _config(app: Any, **settings: Any) -> uvicorn.Config:
+    return uvicorn.Config(app, log_level="warning", lifespan="on", access_log=False, **settings)
+
+
+def run(app: Any, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what was accepted."""
+    uvicorn.Server(_config(app, host=host, port=port)).run()
+
+
+@contextmanager
+def start(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve in a background thread while the block runs; gives the address.
+
+    Examples
+    --------
+    >>> with start(create_app(engine)) as address:  # doctest: +SKIP
+    ...     urllib.request.urlopen(f"{address}/health")
+    """
+    with socket.create_server((host, port)) as listening:
+        # asyncio does this only for sockets that it made itself; answers would wait for 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        server = uvicorn.Server(_config(app))
+        work = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        work.start()
+        try:
+            while not server.started:
+                if not work.is_alive():
+                    raise RuntimeError("The server did not start.")
+                time.sleep(0.005)
+            yield f"http://{host}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            work.join()

@@ -1,0 +1,235 @@
+"""`Watcher`: writes audits to a log, folds all logs into a monitor, and keeps its alarm."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from swiftsure.files import LockedError, locked, read_json, sync, write_text
+from swiftsure.losses import LOSSES
+from swiftsure.monitor import Monitor, Watch, request_ids
+from swiftsure.policy import Policy
+from swiftsure.serving.batching import Audited
+from swiftsure.serving.engine import Engine
+
+__all__ = ["Watcher", "watched_monitor"]
+
+log = logging.getLogger("swiftsure.serving")
+
+SETTLE = 2.0
+"""Seconds within which other processes must write a line, so that logs are folded in order."""
+PAUSE = 1.0
+"""Seconds between looks at the logs."""
+FORMAT, VERSION = "swiftsure-fallback", 1
+
+
+def watched_monitor(policy: Policy, alpha: float, epsilon: float | None = None) -> Monitor:
+    """Return a monitor of the inconsistency, which needs no labels.
+
+    Parameters
+    ----------
+    epsilon : float, optional
+        For a policy that promises a gap: the largest inconsistency allowed. An inconsistency may be
+        larger than the gap, so no level follows from the promise.
+
+    Raises
+    ------
+    ValueError
+        If the policy was calibrated by groups, if it does not promise exactly one consistency and
+        no `epsilon` is given, or if both are there.
+    """
+    certificate = policy.certificate
+    if certificate.unit == "groups":
+        raise ValueError(
+            "`audit` must be 0 if the policy was calibrated by groups, since audits see single"
+            " requests: watch such a policy with `swiftsure monitor`."
+        )
+    promised = [each for each in certificate.promises if each.risk == "consistency"]
+    if promised and epsilon is not None:
+        raise ValueError("`epsilon` must not be given if the policy promises a consistency.")
+    if len(promised) > 1:
+        raise ValueError("`policy` must promise one consistency to be audited, not several.")
+    if promised:
+        return Monitor.from_policy(policy, alpha, risk="consistency", loss=promised[0].loss)
+    if epsilon is None:
+        raise ValueError(
+            "`epsilon`, the largest inconsistency allowed, must be given to audit a policy that"
+            " promises a gap, since a gap cannot be watched without labels. Or promise a"
+            ' consistency: calibrate with risk="consistency".'
+        )
+    loss = LOSSES.choose(certificate.promises[0].loss)
+    within = (loss.range.low, loss.range.high)
+    return Monitor(epsilon, alpha, within, risk="consistency", loss=loss.name)
+
+
+class Watcher:
+    """Audits the answers of one process, and watches those of all processes with the same folder.
+
+    Each process appends its audits to a log of its own. One of the processes, whichever holds a
+    lock, folds all logs into one monitor. On an alarm it writes `fallback.json`, and all processes
+    answer with the full model from then on, also after a restart. Another policy has another
+    subfolder, so it starts with a new monitor and no alarm.
+
+    Parameters
+    ----------
+    engine : Engine
+    monitor : Monitor
+        As new.
+    folder : path
+    """
+
+    def __init__(self, engine: Engine, monitor: Monitor, folder: str | os.PathLike[str]) -> None:
+        self.engine = engine
+        self._new = monitor
+        self.folder = Path(folder) / policy_version(engine.policy)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.made = self.failed = 0
+        self.recent: tuple[dict[str, Any], ...] = ()  # the last ten audits, newest first
+        self.fault: str | None = None
+        self.fallback: dict[str, Any] | None = None
+        self._log: BinaryIO | None = None
+        self._watch: Watch | None = None
+        self._seen = monitor
+        self._due_at = 0.0
+        self._locks = ExitStack()
+        self._look(time.time())
+
+    @property
+    def monitor(self) -> Monitor:
+        """The monitor of all processes, as of the last look."""
+        return self._seen if self._watch is None else self._watch.monitor
+
+    def audit(self, audited: Audited) -> None:
+        """Compare an answer with the full model's, and append the loss to the log.
+
+        If that fails, or the request had no valid answer, it counts as the lowest loss, so that an
+        alarm cannot come from it.
+        """
+        loss = self.monitor.loss_range.low
+        content: dict[str, Any] = {}
+        try:
+            if audited.answer is not None:
+                content = {"exit": audited.answer.exit}
+                if audited.answer.confidence is not None:
+                    content["confidence"] = audited.answer.confidence
+                loss = self.engine.inconsistency(
+                    audited.sample, audited.answer, self._new.loss or ""
+                )
+                loss = self.monitor.accepted(loss)
+            self.made += 1
+        except Exception as error:
+            self.failed += 1
+            log.warning("an audit failed: %s: %s", type(error).__name__, error)
+        try:
+            content = {"loss": loss, "request": audited.request, **content}
+            self._append(content)
+            self.recent = (content, *self.recent[:9])  # replaced, since other threads read it
+        except OSError as error:
+            self._report(error)
+
+    def tick(self) -> None:
+        """Look at the logs and the fallback, at most once per second."""
+        if self._due_at <= time.monotonic():
+            self._look(time.time() - SETTLE)
+
+    def close(self) -> None:
+        """Fold what is in the logs, and let another process go on."""
+        self._look(time.time())
+        self._locks.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _append(self, content: dict[str, Any]) -> None:
+        """Append a line to this process's log, and wait until it is on disk."""
+        (request,) = request_ids(1)  # a client may use its own ids twice
+        if self._log is None:
+            self._log = (self.folder / f"audits-{request}.jsonl").open("ab", buffering=0)
+            sync(self.folder)
+        line = json.dumps({"id": request, "time": time.time(), **content}) + "\n"
+        self._log.write(line.encode())
+        os.fsync(self._log.fileno())
+
+    def _look(self, until: float) -> None:
+        try:
+            self._fold(until)
+            self.fault = None
+        except (OSError, ValueError) as error:
+            self._report(error)
+        try:
+            self._read_fallback()
+        except (OSError, ValueError) as error:
+            # Whatever is in the file, it was written on an alarm.
+            self.fallback = {"reason": f"{self._place('fallback.json')} cannot be read: {error}"}
+        self._due_at = time.monotonic() + PAUSE
+
+    def _fold(self, until: float) -> None:
+        state = self._place("monitor.json")
+        if self._watch is None:
+            try:
+                self._locks.enter_context(locked(self._place(".monitor.json.run")))
+            except LockedError:  # another process folds
+                if state.exists():
+                    self._seen = Watch.load(state).monitor
+                return
+            try:
+                self._watch = Watch.load(state) if state.exists() else Watch(self._new)
+                if self._watch.monitor.promise != self._new.promise:
+                    promise, self._watch = self._watch.monitor.promise, None
+                    raise ValueError(
+                        f"{state} watches another risk ({promise}) than asked for"
+                        f" ({self._new.promise}): choose another folder."
+                    )
+            except ValueError:
+                self._locks.close()
+                raise
+        if self._watch.read_logs(sorted(self.folder.glob("audits-*.jsonl")), until):
+            self._watch.save(state)
+        if self._watch.monitor.alarm and not self._place("fallback.json").exists():
+            content = {
+                "format": FORMAT,
+                "version": VERSION,
+                "time": time.time(),
+                "reason": str(self._watch.monitor),
+            }
+            write_text(self._place("fallback.json"), json.dumps(content, indent=2) + "\n")
+
+    def _read_fallback(self) -> None:
+        path = self._place("fallback.json")
+        if path.exists():
+            self.fallback = read_json(path, "the fallback of a server", FORMAT, VERSION)
+
+    def _report(self, error: Exception) -> None:
+        if self.fault != str(error):
+            log.error("the monitor does not work: %s", error)
+        self.fault = str(error)
+
+    def _place(self, name: str) -> Path:
+        return self.folder / name
+
+
+def policy_version(policy: Policy) -> str:
+    """Return a short name for a policy that changes with any of its fields."""
+    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
+
+
+def resume(policy: Policy, folder: str | os.PathLike[str]) -> Path | None:
+    """Put the logs, the monitor and the alarm of a policy aside, to start with a new α.
+
+    Returns the folder that holds them now; None if there was none.
+
+    Raises
+    ------
+    LockedError
+        If a server still uses them.
+    """
+    place = Path(folder) / policy_version(policy)
+    if not place.exists():
+        return None
+    with locked(place / ".monitor.json.run"):
+        aside = place.with_name(f"{place.name}-before-{request_ids(1)[0]}")
+        place.rename(aside)
+    return aside
