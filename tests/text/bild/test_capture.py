@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.text import BigLittle, Rollback, Speculative
+from swiftsure.text import FAMILIES, BigLittle, Rollback, Speculative
 from swiftsure.text.bild import capture
 from text.bild.drafting import OTHERS, PAIRS
 from text.builders import EOS, batch
@@ -69,7 +69,8 @@ def test_a_pair_runs_again_with_other_texts(device):
         assert torch.equal(found, alone.generate(**inputs, **OPTIONS).sequences)
 
 
-def test_an_unknown_family_cannot_be_captured():
+def test_an_unknown_family_cannot_be_captured(monkeypatch):
+    monkeypatch.delitem(FAMILIES, "opt", raising=False)  # an example of the documentation adds it
     large, small = OTHERS["OPT, in no table"]()
     with pytest.raises(ValueError, match="'opt', but only these families are known"):
         BigLittle(large, small, 2.0, capture=True)
