@@ -126,7 +126,7 @@ def test_monitoring(tmp_path):
         import swiftsure.cli.monitor as command
 
         command.CHUNK = 1 << 14
-        monitor(stream=stream, epsilon=0.05, state=state)
+        monitor(streams=[stream], epsilon=0.05, state=state)
 
     def quietly():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

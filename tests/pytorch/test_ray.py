@@ -172,7 +172,11 @@ collect(network(), Slow(batches(600)), engine="ray", workers=2, shards=sys.argv[
 def test_a_killed_driver_is_resumed(tmp_path, seed):
     """By another process; nothing is lost and nothing is there twice."""
     folder = tmp_path / "shards"
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder)])
+    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )
     deadline = time.monotonic() + 400
     while len(list(folder.glob("shard-*.parquet"))) < 1 + seed and driver.poll() is None:
         assert time.monotonic() < deadline
