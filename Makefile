@@ -63,7 +63,7 @@ $(DEMO_INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e assets -e '.[demo,text]'
+	@$(PIP) -e assets -e '.[demo,text,serve]'
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
