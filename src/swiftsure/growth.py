@@ -74,15 +74,22 @@ class Growth:
         """The last certified setting; None if there is none."""
         return self.last if self.last >= self.start else None
 
-    def add(self, facts: UpdateFacts, data: bytes) -> None:
-        """Add the samples of an update, as `packed_update` returns them."""
-        parts = (self.confidences, *self.tables, *self.costs.values())
-        if len(data) != facts.n * sum(rows.row_bytes for rows in parts):
+    @property
+    def _parts(self) -> tuple["_Rows", ...]:
+        return (self.confidences, *self.tables, *self.costs.values())
+
+    def refuse(self, facts: UpdateFacts, data: bytes) -> None:
+        """Raise if an update cannot be added to these samples."""
+        if len(data) != facts.n * sum(rows.row_bytes for rows in self._parts):
             raise ValueError(f"an update of {facts.n:,} rows does not have their size")
         if not len(facts.labels) == len(facts.conditions) == len(self.tables):
             raise ValueError("an update has other risks")
+
+    def add(self, facts: UpdateFacts, data: bytes) -> None:
+        """Add the samples of an update, as `packed_update` returns them."""
+        self.refuse(facts, data)
         position = 0
-        for rows in parts:
+        for rows in self._parts:
             position = rows.append(data, position, facts.n)
         self.n += facts.n
         self.n_samples += facts.n_samples
