@@ -232,7 +232,12 @@ def calibrate_slices(
         )
     safest = min((alone[name] for name in large), key=lambda each: each.certificate.index or 0)
     pooled = record.take(np.concatenate([rows[name] for name in large]))
-    shared = _at(safest, pooled, {name: sizes[name] for name in large}, options)
+    # The promise rests on the tests of all these slices, so on the conditions of each.
+    rests = dict.fromkeys(
+        text for name in large for text in alone[name].certificate.assumptions[1:]
+    )
+    safest = _about(safest, {name: sizes[name] for name in large}, (DRAWS_OF_SLICES, *rests))
+    shared = _at(safest, pooled, options)
     policies = {
         name: shared if name in large else _in_full(alone[name], {name: sizes[name]}, record)
         for name in rows
@@ -240,9 +245,15 @@ def calibrate_slices(
     return SlicedPolicy(policies=policies, delta=delta, together=True)
 
 
-def _about(policy: Policy, slices: Mapping[str, int], **changes: Any) -> Policy:
+def _about(
+    policy: Policy,
+    slices: Mapping[str, int],
+    assumptions: tuple[str, ...] | None = None,
+    **changes: Any,
+) -> Policy:
     """Return a policy whose certificate is about these slices."""
-    assumptions = (DRAWS_OF_SLICES, *policy.certificate.assumptions[1:])
+    if assumptions is None:
+        assumptions = (DRAWS_OF_SLICES, *policy.certificate.assumptions[1:])
     changes = {"slices": dict(slices), "assumptions": assumptions} | changes
     return policy.model_copy(update={"certificate": policy.certificate.model_copy(update=changes)})
 
@@ -266,7 +277,6 @@ def _in_full(
 def _at(
     policy: Policy,
     record: ExitRecord | ThresholdRecord,
-    slices: Mapping[str, int],
     options: Mapping[str, Any],
 ) -> Policy:
     """Return the policy with its setting, but with the risks and costs of a larger record."""
@@ -291,7 +301,7 @@ def _at(
                 n=curve.n,
                 seed=certificate.seed,
                 seed_drawn=certificate.seed_drawn,
-                assumptions=(DRAWS_OF_SLICES, *certificate.assumptions[1:]),
+                assumptions=certificate.assumptions,
             )
         )
     return make_policy(
@@ -301,7 +311,7 @@ def _at(
         results,
         results[0],
         score=policy.score,
-        slices=slices,
+        slices=certificate.slices,
         metadata=policy.metadata,
     )
 

@@ -157,3 +157,19 @@ def test_datasets_with_one_name_are_not_pooled(record):
     halves = {1: record.take(np.arange(500)), "1": record.take(np.arange(500, 1000))}
     with refused("record"):
         ss.calibrate_slices(halves, **OPTIONS)
+
+
+def test_a_promise_in_all_slices_rests_on_the_conditions_of_each():
+    """The safest slice has all labels, and another one stopped where they end."""
+    sample = Population(n_exits=4, overconfidence=2.5).sample(1000, seed=1)
+    pool = ss.ExitRecord.from_logits(sample.logits)
+    night = np.arange(1000) >= 200
+    wanted = pool.needs_label("zero_one", path=PATH)  # in the order of the walk
+    rows = np.union1d(np.flatnonzero(~night), wanted[:-50])
+    labelled = pool.with_labels(rows, sample.labels[rows])
+    slices = np.where(night, "night", "day")
+    policy = ss.calibrate_slices(labelled, slices=slices, missing="stop", **OPTIONS)
+    day = ss.calibrate(labelled.take(np.flatnonzero(~night)), missing="stop", **OPTIONS)
+    assert policy["day"].threshold == day.threshold is not None
+    assert policy["day"].certificate.stopped_at is not None
+    assert "was fixed before their labels were seen" in str(policy["day"])
