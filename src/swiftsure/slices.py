@@ -262,7 +262,8 @@ def _in_full(
     policy: Policy, slices: Mapping[str, int], record: ExitRecord | ThresholdRecord
 ) -> Policy:
     """Return the policy of a slice that is too small: it runs the full model."""
-    full, certificate = {"index": None, "not_worth": False}, policy.certificate
+    full: dict[str, Any] = {"index": None, "not_worth": False}
+    certificate = policy.certificate
     costs = {name: (full_cost, full_cost) for name, (full_cost, _) in certificate.costs.items()}
     shares = certificate.exit_shares and (*[0.0] * (len(certificate.exit_shares) - 1), 1.0)
     named = _about(policy, slices, costs=costs, exit_shares=shares, **full)
