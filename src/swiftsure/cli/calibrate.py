@@ -262,12 +262,18 @@ def _grown(
 ) -> "Policy":
     """Add a record to a calibration that grows, unless it holds it already."""
     from swiftsure.growing import HORIZON, GrowingCalibration
+    from swiftsure.growth import known_again
     from swiftsure.records.files import keeps_order
 
     if not keeps_order(file):
         raise ValueError(
             f"`record` must be a Parquet file for --state, so that adding it twice is noticed: run"
             f" swiftsure convert {file} -o record.parquet first."
+        )
+    if not known_again(record):
+        raise ValueError(
+            "`record` must have a seed that was drawn at random, or ids of its own, for --state:"
+            " otherwise adding it twice is not noticed."
         )
     calibration = GrowingCalibration(
         risks=risks,
