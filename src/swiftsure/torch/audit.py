@@ -209,7 +209,7 @@ class Auditor:
         if (found.risk, found.loss, found.epsilon) not in [
             (each.risk, each.loss, each.epsilon)
             for each in certificate.promises
-            if each.above is None and not each.selective
+            if each.above is None
         ]:
             promises = ", ".join(
                 f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in certificate.promises
