@@ -83,6 +83,22 @@ def test_reports_and_audits_do_not_take_those_that_exit_for_all(record):
         ss.report.recalibration.recalibrate(record, policy, PATH)
 
 
+def test_figures_show_bounds_of_what_is_promised_only(record):
+    """A bound for all samples is none for those that exit, nor for a calibration that grows."""
+    tail = ss.calibrate(record, above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1}))
+    left = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
+    grown = ss.calibrate.start(**OPTIONS)
+    grown.update(record)
+    for policy, bounded in ((tail, True), (left, False), (grown.policy(), False)):
+        axis = policy.plot(record).axes[0]
+        assert axis.get_ylabel() == policy.certificate.promises[0].name
+        labels = [str(line.get_label()) for line in axis.lines]
+        assert any("upper bound" in label for label in labels) == bounded
+    weighted = ss.calibrate(record, weights=np.ones(1000), max_weight=2.0, **OPTIONS)
+    with pytest.raises(ValueError, match="weighted"):
+        weighted.plot(record)
+
+
 def test_a_worst_share_that_begins_above_0_is_kept_in_full(record, tmp_path):
     small = record.take(np.arange(20))
     policy = ss.calibrate(small, loss="brier", epsilon=0.3, worst=0.1, above=0.05, path=PATH)
