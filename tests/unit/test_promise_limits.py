@@ -76,7 +76,7 @@ def test_combinations_without_a_proof_are_refused(record):
         ss.calibrate(record, risk="selective gap", **(OPTIONS | {"path": "breakpoints"}))
 
 
-def test_reports_and_audits_do_not_take_those_that_exit_for_all(record):
+def test_reports_do_not_take_those_that_exit_for_all(record):
     policy = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
     assert policy.certificate.promises[0].selective
     with pytest.raises(ValueError, match="the samples that exit"):
