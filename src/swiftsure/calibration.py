@@ -145,7 +145,7 @@ def calibrate(
         exits = {}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     weigh = _weighting(record, weights, max_weight, estimated_weights)
-    share = delta if max_costs is None else 0.5 * delta
+    share = delta if max_costs is None else _half(delta, pool, labeller)
 
     def prepared(curves: list[RiskCurve]) -> list[RiskCurve]:
         pairs = zip(curves, wanted, strict=True)
@@ -215,6 +215,13 @@ def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLi
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])
+
+
+def _half(delta: float, pool: int | None, labeller: Labeller | None) -> float:
+    """Return the risk's share of δ where costs are promised too; raise if they cannot be."""
+    if pool is not None or labeller is not None:
+        raise ValueError("`max_costs` does not go with a pool or a labeller.")
+    return 0.5 * delta
 
 
 def _weighting(

@@ -291,10 +291,15 @@ class Control:
             raise ValueError(
                 "`risk` of the samples that exit needs ucb, or ltt in fixed sequence, and no pool."
             )
+        if curve.path_kind == BREAKPOINTS:
+            raise ValueError(
+                "`path` must be fixed beforehand for the risk of the samples that exit, because its"
+                " walk has several starts; it cannot be the breakpoints."
+            )
         bound = self.bound_for(curve, len(rows))
         last = curve.n_settings - 1
+        # Of the whole path: where labels end may depend on them, and must not change shares of δ.
         starts = np.unique(np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int))
-        starts = starts[starts <= last]
         chosen = np.full(len(epsilons), start - 1)
 
         @cache
@@ -345,6 +350,8 @@ class Control:
         chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
+        if pool is not None and curve.max_weight is not None:
+            raise ValueError("`pool` does not go with weights: the promise is about the pool.")
         prepared = self.prepare(curve)
         bound = None
         if self.uses_bound:
@@ -391,8 +398,6 @@ class Control:
             "path, losses, ε, δ and method were fixed before the calibration losses were seen",
             f"no {tested} exceeds {curve.loss_range.high:g}",
         ]
-        if curve.max_weight is not None:
-            found[-1] = f"no {tested} times its weight exceeds {curve.loss_range.high:g}"
         if pool is not None:
             found[0] = f"calibration {unit} were drawn from that pool without replacement"
         values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
@@ -401,6 +406,9 @@ class Control:
                 curve.loss_range.high - curve.loss_range.low
             )
             found[-1] = f"no {tested} exceeds {largest:g}"
+        elif curve.max_weight is not None:
+            weighed = "weight" if curve.above is not None else f"{tested} times its weight"
+            found[-1] = f"no {weighed} exceeds {curve.loss_range.high:g}"
         elif curve.above is not None:
             found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
         elif bound is not None and bound.needs in values:

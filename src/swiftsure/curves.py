@@ -391,7 +391,7 @@ class RiskCurve:
             raise ValueError(
                 f"`above` must be in [0, {self.loss_range.high:g}), but got {limit:g}."
             )
-        self._refuse_transformed("above")
+        self._refuse_transformed("above", self.above)
         return replace(
             self,
             loss_range=LossRange(0, 1, whole=True),
@@ -422,7 +422,7 @@ class RiskCurve:
         high = self.loss_range.high
         if not 0 <= limit < high:
             raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
-        self._refuse_transformed("worst")
+        self._refuse_transformed("worst", self.above)
         values = limit + np.maximum(self.data.values - limit, 0.0) / part
         return replace(
             self,
@@ -451,15 +451,33 @@ class RiskCurve:
         weights : (n,)
             At least 0, and at most `max_weight`.
         max_weight : float
-            The largest weight that can occur, declared before the data are seen.
+            The largest weight that can occur, declared before the data are seen; at least 1.
         estimated : bool
             Whether the weights were estimated; certificates then say what that assumes.
+
+        Raises
+        ------
+        ValueError
+            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
+            1 by more than chance allows, once in a thousand million.
         """
         most = checks.between("max_weight", max_weight, 0.0, np.inf)
+        if most < 1:
+            raise ValueError(
+                f"`max_weight` must be at least 1, since the mean weight is 1, but got {most:g}."
+            )
         values = checks.finite("weights", checks.numbers("weights", weights, np.float64))
         checks.of_shape("weights", values, {"n": self.n})
         values = checks.within("weights", values, 0.0, most, SLACK * most)
         self._refuse_transformed("weights")
+        # Bernstein's inequality: weights in [0, W] with mean 1 have a variance of at most W - 1.
+        surprise = np.log(2e9) / self.n
+        off = np.sqrt(2 * (most - 1) * surprise) + most * surprise / 3 + SLACK
+        if abs(values.mean() - 1) > off:
+            raise ValueError(
+                f"`weights` must be 1 on average over the calibration distribution, as a ratio of"
+                f" densities is, but the mean of these {self.n:,} is {values.mean():g}."
+            )
         assumed = (
             " (they were estimated, and the promise holds as far as they are exact)" * estimated
         )
@@ -485,9 +503,11 @@ class RiskCurve:
             data=self.data._replace(values=np.tile(values, (self.n, 1))),
         )
 
-    def _refuse_transformed(self, name: str) -> None:
+    def _refuse_transformed(self, name: str, above: float | None = None) -> None:
         if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
             raise ValueError(f"`{name}` does not go with groups, selective risks or other weights.")
+        if above is not None:
+            raise ValueError(f"`{name}` does not go with a curve of losses above {above:g}.")
 
     def weight(self, rows: Rows | None = None) -> float:
         """Return the divisor that turns a sum over rows into a mean."""
@@ -717,6 +737,7 @@ class RiskCurve:
             raise ValueError("`groups` must be given before the samples are shuffled.")
         if self.weights is not None:
             raise ValueError("`groups` were given already, with `average='sample'`.")
+        self._refuse_transformed("groups", self.above)
         labels = np.asarray(groups)
         checks.of_shape("groups", labels, {"n": self.n})
         names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)

@@ -172,6 +172,10 @@ class GrowingCalibration:
             raise ValueError("`risks` must share one path.")
         facts, data = packed_update(record, curves, key)
         self._refuse_known(facts)
+        if self._grown is not None:
+            if curves[0].grouped != self._grown.templates[0].grouped:
+                raise ValueError("`record` must have groups if those added before have, only then.")
+            self._grown.refuse(facts, data)
         if self._template is None:
             template = record.take([0])
             if self._log is not None:

@@ -13,7 +13,7 @@ from swiftsure.bounds import _bets
 from swiftsure.curves import RiskCurve
 from swiftsure.records import ExitRecord, ThresholdRecord
 
-__all__ = ["Growth", "UpdateFacts", "packed_update", "record_key"]
+__all__ = ["Growth", "UpdateFacts", "known_again", "packed_update", "record_key"]
 
 Array = NDArray[Any]
 
@@ -74,15 +74,22 @@ class Growth:
         """The last certified setting; None if there is none."""
         return self.last if self.last >= self.start else None
 
-    def add(self, facts: UpdateFacts, data: bytes) -> None:
-        """Add the samples of an update, as `packed_update` returns them."""
-        parts = (self.confidences, *self.tables, *self.costs.values())
-        if len(data) != facts.n * sum(rows.row_bytes for rows in parts):
+    @property
+    def _parts(self) -> tuple["_Rows", ...]:
+        return (self.confidences, *self.tables, *self.costs.values())
+
+    def refuse(self, facts: UpdateFacts, data: bytes) -> None:
+        """Raise if an update cannot be added to these samples."""
+        if len(data) != facts.n * sum(rows.row_bytes for rows in self._parts):
             raise ValueError(f"an update of {facts.n:,} rows does not have their size")
         if not len(facts.labels) == len(facts.conditions) == len(self.tables):
             raise ValueError("an update has other risks")
+
+    def add(self, facts: UpdateFacts, data: bytes) -> None:
+        """Add the samples of an update, as `packed_update` returns them."""
+        self.refuse(facts, data)
         position = 0
-        for rows in parts:
+        for rows in self._parts:
             position = rows.append(data, position, facts.n)
         self.n += facts.n
         self.n_samples += facts.n_samples
@@ -188,7 +195,6 @@ def packed_update(
     order = curves[0].rows_in_order(record.order.seed)
     costs = [values for values in curves[0].costs.values() if values.ndim == 2]
     tables = [curves[0].confidences, *(curve.data.values for curve in curves), *costs]
-    named = not np.array_equal(record.ids, np.arange(record.n))
     facts = UpdateFacts(
         n=curves[0].n,
         n_samples=record.n,
@@ -196,10 +202,19 @@ def packed_update(
         conditions=[list(curve.conditions) for curve in curves],
         drawn=record.order.drawn,
         key=key,
-        ids=record.ids.tolist() if named else [],
+        ids=record.ids.tolist() if _has_own_ids(record) else [],
         groups=[] if record.groups is None else np.unique(record.groups).tolist(),
     )
     return facts, b"".join(np.ascontiguousarray(table[order]).tobytes() for table in tables)
+
+
+def _has_own_ids(record: ExitRecord | ThresholdRecord) -> bool:
+    return not np.array_equal(record.ids, np.arange(record.n))
+
+
+def known_again(record: ExitRecord | ThresholdRecord) -> bool:
+    """Return whether adding a record twice is noticed: by its drawn seed, or by its ids."""
+    return record.order.drawn or _has_own_ids(record)
 
 
 def record_key(record: ExitRecord | ThresholdRecord) -> str | None:

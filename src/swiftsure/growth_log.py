@@ -64,12 +64,13 @@ class GrowthLog:
         try:
             head = json.loads(content[start:line])
             length, digest, facts = int(head["bytes"]), str(head["sha256"]), dict(head["facts"])
+            whole = head.pop("head") == _digest(head, b"")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise self._damaged(start) from None
         end = line + 1 + length
-        if length < 0 or digest != _digest(facts, content[line + 1 : end]):
-            if length >= 0 and end > len(content):
-                return None
+        if whole and end > len(content):  # the length is as it was written, so the rest never was
+            return None
+        if not whole or length < 0 or digest != _digest(facts, content[line + 1 : end]):
             raise self._damaged(start)
         return Entry(facts, content[line + 1 : end]), end
 
@@ -82,7 +83,7 @@ class GrowthLog:
             If another process added entries meanwhile.
         """
         head = {"bytes": len(data), "sha256": _digest(facts, data), "facts": dict(facts)}
-        block = json.dumps(head).encode() + b"\n" + data
+        block = json.dumps(head | {"head": _digest(head, b"")}).encode() + b"\n" + data
         with locked(self.path.with_name(f".{self.path.name}.lock"), wait=10.0):
             size = self.path.stat().st_size if self.path.exists() else 0
             if size != self._size:

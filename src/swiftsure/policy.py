@@ -1,13 +1,10 @@
 """Policies: a threshold with its certificate, in one JSON file and one plain sentence."""
 
-import hashlib
-import hmac
 import json
 import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +23,7 @@ from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
 from swiftsure.risks import RISKS, risk_noun
+from swiftsure.signing import proofs, refuse_unsigned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,17 +112,24 @@ class Promise(_Frozen):
         else:
             _require(0 < self.epsilon < high, f"epsilon must lie in (0, {high:g})")
         slack = 1e-6 * high
-        inside = low - slack <= self.calibration_risk <= high + slack
+        least = 0.0 if self.worst is not None else low  # the full model loses nothing
+        inside = least - slack <= self.calibration_risk <= high + slack
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
         upper = self.upper_bound
         _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
 
     @property
+    def selective(self) -> bool:
+        """Whether the risk is the mean over the samples that exit early, and not over all."""
+        kind = RISKS.get(self.risk)
+        return kind is not None and kind.selective
+
+    @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
-        tail = "" if self.above is None else f" > {self.above:g}"
+        tail = "" if self.above is None else f" > {_rounded_up(self.above)}"
         if self.worst is not None:
-            tail = f", worst {percent(self.worst)}"
+            tail = f", worst {_share(self.worst)}"
         return f"{self.loss} {risk_noun(self.risk)}{tail}"
 
     def __str__(self) -> str:
@@ -173,7 +178,7 @@ class Certificate(_Frozen):
     """How many of the samples have a label; None if the losses need none, or it is unknown."""
     stopped_at: Count | None = None
     """The first setting that lacked a label, where the walk stopped; None if it never had to."""
-    max_weight: float | None = Field(default=None, gt=0)
+    max_weight: float | None = Field(default=None, ge=1)
     """The largest weight, if the promise is about another distribution given by weights."""
     max_costs: dict[Name, float] = Field(default_factory=dict)
     """Largest mean costs that are promised together with the risks."""
@@ -228,6 +233,42 @@ class Certificate(_Frozen):
             shares is None
             or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
             "exit_shares must be shares that add up to 1",
+        )
+        self._check_scope()
+
+    def _check_scope(self) -> None:
+        """Raise if no calibration makes a promise of this scope."""
+        weight = 1.0 if self.max_weight is None else self.max_weight
+        for promise in self.promises:
+            tail = promise.above is not None and promise.worst is None
+            _require(
+                not tail or promise.loss_range == (0.0, weight), "loss_range must be that of a tail"
+            )
+            _require(
+                promise.worst is None or promise.loss_range[0] == promise.above,
+                "above must be the lowest loss where worst is given",
+            )
+        plain = not any(each.selective or each.above is not None for each in self.promises)
+        _require(
+            plain or self.unit == "samples",
+            "unit must be samples for tails and the samples that exit",
+        )
+        _require(
+            self.max_weight is None or (self.pool is None and self.unit == "samples"),
+            "max_weight does not go with a pool or groups",
+        )
+        _require(
+            self.slices is None or sum(self.slices.values()) == self.n,
+            "slices must have n samples together",
+        )
+        _require(
+            all(k in self.costs and limit > 0 for k, limit in self.max_costs.items()),
+            "max_costs must be limits of known costs",
+        )
+        _require(
+            self.horizon is None
+            or (self.pool is None and all(each.bound == "star" for each in self.promises)),
+            "horizon must go with bets",
         )
 
     def _check_certified(self, promise: Promise) -> None:
@@ -491,10 +532,13 @@ class Policy(_Frozen):
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
+        if self.certificate.max_weight is not None:
+            raise ValueError("`plot` cannot show a promise about weighted samples.")
         options: dict[str, Any] = {}
         if isinstance(record, ExitRecord):
             options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
-        return policy_figure(record.curve(promise.risk, promise.loss, **options), self)
+        curve = record.curve(promise.risk, promise.loss, **options)
+        return policy_figure(curve.transformed(promise.above, promise.worst), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON with a checksum, atomically.
@@ -503,11 +547,7 @@ class Policy(_Frozen):
         `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
         """
         content = self.model_dump(mode="json")
-        proofs = {"checksum": json_checksum(content)}
-        key = _key()
-        if key is not None:
-            proofs["signature"] = _signature(content, key)
-        write_text(path, json.dumps(content | proofs, indent=2) + "\n")
+        write_text(path, json.dumps(content | proofs(content), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, accept_edited: bool = False) -> "Policy":
@@ -543,15 +583,7 @@ class Policy(_Frozen):
             policy.check(edited)
         except ValueError as error:
             raise ValueError(f"{path} is a damaged policy: {error}.") from None
-        key = _key()
-        if key is not None and not hmac.compare_digest(
-            json.dumps(signature).encode(), json.dumps(_signature(content, key)).encode()
-        ):
-            raise ValueError(
-                f"{path} {'is not signed' if signature is None else 'does not fit its signature'},"
-                " but SWIFTSURE_POLICY_KEY asks for one: it was changed, or saved without this key."
-                " Load it where the key is not set, check it, and save it where the key is set."
-            )
+        refuse_unsigned(path, content, signature)
         return policy
 
     def __str__(self) -> str:
@@ -576,33 +608,6 @@ class Policy(_Frozen):
             },
         }
         return html_card("Policy", facts, str(self))
-
-
-def _signature(content: Mapping[str, Any], key: bytes) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"hmac-sha256:{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"
-
-
-def _key() -> bytes | None:
-    """Return the key for signatures from the environment; None if no variable is set.
-
-    A key may be any bytes; spaces around it are ignored.
-    """
-    text, file = (os.environ.get(f"SWIFTSURE_POLICY_KEY{end}") for end in ("", "_FILE"))
-    if text is not None and file is not None:
-        raise ValueError("Set SWIFTSURE_POLICY_KEY or SWIFTSURE_POLICY_KEY_FILE, not both.")
-    if text is None and file is None:
-        return None
-    key = os.fsencode(text or "").strip()
-    if file is not None:
-        try:
-            key = Path(file).read_bytes().strip()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"SWIFTSURE_POLICY_KEY_FILE cannot be read ({error}).") from None
-    if not key:
-        name = "SWIFTSURE_POLICY_KEY" if file is None else f"SWIFTSURE_POLICY_KEY_FILE ({file})"
-        raise ValueError(f"{name} is empty: set a key, or unset it to do without signatures.")
-    return key
 
 
 def percent(share: float) -> str:
@@ -698,11 +703,15 @@ def _mean_costs(certificate: Certificate) -> str:
 def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
     if promise.worst is not None:
-        return f"the mean {promise} of the worst {percent(promise.worst)} of samples"
+        return f"the mean {promise} of the worst {_share(promise.worst)} of samples"
+    weighted = " under the distribution that the weights describe" * (
+        certificate.max_weight is not None
+    )
     if promise.above is not None:
-        return f"the probability that the {promise} is above {promise.above:g}"
-    if certificate.max_weight is not None:
-        return f"{article} {promise} under the distribution that the weights describe"
+        limit = _rounded_up(promise.above)
+        return f"the probability{weighted} that the {promise} is above {limit}"
+    if weighted:
+        return f"{article} {promise}{weighted}"
     if certificate.unit == "samples":
         return f"{article} {promise}"
     if certificate.average == "group":
@@ -841,6 +850,17 @@ def fewest_samples(certificate: Certificate) -> int:
 def _surety(certificate: Certificate) -> str:
     """Return 1 − δ with all its digits: rounding must not promise more."""
     return f"{100 * (1 - (certificate.delta or 0)):.12g} %"
+
+
+def _share(share: float) -> str:
+    """Return a share with all its digits: the mean of a smaller worst share is larger.
+
+    Examples
+    --------
+    >>> _share(0.1), _share(0.1004)
+    ('10 %', '10.04 %')
+    """
+    return f"{100 * share:.12g} %"
 
 
 def _rounded_up(epsilon: float) -> str:

@@ -24,7 +24,7 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS
 from swiftsure.policy import Certificate, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.risks import RISKS
+from swiftsure.signing import proofs, refuse_unsigned
 
 __all__ = ["SlicedPolicy", "calibrate_slices"]
 
@@ -102,27 +102,40 @@ class SlicedPolicy(BaseModel):
         return policy.leaves(exit_index, confidence)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policies as JSON with a checksum, atomically."""
+        """Write the policies as JSON with a checksum, signed as `Policy.save` does, atomically."""
         content = self.model_dump(mode="json")
-        text = json.dumps(content | {"checksum": json_checksum(content)}, indent=2)
-        write_text(path, text + "\n")
+        write_text(path, json.dumps(content | proofs(content), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "SlicedPolicy":
         """Read what `save` wrote; every field is checked, and an edited file is refused."""
         content = read_json(path, "a Swiftsure policy of slices", FORMAT, VERSION)
-        checksum = content.pop("checksum", None)
+        checksum, signature = content.pop("checksum", None), content.pop("signature", None)
         try:
             found = cls.model_validate_json(json.dumps(content), strict=True)
             if checksum != json_checksum(content):
                 raise ValueError("it was changed after it was written")
-            for policy in found.policies.values():
-                policy.check()
+            found.check()
         except ValidationError as error:
             raise ValueError(f"{path} is damaged: {validation_message(error)}.") from None
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}.") from None
+        refuse_unsigned(path, content, signature)
         return found
+
+    def check(self) -> None:
+        """Raise if the policies cannot belong together, as those of a damaged file."""
+        chances = {}
+        for name, policy in self.policies.items():
+            policy.check()
+            certificate = policy.certificate
+            if certificate.slices is None or name not in certificate.slices:
+                raise ValueError(f"the policy of {name} must be about that slice")
+            if not policy.runs_full_model:
+                chances[tuple(certificate.slices)] = certificate.delta or 1.0
+        wrong = sum(chances.values()) if self.together else max(chances.values(), default=0.0)
+        if wrong > self.delta * (1 + 1e-9):
+            raise ValueError("delta must cover those of all slices")
 
     def __str__(self) -> str:
         """Return what is promised, and the sentence of each slice."""
@@ -209,7 +222,7 @@ def calibrate_slices(
     first = next(iter(alone.values())).certificate
     if first.path == BREAKPOINTS:
         raise ValueError("`path` must be fixed beforehand for one setting in all slices.")
-    if any(RISKS[promise.risk].selective for promise in first.promises):
+    if any(promise.selective for promise in first.promises):
         raise ValueError("`risk` of the samples that exit needs `own=True`.")
     large = [name for name, policy in alone.items() if not _too_small(policy.certificate)]
     if not large:
@@ -219,7 +232,12 @@ def calibrate_slices(
         )
     safest = min((alone[name] for name in large), key=lambda each: each.certificate.index or 0)
     pooled = record.take(np.concatenate([rows[name] for name in large]))
-    shared = _at(safest, pooled, {name: sizes[name] for name in large}, options)
+    # The promise rests on the tests of all these slices, so on the conditions of each.
+    rests = dict.fromkeys(
+        text for name in large for text in alone[name].certificate.assumptions[1:]
+    )
+    safest = _about(safest, {name: sizes[name] for name in large}, (DRAWS_OF_SLICES, *rests))
+    shared = _at(safest, pooled, options)
     policies = {
         name: shared if name in large else _in_full(alone[name], {name: sizes[name]}, record)
         for name in rows
@@ -227,9 +245,15 @@ def calibrate_slices(
     return SlicedPolicy(policies=policies, delta=delta, together=True)
 
 
-def _about(policy: Policy, slices: Mapping[str, int], **changes: Any) -> Policy:
+def _about(
+    policy: Policy,
+    slices: Mapping[str, int],
+    assumptions: tuple[str, ...] | None = None,
+    **changes: Any,
+) -> Policy:
     """Return a policy whose certificate is about these slices."""
-    assumptions = (DRAWS_OF_SLICES, *policy.certificate.assumptions[1:])
+    if assumptions is None:
+        assumptions = (DRAWS_OF_SLICES, *policy.certificate.assumptions[1:])
     changes = {"slices": dict(slices), "assumptions": assumptions} | changes
     return policy.model_copy(update={"certificate": policy.certificate.model_copy(update=changes)})
 
@@ -238,7 +262,8 @@ def _in_full(
     policy: Policy, slices: Mapping[str, int], record: ExitRecord | ThresholdRecord
 ) -> Policy:
     """Return the policy of a slice that is too small: it runs the full model."""
-    full, certificate = {"index": None, "not_worth": False}, policy.certificate
+    full: dict[str, Any] = {"index": None, "not_worth": False}
+    certificate = policy.certificate
     costs = {name: (full_cost, full_cost) for name, (full_cost, _) in certificate.costs.items()}
     shares = certificate.exit_shares and (*[0.0] * (len(certificate.exit_shares) - 1), 1.0)
     named = _about(policy, slices, costs=costs, exit_shares=shares, **full)
@@ -253,7 +278,6 @@ def _in_full(
 def _at(
     policy: Policy,
     record: ExitRecord | ThresholdRecord,
-    slices: Mapping[str, int],
     options: Mapping[str, Any],
 ) -> Policy:
     """Return the policy with its setting, but with the risks and costs of a larger record."""
@@ -278,7 +302,7 @@ def _at(
                 n=curve.n,
                 seed=certificate.seed,
                 seed_drawn=certificate.seed_drawn,
-                assumptions=(DRAWS_OF_SLICES, *certificate.assumptions[1:]),
+                assumptions=certificate.assumptions,
             )
         )
     return make_policy(
@@ -288,7 +312,7 @@ def _at(
         results,
         results[0],
         score=policy.score,
-        slices=slices,
+        slices=certificate.slices,
         metadata=policy.metadata,
     )
 
@@ -323,6 +347,8 @@ def joined_datasets(records: Mapping[str, Any]) -> Any:
     """Return one record of several datasets, each of them a slice."""
     if not records:
         raise ValueError("`record` must hold at least one dataset.")
+    if len({str(name) for name in records}) < len(records):
+        raise ValueError("`record` must name its datasets differently, as text too.")
     first = next(iter(records.values()))
     named = []
     for name, record in records.items():

@@ -4,6 +4,7 @@ import json
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -339,9 +340,13 @@ def test_a_calibration_that_grows(run, folder, record):
         (("record.parquet", "--state", "a.state", "--pool", "9000"), "`--pool`"),
         (("record.parquet", "--horizon", "10"), "`--horizon` goes with --state"),
         (("record.parquet", "--state", "a.state", "--path", "breakpoints"), "`path`"),
+        (("record.parquet", "--state", "a.state", "--max-weight", "2"), "`--max-weight`"),
+        (("record.parquet", "--state", "a.state", "--own"), "`--own`"),
+        (("seeded.parquet", "--state", "a.state"), "adding it twice is not noticed"),
     ],
 )
 def test_what_does_not_go_with_growing(run, folder, arguments, why):
+    replace(random_record(n=50), order=0).save(folder / "seeded.parquet")
     done = run("calibrate", *arguments, "--loss", "zero_one")
     assert done.status == 2
     assert why in done.err
@@ -360,6 +365,8 @@ def test_promises_beyond_the_mean(run):
     shifted = run("calibrate", "tenants.parquet", *ZERO_ONE, "--epsilon", "0.1", *weights)
     assert shifted.status == 0
     assert "(they were estimated, and the promise holds as far as they are exact)" in shifted.out
+    drawn = run("calibrate", "tenants.parquet", *ZERO_ONE, *weights, "--figure", "figure.png")
+    assert (drawn.status, "`--figure`" in drawn.err) == (2, True)
     assert run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops").status == 2
 
 
@@ -379,7 +386,8 @@ def test_slices(run, folder):
     )
     assert own["together"] is False
     assert run("calibrate", "record.parquet", *ZERO_ONE, "--own").status == 2
-    assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--pool", "900").status == 2
+    for wrong in (("--pool", "900"), ("--max-weight", "2"), ("--horizon", "9")):
+        assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", *wrong).status == 2
 
 
 def test_several_datasets(run, folder, record):
@@ -396,3 +404,5 @@ def test_a_path_learned_on_a_pilot(run):
     assert json.loads(done.out)["certificate"]["path"].startswith("learned on a pilot: ")
     both = ("--pilot", "pilot.parquet", "--path", "logit")
     assert run("calibrate", "record.parquet", *ZERO_ONE, *both).status == 2
+    same = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "./record.parquet")
+    assert (same.status, "not the same file" in same.err) == (2, True)

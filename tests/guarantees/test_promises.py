@@ -130,6 +130,26 @@ def test_errors_about_those_that_exit_are_noticed(broken):
         check_rate(found, 200, 0.1)
 
 
+def apart_exits(n, risk, rng):
+    """A curve of 8 settings at which different samples exit, each with this conditional risk."""
+    thresholds = np.full((9, 8), np.inf)
+    thresholds[np.arange(1, 9), np.arange(8)] = 0.5
+    confidences = np.eye(8, dtype=np.float32)[rng.integers(8, size=n)]
+    apart = np.hstack([rng.random((n, 8)) < risk, np.zeros((n, 1), bool)]).astype(float)
+    record = ss.ExitRecord(confidences, inconsistencies={"zero_one": apart})
+    return record.curve("selective consistency", path=ss.Path(thresholds, "apart"))
+
+
+def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():
+    """Somebody who knows all losses ends the path where that certifies most."""
+    rng = np.random.default_rng(0)
+    rule, found = ss.Control("ucb", "binomial"), 0
+    for _ in range(600):
+        curve = apart_exits(1600, 0.1 + TINY, rng)
+        found += any(rule.run(curve.cut(k), 0.1).index is not None for k in range(2, 10))
+    check_rate(found, 600, 0.1)
+
+
 def test_those_that_exit_are_certified_where_they_can_be():
     rng = np.random.default_rng(0)
     assert all(selective(leaving(300, 0.02, rng), 0.1) is not None for _ in range(20))

@@ -228,6 +228,37 @@ def test_a_damaged_file_is_refused_and_left(tmp_path):
         ss.calibrate.start(**OPTIONS, state=state)
 
 
+def test_a_damaged_length_does_not_hide_the_updates_after_it(tmp_path):
+    """A longer length must not look like an update that a killed process left unfinished."""
+    state = tmp_path / "growing.state"
+    grown([draw(20, seed) for seed in range(3)], state=state)
+    content = state.read_bytes()
+    for at in (start for start in range(len(content)) if content.startswith(b'"bytes": ', start)):
+        broken = content[: at + 9] + b"9" + content[at + 10 :]
+        state.write_bytes(broken)
+        if broken != content:
+            with pytest.raises(ValueError, match="damaged calibration state"):
+                ss.calibrate.start(**OPTIONS, state=state)
+
+
+def test_an_update_that_is_refused_leaves_the_state_alone(tmp_path):
+    state = tmp_path / "growing.state"
+    calibration = grown([draw(20, 0)], state=state)
+    content = state.read_bytes()
+    with refused("record"):
+        calibration.update(draw(20, 1, groups=np.arange(20) // 2))
+    plain = draw(20, 1)
+    with pytest.raises(ValueError, match="size"):
+        calibration.update(replace(plain, costs={"flops": np.ones(4)}))
+    assert state.read_bytes() == content
+    losses = {"gain": np.zeros((4, 2))}
+    rows = ss.ThresholdRecord([1.0, 0.5], losses=losses, loss_ranges={"gain": (-1, 1)})
+    mixed = ss.calibrate.start(epsilon=0.1)
+    mixed.update(rows)
+    with refused("record"):  # of the same size, but groups are other units
+        mixed.update(replace(rows, groups=[0, 0, 1, 2], ids=np.arange(4, 8), order=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "data"), [({"n": 4}, None), ({"n": "a"}, None), ({"labels": []}, None), ({}, b"")]
 )

@@ -145,7 +145,7 @@ def calibrate(
     loaded = ss.load_record(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    route = _route(path, pilot, loss, score)
+    route = _route(record, path, pilot, loss, score)
     promised: dict[str, Any] = {
         "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
         "weights": None if weights is None else _numbers("--weights", weights.split(",")),
@@ -167,7 +167,10 @@ def calibrate(
             "--figure": figure is not None,
             "--max-cost": max_cost is not None,
             "--weights": weights is not None,
+            "--max-weight": max_weight is not None,
             "--slices": slices or dataset is not None,
+            "--own": own,
+            "--alone": alone,
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"`{name}` does not go with --state.")
@@ -179,8 +182,11 @@ def calibrate(
             "--max-cost": max_cost is not None,
             "--weights": weights is not None,
             "--pool": pool is not None,
+            "--max-weight": max_weight is not None,
             "--average": average is not None,
+            "--max-group-size": max_group_size is not None,
             "--figure": figure is not None,
+            "--horizon": horizon is not None,
         }.items():
             if is_given:
                 raise ValueError(f"`{name}` does not go with slices.")
@@ -217,10 +223,12 @@ def calibrate(
         **promised,
     )
     if figure is not None:
+        if policy.certificate.max_weight is not None:
+            raise ValueError("`--figure` cannot show a promise about weighted samples.")
         if not isinstance(loaded, ss.ExitRecord):
             exits = {}
         curve = loaded.curve(risk, loss, score, route, **exits, **counted)
-        ss.report.policy_figure(curve, policy, figure)
+        ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
     _show(record, policy, [output, figure], json)
 
 
@@ -254,12 +262,18 @@ def _grown(
 ) -> "Policy":
     """Add a record to a calibration that grows, unless it holds it already."""
     from swiftsure.growing import HORIZON, GrowingCalibration
+    from swiftsure.growth import known_again
     from swiftsure.records.files import keeps_order
 
     if not keeps_order(file):
         raise ValueError(
             f"`record` must be a Parquet file for --state, so that adding it twice is noticed: run"
             f" swiftsure convert {file} -o record.parquet first."
+        )
+    if not known_again(record):
+        raise ValueError(
+            "`record` must have a seed that was drawn at random, or ids of its own, for --state:"
+            " otherwise adding it twice is not noticed."
         )
     calibration = GrowingCalibration(
         risks=risks,
@@ -277,7 +291,9 @@ def _grown(
     return calibration.policy()
 
 
-def _route(path: str | None, pilot: Path | None, loss: str | None, score: str | None) -> Any:
+def _route(
+    record: Path, path: str | None, pilot: Path | None, loss: str | None, score: str | None
+) -> Any:
     """Return the path: given, or learned on a pilot."""
     import swiftsure as ss
 
@@ -285,6 +301,8 @@ def _route(path: str | None, pilot: Path | None, loss: str | None, score: str | 
         return options.parse_path(path)
     if path is not None:
         raise ValueError("`--pilot` learns the path, so it does not go with --path.")
+    if pilot.exists() and pilot.samefile(record):
+        raise ValueError("`--pilot` must hold other samples than the record, not the same file.")
     return ss.Path.learned(ss.load_record(pilot), loss, score=score)
 
 

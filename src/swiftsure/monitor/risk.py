@@ -166,7 +166,7 @@ class Monitor:
                 f" {type(policy).__name__}; load one with Policy.load."
             )
         promise = _find_promise(policy.certificate.promises, risk, loss)
-        mean_of_all = promise.above is None and not getattr(RISKS.get(promise.risk), "selective", 0)
+        mean_of_all = promise.above is None and not promise.selective
         if not mean_of_all or policy.certificate.max_weight is not None:
             raise ValueError(
                 "`policy` does not promise the mean loss of all requests, so its monitor cannot be"

@@ -143,7 +143,9 @@ def policy_figure(
     how = average_words(policy.certificate.unit, policy.certificate.average)
     seen = f"risk on the calibration {policy.certificate.unit}"
     above.plot(position, risk, color=COLORS[0], label=seen)
-    if promise.bound is not None and policy.certificate.delta is not None:
+    # The bounds are for all samples and for one look at them.
+    bounded = not curve.selective and policy.certificate.horizon is None
+    if bounded and promise.bound is not None and policy.certificate.delta is not None:
         bound = bounds.BOUNDS[promise.bound]
         ordered = curve
         if policy.certificate.options.get("zero_bounded"):
@@ -160,9 +162,7 @@ def policy_figure(
     above.set_ylim(
         min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
     )
-    above.set_ylabel(
-        f"{curve.loss_name} {risk_noun(curve.risk_name)}" + (f"\n{how}" if how else "")
-    )
+    above.set_ylabel(promise.name + (f"\n{how}" if how else ""))
     cost = cost or next(iter(curve.costs), None)
     if cost is not None:
         below.plot(position, 100 * curve.saving(cost), color=COLORS[2])

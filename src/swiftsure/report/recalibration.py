@@ -129,6 +129,7 @@ def recalibrate(
         "weighted samples": promised.max_weight,
         "slices": promised.slices,
         "tails": next((p for p in promised.promises if p.above is not None), None),
+        "the samples that exit": next((p for p in promised.promises if p.selective), None),
         "a limit of a cost": promised.max_costs or None,
     }.items():
         if given is not None:
