@@ -9,6 +9,8 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
+EXTRAS := dev,demo,text,export,serve,ray,api,sklearn,diffusers,mlflow
+
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
@@ -68,10 +70,10 @@ $(DEMO_INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	@echo "Adding the tools and all extras to $(VENV)"
-	@$(PIP) -e assets -e '.[dev,demo,text,export,serve,ray]'
+	@$(PIP) -e assets -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e assets -e '.[dev,demo,text,export,serve,ray,docs]'
+	@$(PIP) -e assets -e '.[$(EXTRAS),docs]'
 	@touch $@
