@@ -61,6 +61,8 @@ def evaluate(
     with a 95 % interval. δ bounds it for ucb and ltt; crc promises only
     the mean risk.
 
+    Of a folder of Parquet files, at most a million samples are drawn.
+
     [bold]Examples[/bold]
 
         swiftsure evaluate record.parquet --loss zero_one -n 500 \
@@ -73,6 +75,7 @@ def evaluate(
             --labels 100 --pool 300 --cost flops
     """
     import swiftsure as ss
+    from swiftsure.records import open_record
     from swiftsure.policy import average_words, percent
 
     check_outputs(figure)
@@ -81,7 +84,7 @@ def evaluate(
             raise ValueError("`--pool` goes with --labels; without them, use --n-calibration.")
         n_calibration = float(pool)
     study = ss.evaluate(
-        ss.load_record(record),
+        open_record(record),
         risk=risk,
         loss=loss,
         controls=[options.parse_control(text, bound) for text in controls.split(",")],
