@@ -137,8 +137,6 @@ def calibrate(
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
     wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
-    if isinstance(record, ShardedRecord) and (labeller is not None or isinstance(weights, Mapping)):
-        raise ValueError("`labeller` and `weights` by slice need a record in memory.")
     if isinstance(record, ExitRecord | ShardedRecord):
         known = record.first if isinstance(record, ShardedRecord) else record
         score = choose("score", score, known.confidences, preferred="top1")
@@ -215,7 +213,7 @@ def calibrate(
 def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
     """Return the path of a walk that asks for labels; raise if there can be none."""
     if not isinstance(record, ExitRecord):
-        raise ValueError("`labeller` is for an ExitRecord.")
+        raise ValueError("`labeller` is for an ExitRecord, in memory.")
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])

@@ -1,6 +1,7 @@
 """Records in folders: calibrating from the disk gives exactly what memory gives."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -28,7 +29,7 @@ def small_blocks(monkeypatch):
 
 def save(record, folder, cuts=CUTS):
     folder.mkdir(exist_ok=True)
-    for number, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (first, last) in enumerate(pairwise(cuts)):
         record.take(np.arange(first, last)).save(folder / f"part-{number}.parquet")
     return ss.ShardedRecord(folder)
 

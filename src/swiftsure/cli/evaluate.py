@@ -75,8 +75,8 @@ def evaluate(
             --labels 100 --pool 300 --cost flops
     """
     import swiftsure as ss
-    from swiftsure.records import open_record
     from swiftsure.policy import average_words, percent
+    from swiftsure.records import open_record
 
     check_outputs(figure)
     if pool is not None:

@@ -178,7 +178,8 @@ def load_parts(
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments for a record's constructor, for each row group of a Parquet file.
 
-    `only` names the tables to read; inconsistencies are named as well as losses. Damage may be noticed only after the last of them.
+    `only` names the tables to read; inconsistencies are named as well as losses. Damage may be
+    noticed only after the last of them.
     """
     _check_kind(path, expected)
     layout = _layout(path, only)

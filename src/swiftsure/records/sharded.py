@@ -114,7 +114,7 @@ class ShardedRecord:
         return f"ShardedRecord({str(self.folder)!r}, n={self.n:,}, files={len(self._files):,})"
 
     def __getattr__(self, name: str) -> Any:
-        """Return what all samples share: order, fingerprint, temperatures, dtype, n_exits, …"""
+        """Return what all samples share, such as the order, the fingerprint and `n_exits`."""
         if name in ("order", "n_exits", *ExitRecord.identity):
             return getattr(self.first, name)
         raise AttributeError(f"a ShardedRecord has no attribute {name!r}")
@@ -211,7 +211,7 @@ class ShardedRecord:
 
 
 def record_files(folder: str | os.PathLike[str]) -> list[FilePath]:
-    """Return the Parquet files in a folder, by name; raise if there are none or some are missing."""
+    """Return the Parquet files in a folder by name; raise if it has none, or some are missing."""
     paths = sorted(FilePath(folder).glob("*.parquet"))
     if not paths:
         raise ValueError(f"`folder` must hold Parquet files of a record, but {folder} has none.")
