@@ -28,7 +28,6 @@ def policy():
     return ss.calibrate(random_record(1000), loss="brier", epsilon=0.1)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 def test_a_policy_is_logged_and_fetched_again(mlflow, policy, tmp_path):
     run_id = policy.log_to_mlflow()
     assert mlflow.active_run() is None
@@ -49,7 +48,6 @@ def test_a_policy_is_logged_and_fetched_again(mlflow, policy, tmp_path):
     assert ss.Policy.load(fetched) == policy
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 def test_several_policies_go_to_the_active_run(mlflow, policy):
     both = ss.calibrate(random_record(1000), risks=RISKS)
     with mlflow.start_run() as run:
