@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
-    from swiftsure.records import ExitRecord, ThresholdRecord, load_record
+    from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.risks import Risk
     from swiftsure.slices import SlicedPolicy, calibrate_slices
 
@@ -42,6 +42,7 @@ __all__ = [
     "Policy",
     "Risk",
     "RiskCurve",
+    "ShardedRecord",
     "SlicedPolicy",
     "Study",
     "ThresholdRecord",
@@ -75,6 +76,7 @@ _HOMES = {
     "Policy": "policy",
     "Risk": "risks",
     "RiskCurve": "curves",
+    "ShardedRecord": "records",
     "SlicedPolicy": "slices",
     "Study": "evaluation",
     "ThresholdRecord": "records",

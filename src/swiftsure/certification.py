@@ -9,7 +9,7 @@ from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult
 from swiftsure.curves import RiskCurve
 from swiftsure.policy import Certificate, Metadata, Policy, Promise
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.risks import Risk
 from swiftsure.sample_order import SampleOrder
 
@@ -17,7 +17,7 @@ __all__ = ["curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
 
 
 def make_policy(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     rule: Control,
     curves: list[RiskCurve],
     results: list[ControlResult],
@@ -86,16 +86,17 @@ def make_policy(
     if isinstance(record, ThresholdRecord):
         dial, fixed = record.dial, dict(record.settings)
         safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
+    exits = record if isinstance(record, ExitRecord | ShardedRecord) else None
     threshold = chosen.threshold
     value = list(threshold) if isinstance(threshold, tuple) else threshold
     return Policy(
         threshold=threshold,
         score=score,
-        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
+        n_exits=None if exits is None else exits.n_exits,
         strict=curve.strict,
         min_exit=curve.min_exit,
-        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
-        dtype=record.dtype if isinstance(record, ExitRecord) else None,
+        temperatures=None if exits is None else exits.temperatures,
+        dtype=None if exits is None else exits.dtype,
         settings={dial: safe if value is None else value, **fixed},
         certificate=certificate,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
@@ -156,14 +157,14 @@ def within_costs(
         raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
     if curve.cut_from is not None or curve.max_weight is not None:
         raise ValueError("`max_costs` does not go with weights, or with a path cut by labels.")
-    rows = curve.rows_in_order(order.seed)
+    rows, one_by_one = curve.rows_in_order(order.seed), curve.storage.arange(curve.n)
     star = bounds.BOUNDS["star"]
     first = curve.n_settings
     levels = {name: _cost_level(curve, name, limit) for name, limit in max_costs.items()}
     tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
     while first > 0 and first > (chosen.index or 0):
         passed = all(
-            star.passes(tables[name].only(first - 1, rows), np.arange(curve.n), level, delta / 2)[0]
+            star.passes(tables[name].only(first - 1, rows), one_by_one, level, delta / 2)[0]
             for name, (_, level) in levels.items()
         )
         if not passed:

@@ -28,7 +28,7 @@ from swiftsure.labelling import LabelBudget
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
@@ -45,12 +45,15 @@ Controls = Iterable[str | Control] | Mapping[str, str | Control]
 ROUNDING = 1e-12
 """How far rounding alone may carry a risk above ε."""
 
+LARGEST_POOL = 1_000_000
+"""Number of samples that are drawn of a record on the disk."""
+
 SECONDS = "seconds"
 """Name of the cost that is a time."""
 
 
 def evaluate(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
     risk: str | None = None,
     loss: str | None = None,
@@ -73,8 +76,9 @@ def evaluate(
 
     Parameters
     ----------
-    record : ExitRecord, ThresholdRecord or RiskCurve
-        The pool; with groups, whole groups are split and drawn.
+    record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
+        The pool; with groups, whole groups are split and drawn. Of a `ShardedRecord`, the pool is
+        at most a million samples, drawn at random with `seed`.
     risk, loss, score, path
         As in `record.curve`; leave them out for a RiskCurve.
     controls : names, Controls, or a mapping of labels to Controls
@@ -114,6 +118,8 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
+    if isinstance(record, ShardedRecord):
+        record = record.sample(LARGEST_POOL, seed)
     if getattr(record, "groups", None) is not None and _is_breakpoints(path):
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
     pool = curve_of(record, risk, loss, score, path, average, max_group_size)

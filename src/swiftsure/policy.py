@@ -20,10 +20,11 @@ from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
 from swiftsure.risks import RISKS, risk_noun
 from swiftsure.signing import proofs, refuse_unsigned
+from swiftsure.tracking import log_to_mlflow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -458,7 +459,28 @@ class Policy(_Frozen):
             allowed and exit_indices(one, thresholds[exit_index], strict=self.strict)[0] == 0
         )
 
-    def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
+    def log_to_mlflow(self, *, prefix: str = "", artifact: str = "policy.json") -> str:
+        """Log the policy to the active MLflow run, or to a new one; return the id of the run.
+
+        What was fixed and chosen becomes parameters; risks, upper bounds, costs and savings become
+        metrics; the promise in words and the fingerprints of model and data become tags; and the
+        policy's file becomes an artifact, which `Policy.load` reads.
+
+        Parameters
+        ----------
+        prefix : str
+            Put before every name, if a run logs several policies.
+        artifact : str
+            Name of the policy's file among the artifacts of the run.
+
+        Raises
+        ------
+        ImportError
+            If MLflow is missing; the error gives the command that installs its client.
+        """
+        return log_to_mlflow(self, prefix=prefix, artifact=artifact)
+
+    def evaluate(self, record: ExitRecord | ThresholdRecord | ShardedRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
         These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
@@ -492,7 +514,9 @@ class Policy(_Frozen):
             n=curve.n,
         )
 
-    def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
+    def _curve(
+        self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
+    ) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
         options: dict[str, Any] = {}
         if record.groups is not None:
