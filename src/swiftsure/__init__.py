@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import swiftsure.report as report
     from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
     from swiftsure.calibration import calibrate
+    from swiftsure.cascade import Answer, Cascade, Endpoint
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
     from swiftsure.slices import SlicedPolicy, calibrate_slices
 
 __all__ = [
+    "Answer",
+    "Cascade",
     "Certificate",
     "Control",
     "ControlResult",
+    "Endpoint",
     "ExitRecord",
     "GrowingCalibration",
     "Loss",
@@ -63,9 +67,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "cascade",
+    "Cascade": "cascade",
     "Certificate": "policy",
     "Control": "control",
     "ControlResult": "control",
+    "Endpoint": "cascade",
     "ExitRecord": "records",
     "GrowingCalibration": "growing",
     "Loss": "losses",

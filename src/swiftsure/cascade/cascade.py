@@ -53,14 +53,14 @@ class Cascade:
 
     Examples
     --------
-    >>> small = lambda question: ("yes", 0.9 if "prime" in question else 0.2, 1.0)
-    >>> large = lambda question: ("yes", 1.0, 10.0)
+    >>> small = lambda number: ("odd", 0.9 if number % 2 else 0.3, 1.0)
+    >>> large = lambda number: ("odd" if number % 2 else "even", 1.0, 10.0)
     >>> cascade = Cascade({"small": small, "large": large})
-    >>> record = cascade.collect(["is 7 prime?"] * 300, labels=["yes"] * 300)
+    >>> record = cascade.collect(range(400), labels=["even", "odd"] * 200)
     >>> policy = cascade.calibrate(record, epsilon=0.05)
-    >>> out = cascade.run(policy)(["is 5 prime?", "is 5 odd?"])
-    >>> out.exits, out.cost
-    (array([0, 1]), {'cost': 12.0})
+    >>> out = cascade.run(policy)([5, 6])
+    >>> out.answers, out.exits, out.cost
+    (['odd', 'even'], array([0, 1]), {'cost': 12.0})
     """
 
     def __init__(
