@@ -40,7 +40,10 @@ class AnswerLoss:
 
 
 def chosen_losses(losses: Any, answers: Sequence[Sequence[Answer]]) -> list[Loss | AnswerLoss]:
-    """Return the losses to compute, by default 0-1 for classes and exact match for texts."""
+    """Return the losses to compute, by default 0-1 for classes and exact match for texts.
+
+    An empty list computes none.
+    """
     if losses is None:
         texts = all(isinstance(answer.answer, str) for row in answers for answer in row)
         classes = all(answer.probabilities is not None for row in answers for answer in row)
