@@ -362,9 +362,14 @@ async def _grades(
         for row in rows
     ]
     flat = [question for row in asked for question in row]
-    keys = [[AnswerKey(model_key(grader), *each) for each in input_keys(flat, None)]]
-    (found,) = await ask_all([grader], flat, keys, **{**options, "title": "judging"})
-    graded = np.asarray([judge.loss(answer) for answer, _ in found]).reshape(len(rows), -1).T
+    digests = [digest for digest, _ in input_keys(flat, None)]
+    # Equal questions are asked once, so that equal answers get equal grades.
+    unique = dict(zip(digests, flat, strict=True))
+    keys = [[AnswerKey(model_key(grader), digest) for digest in unique]]
+    asked_once = list(unique.values())
+    (found,) = await ask_all([grader], asked_once, keys, **{**options, "title": "judging"})
+    known = {digest: judge.loss(each) for digest, (each, _) in zip(unique, found, strict=True)}
+    graded = np.asarray([known[digest] for digest in digests]).reshape(len(rows), -1).T
     if labels is not None:
         return judge_tables(graded.tolist()), None
     return None, judge_tables(np.column_stack([graded, np.zeros(len(graded))]).tolist())

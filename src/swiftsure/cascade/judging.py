@@ -15,8 +15,8 @@ __all__ = ["Judge", "judge_tables"]
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
-PROMPT = """Grade the answer to the question. Reply with one number from {low:g} (wrong) to {high:g}\
- (right), and nothing else.
+PROMPT = """Grade the answer to the question. Reply with one number and nothing else: {low:g} for a
+wrong answer, {high:g} for a right one, or something in between.
 
 Question: {input}
 Reference answer: {label}

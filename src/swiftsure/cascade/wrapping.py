@@ -1,4 +1,4 @@
-"""Models around a model that measure its confidence: agreement of samples, a verifier, a pilot's fit."""
+"""Wrappers that give a model a confidence: self-consistency, a verifier, recalibration."""
 
 import asyncio
 import inspect
