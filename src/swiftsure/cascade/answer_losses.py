@@ -100,7 +100,7 @@ def _against(loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any
     if loss.of == "distribution" or loss is BRIER:
         return _of_distributions(loss, rows, labels)
     if labels is None:
-        return np.asarray(loss.function("against_last")(table), np.float64)  # type: ignore[arg-type]
+        return np.asarray(loss.function("against_last")(table), np.float64)
     return np.asarray(loss.function("against_labels")(table, labels), np.float64)
 
 

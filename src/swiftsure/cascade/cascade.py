@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
 from swiftsure.calibration import calibrate
 from swiftsure.cascade.answer_log import AnswerKey
 from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
@@ -329,7 +328,7 @@ def record_of_answers(
         loss_ranges={k: v for k, v in tables["loss_ranges"].items() if k in tables["losses"]},
         inconsistency_ranges=tables["loss_ranges"],
         costs={name: np.cumsum(each, axis=1) for name, each in own.items()},
-        full_costs={name: each[:, -1] for name, each in own.items()},  # type: ignore[misc]
+        full_costs={name: each[:, -1] for name, each in own.items() if each[:, -1].any()},
         ids=ids,  # type: ignore[arg-type]
         groups=groups,  # type: ignore[arg-type]
         slices=slices,  # type: ignore[arg-type]
@@ -384,8 +383,8 @@ def _confidences(
         if None in values:
             raise ValueError(
                 f"`scores`: {name} gave no confidence {score!r} for input {values.index(None)}. A"
-                " function returns Answer(answer, confidence=…); an endpoint needs log-probabilities"
-                " or a wrapper that measures the confidence, such as SelfConsistency or Verified."
+                " function returns Answer(answer, confidence=…); an endpoint needs"
+                " log-probabilities, or a wrapper such as SelfConsistency or Verified."
             )
         columns.append(values)
     return np.asarray(columns, np.float32).T

@@ -58,7 +58,7 @@ def record(
 
         swiftsure record small.jsonl large.jsonl -o record.parquet
 
-        swiftsure record proxy.jsonl --models small,large --prices small=0.15,0.6 --prices large=2.5,10
+        swiftsure record proxy.jsonl --models small,large --losses choice
 
         swiftsure calibrate record.parquet --loss exact_match --epsilon 0.02
     """
