@@ -1,4 +1,4 @@
-"""`AnswerLog`: an append-only file of answers, each on disk before it counts, so none is paid twice.
+"""`AnswerLog`: a file of answers, each on disk before it counts, so that none is paid twice.
 
 Each line is a JSON object with a checksum. The last line may be torn by a killed process; it is
 then cut off. Inputs are stored as digests only.

@@ -1,4 +1,4 @@
-"""Losses of answers: a table of answers, (n, n_models), against labels and against the last model."""
+"""Losses of answers, (n, n_models), against labels and against the last model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
