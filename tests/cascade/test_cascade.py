@@ -189,7 +189,7 @@ def test_torch_modules_are_a_cascade_and_a_staged_model():
 
 
 def test_models_that_give_no_confidence_or_other_units_are_refused():
-    silent = ss.Cascade({"small": lambda n: "odd", "large": large})
+    silent = ss.Cascade({"small": lambda n: "odd", "large": lambda n: "odd"})
     with pytest.raises(ValueError, match="small gave no confidence 'confidence' for input 0"):
         silent.collect(range(3), progress=False)
     units = ss.Cascade({"small": lambda n: ("odd", 0.5, 1.0), "large": large})
