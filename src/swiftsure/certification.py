@@ -51,6 +51,8 @@ def make_policy(
     if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
         chosen, here = replace(chosen, index=None, threshold=None), full
         shares = curve.exit_shares_at(0) if curve.has_exits else None
+    if curve.price is not None and cost != "exit":  # a cascade: models asked are not a price
+        full = {name: value for name, value in full.items() if name != "exit"}
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,

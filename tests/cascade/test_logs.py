@@ -131,7 +131,10 @@ def test_lm_eval_samples(tmp_path):
             r"line 2: `confidence` must be in \[0, 1\]",
         ),
         ('{"id": "a", "response": {"error": 1}}', "line 2: its response has no `choices`"),
-        ('{"id": "a", "response": {"choices": []}}', "line 2: The response is not an answer"),
+        (
+            '{"custom_id": "a", "response": {"choices": []}}',
+            "line 2: The response is not an answer",
+        ),
         ('{"resps": [["a"]]}', "line 2: no 'doc_id'"),
         (
             '{"custom_id": "a", "response": {"status_code": 500, "body": {}}}',
