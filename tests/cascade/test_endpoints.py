@@ -110,7 +110,8 @@ def test_temporary_faults_are_retried_and_retry_after_is_kept(server):
             (
                 200,
                 {},
-                b'{"choices": [{"text": "a", "logprobs": {"tokens": 3, "token_logprobs": 4}}], "usage": {}}',
+                b'{"choices": [{"text": "a", "logprobs": {"tokens": 3, "token_logprobs": 4}}],'
+                b' "usage": {}}',
             ),
             "not an answer",
         ),

@@ -151,7 +151,7 @@ def test_errors_name_the_line(tmp_path, line, message):
 
 def test_lines_that_do_not_fit_together(tmp_path):
     path = write(tmp_path / "log.jsonl", [{"id": "q", "model": "s", "answer": "a"}] * 2)
-    with pytest.raises(ValueError, match="line 2: s answered this input already, in .* line 1"):
+    with pytest.raises(ValueError, match=r"line 2: s answered this input already, in .* line 1"):
         record_of_logs(list(read_log(path)), models=["s", "l"])
     path = write(
         tmp_path / "log.jsonl",
