@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import swiftsure.report as report
     from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
     from swiftsure.calibration import calibrate
+    from swiftsure.cascade import Answer, Cascade, Endpoint
+    from swiftsure.cascade.estimator import CertifiedCascade
+    from swiftsure.choosing import calibrate_best
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
@@ -30,9 +33,13 @@ if TYPE_CHECKING:
     from swiftsure.slices import SlicedPolicy, calibrate_slices
 
 __all__ = [
+    "Answer",
+    "Cascade",
     "Certificate",
+    "CertifiedCascade",
     "Control",
     "ControlResult",
+    "Endpoint",
     "ExitRecord",
     "GrowingCalibration",
     "Loss",
@@ -49,6 +56,7 @@ __all__ = [
     "__version__",
     "bounds",
     "calibrate",
+    "calibrate_best",
     "calibrate_slices",
     "control",
     "evaluate",
@@ -64,9 +72,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "cascade",
+    "Cascade": "cascade",
     "Certificate": "policy",
+    "CertifiedCascade": "cascade.estimator",
     "Control": "control",
     "ControlResult": "control",
+    "Endpoint": "cascade",
     "ExitRecord": "records",
     "GrowingCalibration": "growing",
     "Loss": "losses",
@@ -81,6 +93,7 @@ _HOMES = {
     "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
+    "calibrate_best": "choosing",
     "calibrate_slices": "slices",
     "evaluate": "evaluation",
     "load_record": "records",

@@ -51,6 +51,7 @@ def calibrate(
     weights: ArrayLike | Mapping[str, float] | None = None,
     max_weight: float | None = None,
     estimated_weights: bool = False,
+    cost: str | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
@@ -106,6 +107,11 @@ def calibrate(
         The largest weight that can occur, declared before the data are seen.
     estimated_weights : bool
         Whether the weights were estimated, which the certificate then states as an assumption.
+    cost : str, optional
+        The cost that must not exceed the full model's: if the certified setting needs more of it,
+        the policy runs the full model, and says so. By default the price of a cascade (the first of
+        the record's `full_costs` besides FLOPs and seconds); else a setting must save at least one
+        of the record's costs. This choice is by costs alone, and both settings keep the promise.
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -203,6 +209,7 @@ def calibrate(
         results,
         chosen,
         max_costs=max_costs,
+        cost=cost,
         data=data.result(),
         score=score,
         pool=pool,

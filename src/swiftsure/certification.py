@@ -30,12 +30,14 @@ def make_policy(
     horizon: int | None = None,
     slices: Mapping[str, int] | None = None,
     max_costs: Mapping[str, float] | None = None,
+    cost: str | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
     """Return the policy for a chosen setting.
 
     `upper` is its upper bound if already computed; `horizon` is that of a calibration that grows;
-    `slices` are those that the promise is about, with their numbers of samples.
+    `slices` are those that the promise is about, with their numbers of samples; `cost` is the one
+    of which the setting must not need more than the full model.
     """
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
@@ -43,10 +45,14 @@ def make_policy(
     shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
     if chosen.index is not None:
         here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
-    not_worth = bool(here) and all(here[name] > full[name] for name in here)
-    if not_worth:  # the setting is safe, but saves nothing in any cost
+    deciding = curve.deciding_costs(cost)
+    not_worth = bool(deciding) and all(here[name] > full[name] for name in deciding)
+    dearer = {name: here[name] for name in deciding} if not_worth else {}
+    if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
         chosen, here = replace(chosen, index=None, threshold=None), full
         shares = curve.exit_shares_at(0) if curve.has_exits else None
+    if curve.price is not None and cost != "exit":  # a cascade: models asked are not a price
+        full = {name: value for name, value in full.items() if name != "exit"}
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,
@@ -77,6 +83,7 @@ def make_policy(
         slices=None if slices is None else dict(slices),
         max_costs={} if max_costs is None else dict(max_costs),
         not_worth=not_worth,
+        dearer_costs=dearer,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=data or curves_fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,

@@ -54,7 +54,8 @@ class RiskCurve:
     costs : mapping
         Costs by name, per exit (or setting), or per sample and exit (or setting).
     full_costs : mapping
-        Cost of running the full model alone, by name, if it differs from the cost of setting 0.
+        Cost of running the full model alone, by name, if it differs from the cost of setting 0:
+        a number, or one per sample, (n,).
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
     n_samples : int or None
@@ -111,7 +112,7 @@ class RiskCurve:
     worst: float | None = None
     max_weight: float | None = None
     selective: bool = False
-    full_costs: Mapping[str, float] = field(default_factory=dict)
+    full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
     storage: Storage = field(repr=False, compare=False, default=MEMORY)
@@ -231,7 +232,7 @@ class RiskCurve:
         loss: str = UNNAMED,
         order: SampleOrder | int | None = None,
         conditions: tuple[str, ...] = (),
-        full_costs: Mapping[str, float] | None = None,
+        full_costs: Mapping[str, float | Floats] | None = None,
         n_labels: int | None = None,
         selective: bool = False,
     ) -> "RiskCurve":
@@ -419,6 +420,7 @@ class RiskCurve:
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v[chosen] for k, v in self.costs.items()},
+            full_costs={k: v if np.ndim(v) == 0 else v[chosen] for k, v in self.full_costs.items()},  # type: ignore[index]
             data=self.data._replace(
                 values=self.data.values[chosen], confidences=self.data.confidences[chosen]
             ),
@@ -595,6 +597,7 @@ class RiskCurve:
             self,
             thresholds=self.thresholds[index : index + 1],
             costs={},
+            full_costs={},
             data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
             _nested=False,
         )
@@ -646,8 +649,7 @@ class RiskCurve:
         values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 1:
             return self.exit_shares(rows) @ values if self.has_exits else values
-        per_sample = replace(self, data=self.data._replace(values=values))
-        return per_sample.risk(rows)
+        return self._costs_as_losses(values).risk(rows)
 
     def exit_shares_at(self, index: int) -> Floats:
         """Return the fraction of samples that take each exit at one setting, (n_exits,)."""
@@ -661,18 +663,43 @@ class RiskCurve:
         """Return the mean cost at one setting; `shares` are its exit shares, if they are known."""
         values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 2:
-            return replace(self, data=self.data._replace(values=values)).risk_at(index)
+            return self._costs_as_losses(values).risk_at(index)
         if not self.has_exits:
             return float(values[index])
         if index == 0 and self.full_model_first:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
-    def full_cost(self, name: str) -> float:
-        """Return the mean cost of running the full model alone."""
-        if name in self.full_costs:
-            return self.full_costs[name]
-        return self.mean_cost_at(name, 0)
+    def _costs_as_losses(self, values: Floats) -> "RiskCurve":
+        """Return a curve with costs in place of losses; costs are means over all samples."""
+        return replace(self, selective=False, data=self.data._replace(values=values))
+
+    def full_cost(self, name: str, rows: Rows | None = None) -> float:
+        """Return the mean cost of running the full model alone, on all samples or some rows."""
+        alone = self.full_costs.get(name)
+        if alone is None:
+            return (
+                self.mean_cost_at(name, 0) if rows is None else float(self.mean_cost(name, rows)[0])
+            )
+        if isinstance(alone, np.ndarray):
+            return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
+        return float(alone)
+
+    @property
+    def price(self) -> str | None:
+        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
+        return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
+
+    def deciding_costs(self, cost: str | None = None) -> list[str]:
+        """Return the costs of which a setting must save at least one to be worth running.
+
+        It is the one named, else the price; else all, without the exit number if there are others.
+        """
+        if cost is not None:
+            return [checks.choice("cost", cost, self.costs)]
+        if self.price is not None:
+            return [self.price]
+        return [name for name in self.costs if name != "exit"] or list(self.costs)
 
     def saving(self, name: str) -> Floats:
         """Return the fraction of the full model's cost that each setting saves, (K,)."""
@@ -726,6 +753,7 @@ class RiskCurve:
         return replace(
             self,
             costs={**self.costs, **dict(zip(per_sample, costs, strict=True))},
+            full_costs={k: v if np.ndim(v) == 0 else v[order] for k, v in self.full_costs.items()},  # type: ignore[index]
             weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
             order=self.order.replaced_by(seed),
@@ -816,11 +844,16 @@ class RiskCurve:
             elif self.has_exits:
                 every = np.repeat(values[None], self.n, axis=0)
                 costs[name] = means(self.data._replace(values=every))
+        full_costs = {
+            name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone) / divisors
+            for name, alone in self.full_costs.items()
+        }
         table = means(self.data)
         return replace(
             self,
             loss_range=LossRange(self.loss_range.low, self.loss_range.high),
             costs=costs,
+            full_costs=full_costs,
             grouped=True,
             n_samples=self.n,
             average=average,

@@ -49,6 +49,9 @@ KEY, CHECKSUM = b"swiftsure", b"swiftsure-checksum"
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
 """Attributes of a record that map names to tables, and the prefixes of their columns."""
 
+FULL = "full cost/"
+"""Prefix of the columns of the full model's costs."""
+
 Array = NDArray[Any]
 
 
@@ -80,6 +83,10 @@ def packed(record: Any) -> pa.Table:
             shared_costs[name] = values.tolist()
         else:
             columns[f"cost/{name}"] = _lists(values)
+    full_costs = dict(getattr(record, "full_costs", {}))
+    for name, values in full_costs.items():
+        if np.ndim(values) == 1:
+            columns[f"{FULL}{name}"] = pa.array(values)
     header: dict[str, Any] = {
         "kind": "thresholds" if hasattr(record, "thresholds") else "exits",
         "version": VERSION,
@@ -92,7 +99,7 @@ def packed(record: Any) -> pa.Table:
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
-        header |= {"full_costs": dict(record.full_costs)}
+        header |= {"full_costs": {k: v for k, v in full_costs.items() if np.ndim(v) == 0}}
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
@@ -215,7 +222,7 @@ class _Layout(NamedTuple):
 def _layout(path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]) -> _Layout:
     header = _header(path)
     present = list(header.columns)
-    columns = [name for name in present if "/" not in name or name.startswith("cost/")]
+    columns = [name for name in present if "/" not in name or name.startswith(("cost/", FULL))]
     wanted: dict[str, list[str]] = {}
     for attribute, prefix in TABLES.items():
         names = [c.removeprefix(f"{prefix}/") for c in present if c.startswith(f"{prefix}/")]
@@ -250,8 +257,10 @@ def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
         del arguments["confidences"]
         own: tuple[str, ...] = ("thresholds", "dial", "settings")
     else:
-        own = ("temperatures", "dtype", "full_costs")
+        own = ("temperatures", "dtype")
         arguments["predictions"] = data.get("prediction")
+        alone = {c.removeprefix(FULL): data[c] for c in columns if c.startswith(FULL)}
+        arguments["full_costs"] = header.full_costs | alone
     return arguments | {name: getattr(header, name) for name in own}
 
 
