@@ -259,7 +259,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
     else:
         own = ("temperatures", "dtype")
         arguments["predictions"] = data.get("prediction")
-        alone = {c.removeprefix(FULL): data[c] for c in columns if c.startswith(FULL)}
+        alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
         arguments["full_costs"] = header.full_costs | alone
     return arguments | {name: getattr(header, name) for name in own}
 
