@@ -283,6 +283,7 @@ class RiskCurve:
         for part in parts:
             rows = {"values": part.data.values, "confidences": part.confidences}
             rows |= {f"cost {k}": v for k, v in part.costs.items() if v.ndim == 2}
+            rows |= {f"full {k}": np.asarray(v) for k, v in part.full_costs.items() if np.ndim(v)}
             for name, values in rows.items():
                 if name not in tables:
                     tables[name] = storage.empty((n, *values.shape[1:]), values.dtype)
@@ -297,6 +298,7 @@ class RiskCurve:
         return replace(
             shortest,
             costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
+            full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
             conditions=tuple(conditions),
             n_labels=None if shortest.n_labels is None else n_labels,
             storage=storage,

@@ -87,6 +87,14 @@ def test_vectorised_tests_see_the_same_numbers(tmp_path):
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_costs_of_the_full_model_for_each_sample(tmp_path):
+    record = replace(record_of(), full_costs={"ms": np.random.default_rng(2).random(4000) + 1})
+    opened = save(record, tmp_path / "record")
+    expected = ss.calibrate(record, loss="brier", epsilon=0.1)
+    assert shown(ss.calibrate(opened, loss="brier", epsilon=0.1)) == shown(expected)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_several_risks_weights_and_missing_labels(tmp_path):
     full = record_of()
     losses = full.losses["zero_one"].copy()
