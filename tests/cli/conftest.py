@@ -1,8 +1,8 @@
 """Runs commands in this process, in a folder of their own with records to try them on."""
 
+import json
 from dataclasses import dataclass, replace
 
-import json
 import numpy as np
 import pytest
 
