@@ -283,6 +283,7 @@ class RiskCurve:
         for part in parts:
             rows = {"values": part.data.values, "confidences": part.confidences}
             rows |= {f"cost {k}": v for k, v in part.costs.items() if v.ndim == 2}
+            rows |= {f"full {k}": np.asarray(v) for k, v in part.full_costs.items() if np.ndim(v)}
             for name, values in rows.items():
                 if name not in tables:
                     tables[name] = storage.empty((n, *values.shape[1:]), values.dtype)
@@ -297,6 +298,7 @@ class RiskCurve:
         return replace(
             shortest,
             costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
+            full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
             conditions=tuple(conditions),
             n_labels=None if shortest.n_labels is None else n_labels,
             storage=storage,
@@ -748,12 +750,14 @@ class RiskCurve:
             return self
         order = self.rows_in_order(seed)
         per_sample = [name for name, costs in self.costs.items() if costs.ndim == 2]
+        alone = {k: np.asarray(v) for k, v in self.full_costs.items() if np.ndim(v)}
         tables = [self.data.values, self.data.confidences, *(self.costs[k] for k in per_sample)]
-        values, confidences, *costs = self.storage.taken(order, *tables)
+        values, confidences, *costs = self.storage.taken(order, *tables, *alone.values())
+        full_costs = costs[len(per_sample) :]
         return replace(
             self,
-            costs={**self.costs, **dict(zip(per_sample, costs, strict=True))},
-            full_costs={k: v if np.ndim(v) == 0 else v[order] for k, v in self.full_costs.items()},  # type: ignore[index]
+            costs={**self.costs, **dict(zip(per_sample, costs, strict=False))},
+            full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
             weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
             order=self.order.replaced_by(seed),
