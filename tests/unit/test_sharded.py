@@ -285,7 +285,7 @@ def test_costs_of_the_last_model_per_sample(tmp_path):
             full_costs={"usd": 2 * rng.random(200)},
             ids=np.arange(200) + 200 * k,
         ).save(tmp_path / f"part-{k}.parquet")
-    shards = ShardedRecord(tmp_path)
+    shards = ss.ShardedRecord(tmp_path)
     options = {"loss": "zero_one", "epsilon": 0.2, "seed": 0}
     found = ss.calibrate(shards, **options)
     assert str(found) == str(ss.calibrate(shards.load(), **options))
