@@ -115,12 +115,18 @@ class Recorded:
         self._bodies = bodies  # kept: their memory is the graph's
 
     def seconds(self, device: torch.device, repeats: int = 3) -> float:
-        """Return how long a replay takes on a GPU."""
-        torch.cuda.synchronize(device)
+        """Return how long a replay takes."""
+
+        def wait() -> None:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        self.replay()
+        wait()
         start = time.perf_counter()
         for _ in range(repeats):
             self.replay()
-        torch.cuda.synchronize(device)
+        wait()
         return (time.perf_counter() - start) / repeats
 
 
