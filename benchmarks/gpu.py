@@ -211,6 +211,7 @@ def best_times(
             gc.collect()
             torch.cuda.empty_cache()
     signal.setitimer(signal.ITIMER_REAL, 0)
+    _late.clear()
     wait()
     order = list(found)
     for repeat in range(repeats):

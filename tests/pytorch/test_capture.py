@@ -1,5 +1,6 @@
 """Captured stages: the same exits and answers as the plain runtime, on a CPU and on a GPU."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -508,6 +509,61 @@ def test_measure_chooses_for_run():
     fast.fastest[8] = "full"
     exits, _ = joined(fast.run(inputs(64).split(8)))
     assert set(exits.tolist()) == {3}
+
+
+def test_run_uses_the_full_model_where_early_exits_are_slower():
+    class Slow(Replayed):
+        def head(self, exit_index, state):
+            if exit_index < self.n_exits - 1:
+                time.sleep(0.003)
+            return super().head(exit_index, state)
+
+    batch = logits(24)
+    _, fast = pair(Slow(4), 0.99)
+    found = measure(fast, batch.split(8), repeats=1)
+    assert found.fastest == "full"
+    assert found.speed_up == 1.0
+    assert "do not pay" in str(found)
+    exits, outputs = joined(fast.run(batch.split(8)))
+    assert set(exits.tolist()) == {3}
+    assert torch.equal(outputs, batch[:, 3])
+
+
+def test_graphs_of_slower_streams_are_dropped():
+    _, fast = pair(network(), 0.5)
+    parts = inputs(64).split(8)
+    found = measure(fast, parts, repeats=1)
+    graphs = {
+        way: sum(lane.n_graphs for lane in lanes)
+        for (*_, full), lanes in fast.captures._lanes.items()
+        for way in ["full" if full else "stream"]
+    }
+    assert set(graphs) == {found.fastest} - {"single"}
+    n_calls = sum(
+        node.graph is not None
+        for calls in fast.captures._calls.values()
+        for node in calls._nodes.values()
+    )
+    assert fast.captures.budget.graphs == found.graphs == n_calls + sum(graphs.values())
+    assert len(joined(fast.way("full", 8)(parts))[0]) == 64  # captured again
+
+
+def test_the_full_model_is_compiled_too(monkeypatch):
+    compiled = []
+
+    def pretended(function, **_):
+        compiled.append(function.__code__.co_name)
+        return function
+
+    monkeypatch.setattr("torch.compile", pretended)
+    model = network()
+    fast = EarlyExit(model, policy_of(0.5, 4), capture=True, compile=True)
+    compiled.clear()
+    list(fast.way("full", 8)(inputs(16).split(8)))
+    assert compiled == ["segment_1"]  # all stages
+    compiled.clear()
+    list(fast.way("stream", 8)(inputs(16).split(8)))
+    assert compiled == [f"segment_{k}" for k in range(1, 5)]
 
 
 def test_without_capture_the_full_model_is_only_timed():

@@ -4,6 +4,7 @@ A captured function reads and writes tensors at fixed addresses. Functions captu
 `Recorder` share the memory of their intermediate results, so they must not run at the same time.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +106,19 @@ class CaptureBudget:
                     f" {allowed / 2**30:.2f} GiB: run smaller batches or fewer sizes, or pass"
                     " capture=CaptureLimits(memory=...) with a higher share."
                 )
+
+    @contextmanager
+    def returning(self, graphs: int) -> Iterator[None]:
+        """Count off the graphs that the block drops, and the GPU memory that this frees."""
+        with self.lock:
+            before = _all_reserved()
+            yield
+            if graphs:
+                gc.collect()  # functions that were captured refer to what holds their graphs
+                if before:
+                    torch.cuda.empty_cache()
+            self.graphs -= graphs
+            self.bytes = max(0, self.bytes - max(0, before - _all_reserved()))
 
 
 class Recorded:
@@ -217,6 +231,11 @@ class Recorder:
                     kept.copy_(new)
 
         return Recorded(replay, held, None)
+
+
+def _all_reserved() -> int:
+    """Return the bytes that PyTorch holds on all GPUs."""
+    return sum(torch.cuda.memory_reserved(k) for k in range(torch.cuda.device_count()))
 
 
 def _reserved(device: torch.device) -> int:

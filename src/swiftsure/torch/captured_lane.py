@@ -188,6 +188,11 @@ class CapturedLane:
             for slot in range(self._rings[k].slots):
                 self._graphs[k, slot, size] = self._capture(k, slot, size)
 
+    @property
+    def n_graphs(self) -> int:
+        """Number of graphs captured."""
+        return len(self._graphs)
+
     def reset(self) -> None:
         """Forget all samples, to serve another stream."""
         for ring in self._rings:
