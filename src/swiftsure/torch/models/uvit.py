@@ -186,7 +186,7 @@ class UViT(PublishedModel):
         if self.n_exits > 1:
             # The time's part of the uncertainty module, computed once for all exits. Its waves,
             # `waves(timesteps, width // TIME_SHARE)`, are every fourth of those above.
-            few = times.unflatten(1, (2, -1))[:, :, ::TIME_SHARE].flatten(1).to(tokens.dtype)
+            few = times.view(-1, 2, self.width // 2)[:, :, ::TIME_SHARE].flatten(1).to(tokens.dtype)
             into = cast(nn.Linear, self.UEM[0])
             state["time_doubts"] = linear(few, into.weight[:, self.width :], into.bias)
         return state
