@@ -344,6 +344,8 @@ def measure(
     start = time.perf_counter()
     seconds = best_times(variants, repeats, wait)
     seconds_all = time.perf_counter() - start
+    if VERBOSE:
+        print({name: round(1e3 * value / n_parts, 3) for name, value in seconds.items()})
     # Prefixes of the network, as graphs at the full batch.
     cumulative = {}
     with torch.inference_mode():

@@ -1,5 +1,6 @@
 """Captured stages: the same exits and answers as the plain runtime, on a CPU and on a GPU."""
 
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -380,6 +381,27 @@ def test_limits_that_are_none(name, value):
 
 
 @GPU
+def test_old_graphs_are_not_freed_during_a_capture():
+    x = torch.zeros(3, device="cuda")
+    old = Recorder(torch.device("cuda")).record(lambda: x + 1)
+    old.itself = old  # only the garbage collector frees it
+    del old
+    before = gc.get_threshold()
+
+    def allocating():
+        gc.set_threshold(1)
+        return [[x + k] for k in range(100)]
+
+    try:
+        recorded = Recorder(torch.device("cuda")).record(allocating, warm_up=0)
+    finally:
+        gc.set_threshold(*before)
+    recorded.replay()
+    assert recorded.result[7][0].tolist() == [7.0] * 3
+    assert gc.isenabled()
+
+
+@GPU
 def test_too_much_memory():
     model = network().cuda()
     limits = CaptureLimits(memory=1e-9)
@@ -580,6 +602,7 @@ def test_without_capture_the_full_model_is_only_timed():
 
 
 @GPU
+@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler uses deprecated parts of PyTorch
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_convolutional_network(dtype, compiled):

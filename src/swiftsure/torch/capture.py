@@ -196,11 +196,14 @@ class Recorder:
             torch.cuda.empty_cache()
             with self.budget.spending(self.device, 1):
                 # thread_local: other threads may allocate memory during the capture.
-                with torch.cuda.graph(
-                    graph,
-                    pool=self._pool.id,
-                    stream=self._side,
-                    capture_error_mode="thread_local",
+                with (
+                    _no_garbage_collection(),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool.id,
+                        stream=self._side,
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     result = function()
                 _clear_workspaces()
@@ -245,6 +248,18 @@ def _reserved(device: torch.device) -> int:
 def _clear_workspaces() -> None:
     """Free cuBLAS workspaces, so that a capture allocates its own in its graph's memory."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector: freeing an old graph would invalidate the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class UViT(PublishedModel):
             return torch.ones(tokens.shape[0], dtype=torch.float32, device=tokens.device)
         # A mean in half precision would be too coarse for thresholds.
         doubts = self.doubts(self._patches(state), state["time_doubts"])
-        return 1 - doubts.float().mean(dim=(1, 2))
+        return 1 - doubts.mean(dim=(1, 2), dtype=torch.float32)
 
     def estimate(self, exit_index: int, state: State, rows: Tensor | None = None) -> Tensor:
         """Return an exit's noise estimate for all images, or for some rows."""
