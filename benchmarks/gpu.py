@@ -344,8 +344,10 @@ def measure(
     start = time.perf_counter()
     seconds = best_times(variants, repeats, wait)
     seconds_all = time.perf_counter() - start
-    if VERBOSE:
-        print({name: round(1e3 * value / n_parts, 3) for name, value in seconds.items()})
+    ms = {name: 1e3 * value / n_parts for name, value in seconds.items()}
+    fulls = {name: value for name, value in ms.items() if name.startswith("full")}
+    if ms == fulls:
+        return {"network": case.name, "batch": batch, "dtype": dtype, "ms": ms}
     # Prefixes of the network, as graphs at the full batch.
     cumulative = {}
     with torch.inference_mode():
@@ -382,8 +384,6 @@ def measure(
             )
             same[name] = [float((theirs == exits).mean()), difference]
     del outs
-    ms = {name: 1e3 * value / n_parts for name, value in seconds.items()}
-    fulls = {name: value for name, value in ms.items() if name.startswith("full")}
     best_full = min(fulls, key=fulls.__getitem__)
     row: dict[str, Any] = {
         "network": case.name,
@@ -471,6 +471,8 @@ def compiled_stages(fast: EarlyExit) -> list[bool]:
 
 def shown(row: dict[str, Any]) -> str:
     ms = "  ".join(f"{name} {value:.2f}" for name, value in row["ms"].items())
+    if "fastest_full" not in row:
+        return f"{row['network']}, batch {row['batch']}, {row['dtype']}: ms: {ms}"
     best = row["fastest_full"]
     saved = "  ".join(f"{k} {v:.2f}" for k, v in row[f"saved | {best}"].items())
     bare = "  ".join(f"{k} {v:.2f}" for k, v in row[f"saved_without_heads | {best}"].items())
@@ -478,7 +480,7 @@ def shown(row: dict[str, Any]) -> str:
     by_compiled = row.get(f"saved compiled | {best}", {})
     if by_compiled:
         bare += "; of compiled stages: " + "  ".join(f"{k} {v:.2f}" for k, v in by_compiled.items())
-        bare += f" (compiled: {row['compiled_stages']})"
+        bare += f" ({row['skipped_ms_compiled']:.2f} ms skipped; compiled {row['compiled_stages']})"
     return (
         f"{row['network']}, batch {row['batch']}, {row['dtype']}: ms: {ms}\n"
         f"    ideal {row['ideal_ms_saved_without_heads']:.2f}; against {best}: {speed}\n"

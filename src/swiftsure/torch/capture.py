@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.conditional import Bodies, GraphPool, can_branch
+from swiftsure.torch.conditional import Bodies, GraphPool, can_branch, no_garbage_collection
 from swiftsure.torch.modes import inference
 
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
@@ -197,7 +197,7 @@ class Recorder:
             with self.budget.spending(self.device, 1):
                 # thread_local: other threads may allocate memory during the capture.
                 with (
-                    _no_garbage_collection(),
+                    no_garbage_collection(),
                     torch.cuda.graph(
                         graph,
                         pool=self._pool.id,
@@ -248,18 +248,6 @@ def _reserved(device: torch.device) -> int:
 def _clear_workspaces() -> None:
     """Free cuBLAS workspaces, so that a capture allocates its own in its graph's memory."""
     torch._C._cuda_clearCublasWorkspaces()
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: freeing an old graph would invalidate the capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

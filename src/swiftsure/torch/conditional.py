@@ -7,6 +7,7 @@ later ones pointless: those then cost nothing.
 """
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Bodies", "GraphPool", "can_branch", "can_choose", "run_beside", "run_if"]
+__all__ = [
+    "Bodies",
+    "GraphPool",
+    "can_branch",
+    "can_choose",
+    "no_garbage_collection",
+    "run_beside",
+    "run_if",
+]
 
 SET_FLAG = b"""
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
@@ -103,6 +112,18 @@ def can_choose() -> bool:
     return bool(_checked(driver.cuDriverGetVersion()) >= 12080)
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector: freeing an old graph would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class GraphPool:
     """Memory of captured graphs; it stays valid while graphs that use it come and go."""
 
@@ -110,7 +131,8 @@ class GraphPool:
         self.id = torch.cuda.graph_pool_handle()
         flag = torch.zeros(1, device=device)
         self._graph = torch.cuda.CUDAGraph()  # PyTorch frees a pool that no graph uses
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with no_garbage_collection(), torch.cuda.stream(stream):
             self._graph.capture_begin(self.id, capture_error_mode="thread_local")
             flag.zero_()
             self._graph.capture_end()
