@@ -32,6 +32,31 @@ from swiftsure.diffusion import (
 from swiftsure.torch.models import UViT
 
 
+TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
+
+SAVINGS = (0.33, 0.67)
+"""Shares of the layers that the thresholds shown should save, about."""
+
+EPSILONS, DELTA = (0.05, 0.1), 0.1
+
+FEWEST = 8
+"""Smallest number of images to generate, in several batches if those are smaller."""
+
+
+SMALL = {"patch_size": 4, "width": 128, "depth": 9, "n_heads": 4, "uncertainty_ratio": 1.0}
+PUBLISHED: dict[str, Any] = {}  # the default arguments of UViT
+
+
+def random_network(**options: Any) -> UViT:
+    """Return a U-ViT with random weights whose uncertainty differs between exits."""
+    torch.manual_seed(0)
+    model = UViT(**options)
+    with torch.no_grad():
+        model.UEM[0].weight.normal_(0, 0.3)
+        model.UEM[2].weight.normal_(0, 0.3)
+    return model.eval()
+
+
 class DrawnExits(UViT):
     """A U-ViT whose steps exit where they are told, after a confidence was computed as usual."""
 
@@ -92,31 +117,6 @@ def drawn_rows(
             "speed_up": seconds["full"] / seconds[name],
             "layers_saved": 1 - layers[name] / layers["full"],
         }
-
-
-TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
-
-SAVINGS = (0.33, 0.67)
-"""Shares of the layers that the thresholds shown should save, about."""
-
-EPSILONS, DELTA = (0.05, 0.1), 0.1
-
-FEWEST = 8
-"""Smallest number of images to generate, in several batches if those are smaller."""
-
-
-SMALL = {"patch_size": 4, "width": 128, "depth": 9, "n_heads": 4, "uncertainty_ratio": 1.0}
-PUBLISHED: dict[str, Any] = {}  # the default arguments of UViT
-
-
-def random_network(**options: Any) -> UViT:
-    """Return a U-ViT with random weights whose uncertainty differs between exits."""
-    torch.manual_seed(0)
-    model = UViT(**options)
-    with torch.no_grad():
-        model.UEM[0].weight.normal_(0, 0.3)
-        model.UEM[2].weight.normal_(0, 0.3)
-    return model.eval()
 
 
 def trained(results: Path, name: str) -> UViT | Guided:
