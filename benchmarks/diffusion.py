@@ -31,7 +31,6 @@ from swiftsure.diffusion import (
 )
 from swiftsure.torch.models import UViT
 
-
 TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
 
 SAVINGS = (0.33, 0.67)
