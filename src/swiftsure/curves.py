@@ -750,12 +750,14 @@ class RiskCurve:
             return self
         order = self.rows_in_order(seed)
         per_sample = [name for name, costs in self.costs.items() if costs.ndim == 2]
+        alone = {k: np.asarray(v) for k, v in self.full_costs.items() if np.ndim(v)}
         tables = [self.data.values, self.data.confidences, *(self.costs[k] for k in per_sample)]
-        values, confidences, *costs = self.storage.taken(order, *tables)
+        values, confidences, *costs = self.storage.taken(order, *tables, *alone.values())
+        full_costs = costs[len(per_sample) :]
         return replace(
             self,
-            costs={**self.costs, **dict(zip(per_sample, costs, strict=True))},
-            full_costs={k: v if np.ndim(v) == 0 else v[order] for k, v in self.full_costs.items()},  # type: ignore[index]
+            costs={**self.costs, **dict(zip(per_sample, costs, strict=False))},
+            full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
             weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
             order=self.order.replaced_by(seed),

@@ -281,3 +281,20 @@ def test_scratch_files_are_gone_with_their_arrays(tmp_path):
     array = storage.Scratch(tmp_path).empty((10, 2), np.float64)
     array[:] = 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_costs_of_the_last_model_per_sample(tmp_path):
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        ss.ExitRecord(
+            rng.random((200, 1)),
+            losses={"zero_one": (rng.random((200, 2)) < [0.2, 0.1]).astype(float)},
+            costs={"usd": np.cumsum(rng.random((200, 2)), axis=1)},
+            full_costs={"usd": 2 * rng.random(200)},
+            ids=np.arange(200) + 200 * k,
+        ).save(tmp_path / f"part-{k}.parquet")
+    shards = ss.ShardedRecord(tmp_path)
+    options = {"loss": "zero_one", "epsilon": 0.2, "seed": 0}
+    found = ss.calibrate(shards, **options)
+    assert str(found) == str(ss.calibrate(shards.load(), **options))
+    assert "of usd" in str(found)

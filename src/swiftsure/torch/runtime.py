@@ -61,7 +61,8 @@ class EarlyExit(nn.Module):
     capture : bool or CaptureLimits
         Capture stages, heads and decisions as CUDA graphs, on first use for each batch size, so
         that small kernels are not bound by their launches; see `captures` for their number and
-        memory. With `compile`, the compiled kernels are captured. The model must not draw random
+        memory. With `compile`, the compiled kernels are captured, for each stage and size at which
+        they are faster than the plain ones. The model must not draw random
         numbers or wait for the device. On a CPU the same code runs without graphs.
     audit : float or Auditor, optional
         Fraction of requests, chosen at random, that the full model also answers; results then hold
