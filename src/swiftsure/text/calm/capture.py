@@ -19,6 +19,7 @@ from transformers import (
 
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.loops import Loop, Request
+from swiftsure.text.calm.on_device import OnDevice
 from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule, check_thresholds
@@ -155,6 +156,8 @@ class CapturedDecoding:
         exits = len(session.segments) > 1 and bool(request.may_exit.any())
         if plain and exits and session.n >= REGROUP_FROM.get(kind, session.n + 1):
             return Regrouped(session, request, LARGEST_GROUP.get(kind, session.n))
+        if plain and session.recorder.branches and session.shortlist is None:
+            return OnDevice(session, request)
         return Together(session, request)
 
     def _levels(self, thresholds: NDArray[np.float32], n: int, tokens: int) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ replayed; elsewhere it is called.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ class Session(StaticSteps):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._graphs: dict[Hashable, Any] = {}
+
+    @cached_property
+    def token_graph(self) -> Any:
+        """The functions that run whole tokens on the device."""
+        from swiftsure.text.calm.on_device import TokenGraph
+
+        with self.recorder.buffers():
+            return TokenGraph(self)
 
     def play(self, key: Hashable, function: Callable[[], None], *changed: Tensor) -> None:
         """Run a function: captured and replayed on a GPU, called elsewhere.
