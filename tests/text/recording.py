@@ -1,6 +1,7 @@
 """A recorder that pretends to capture, so that a CPU tries what only a GPU would."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,7 @@ class _Refusing(TorchDispatchMode):
 @contextmanager
 def _recording():
     """Make `run_if` run its function in any case, as while a recorder warms up."""
-    conditional._local.bodies = object()
+    conditional._local.bodies = SimpleNamespace(capturing=False)
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def run_if(flag: Tensor, body: Callable[[], None]) -> None:
     if bodies is None:
         if bool(flag):
             body()
-    elif not torch.cuda.is_current_stream_capturing():
+    elif not bodies.capturing:
         body()
     else:
         with bodies.inside(flag):
@@ -63,7 +63,7 @@ def run_beside(aside: Callable[[], None], main: Callable[[], None]) -> None:
     until this returns.
     """
     bodies: Bodies | None = getattr(_local, "bodies", None)
-    if bodies is None or not torch.cuda.is_current_stream_capturing():
+    if bodies is None or not bodies.capturing:
         aside()
         main()
         return
@@ -114,6 +114,11 @@ class Bodies:
         self._sides: list[Any] = []
         self._depth = 0
         _set_flag(self.device.index)  # before a capture
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured, rather than warmed up."""
+        return torch.cuda.is_current_stream_capturing()
 
     def side(self) -> Any:
         """Return a stream for what runs beside the current one."""

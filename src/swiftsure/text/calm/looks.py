@@ -170,11 +170,11 @@ def turn(found: Tensor, it: Turn) -> None:
     tokens = torch.where(it.finished, it.pad, found)
     it.output[:n].index_copy_(1, it.step, tokens[:, None])
     if len(it.ends):
-        it.finished |= (tokens[:, None] == it.ends).any(dim=1)
+        it.finished.logical_or_((tokens[:, None] == it.ends).any(dim=1))
     it.exited.copy_(it.finished)
     it.tokens.copy_(tokens)
-    it.positions += 1
-    it.step += 1
+    it.positions.add_(1)
+    it.step.add_(1)
     column = it.step.clamp(max=it.level_table.shape[1] - 1)
     it.levels.copy_(it.level_table[:n].index_select(1, column)[:, 0])
     it.alive.copy_(((~it.finished).any() & (it.step < it.limit))[0])
