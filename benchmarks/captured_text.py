@@ -56,7 +56,7 @@ class Forced(Confidence):
 
     def measure(self, look: Look) -> Tensor:
         unused = 0.0 * self.inner.measure(look)
-        self.computed = self.inner.computed
+        self.computed, self.tokens = self.inner.computed, self.inner.tokens
         if self.depth is not None:
             return unused + float(look.exit_index + 1 >= self.depth)
         drawn = (37.7 * look.states.float().abs().sum(dim=1)).frac()
@@ -93,12 +93,18 @@ def wait(device: str) -> None:
 
 
 def run_large(
-    device: str, batches: Sequence[int], width: int, layers: int, repeats: int, dtype: torch.dtype
+    device: str,
+    batches: Sequence[int],
+    width: int,
+    layers: int,
+    repeats: int,
+    dtype: torch.dtype,
+    intervals: Sequence[int],
 ) -> list[Result]:
     """Measure a random T5; its encoder runs beforehand."""
     model = random_t5(width, layers).to(device, dtype)
     judge = MetaClassifier(width).to(device, dtype).eval()
-    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    options = {"max_new_tokens": TOKENS, "eos_token_id": None}
     results = []
     for batch in batches:
         torch.manual_seed(batch)
@@ -127,7 +133,7 @@ def run_large(
                 at_most=5,
             )
         )
-        for every in (1, 4):
+        for every in intervals:
             for score, target in ALONE.items():
                 looks = None if every == 1 else range(every - 1, layers - 1, every)
                 rule = CalmRule(None, score=score, look_at=looks)
@@ -242,6 +248,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 4], help="blocks per look")
     parser.add_argument("--texts", type=Path, help="file with one German sentence a line")
     parser.add_argument("--n", type=int, default=64, help="how many texts")
     parser.add_argument("--repeats", type=int, default=3)
@@ -255,6 +262,7 @@ def main() -> None:
             arguments.layers,
             repeats,
             getattr(torch, arguments.dtype),
+            arguments.every,
         ),
         "pair": lambda: run_pair(device, [each for each in batches if each <= 8], repeats),
     }
