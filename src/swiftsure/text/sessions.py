@@ -47,7 +47,7 @@ class Sessions(Generic[T]):
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's weights; `parameters` takes five times as long, to leave out repeated ones."""
+    """Yield a module's weights, some twice; `parameters` takes longer to leave those out."""
     yield from (weight for weight in module._parameters.values() if weight is not None)
     for each in module._modules.values():
         if each is not None:

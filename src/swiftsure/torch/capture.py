@@ -4,6 +4,7 @@ A captured function reads and writes tensors at fixed addresses. Functions captu
 `Recorder` share the memory of their intermediate results, so they must not run at the same time.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -181,11 +182,14 @@ class Recorder:
             torch.cuda.empty_cache()
             with self.budget.spending(self.device, 1):
                 # thread_local: other threads may allocate memory during the capture.
-                with torch.cuda.graph(
-                    graph,
-                    pool=self._pool.id,
-                    stream=self._side,
-                    capture_error_mode="thread_local",
+                with (
+                    _no_collection(),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool.id,
+                        stream=self._side,
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     result = function()
                 _clear_workspaces()
@@ -225,6 +229,18 @@ def _reserved(device: torch.device) -> int:
 def _clear_workspaces() -> None:
     """Free cuBLAS workspaces, so that a capture allocates its own in its graph's memory."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage: destroying another graph would break the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -54,12 +54,21 @@ class CapturedDecoding:
     rule : CalmRule
     confidence : Confidence
     limits : CaptureLimits
+    full_if_faster : bool
+        Run the full decoder for sizes of batches at which that took less time.
     """
 
     def __init__(
-        self, decoder: Decoder, rule: CalmRule, confidence: Confidence, limits: CaptureLimits
+        self,
+        decoder: Decoder,
+        rule: CalmRule,
+        confidence: Confidence,
+        limits: CaptureLimits,
+        *,
+        full_if_faster: bool = False,
     ) -> None:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
+        self._full_if_faster = full_if_faster
         self.budget = CaptureBudget(limits)
         parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
         self._sessions: Sessions[Session] = Sessions(parts)
@@ -155,6 +164,8 @@ class CapturedDecoding:
         crossed = bool(self.decoder.config.is_encoder_decoder)
         source = arguments["input_ids"] if states is None and crossed else states
         session = self._session(n, prompt + tokens, source, len(plan.ends))
+        if self._full_if_faster and session.faster.way == "full":
+            thresholds = np.full_like(thresholds, np.inf)
         levels = self._levels(thresholds, n, tokens)
         session.load(
             input_ids[:, -1],
@@ -184,8 +195,10 @@ class CapturedDecoding:
             processors=processors,
             criteria=criteria,
         )
-        loop = self._loop(session, request)
-        answers = loop.run()
+        with session.faster.timed() as counted:
+            loop = self._loop(session, request)
+            answers = loop.run()
+            counted.append(int((loop.log.depths > 0).sum()))
         attended = _attended(prompt, source, mask)
         trace = Trace(n, len(self.decoder.blocks), prompt, attended)
         trace.log = loop.log.arrays(answers.shape[1])

@@ -5,6 +5,7 @@ tokens and notices the end. The host launches a few tokens ahead.
 """
 
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from swiftsure.text.calm.confidences import Look
 from swiftsure.text.calm.looks import Turn, decide, gap_and_token, turn
-from swiftsure.text.calm.loops import Loop, Request
+from swiftsure.text.calm.loops import Loop
 from swiftsure.text.calm.session import WINDOW, Session
 from swiftsure.torch.conditional import run_if
 
@@ -35,11 +36,10 @@ class TokenGraph:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session, self.n = session, session.n
+        self.session: Session = proxy(session)  # which owns this
+        self.n = session.n
         device, n, count = session.device, session.n, len(session.segments)
-        self.step, self.limit = (
-            torch.zeros(1, dtype=torch.long, device=device) for _ in range(2)
-        )
+        self.step, self.limit = (torch.zeros(1, dtype=torch.long, device=device) for _ in range(2))
         self.alive, self.left, self.due = (
             torch.zeros((), dtype=torch.bool, device=device) for _ in range(3)
         )
@@ -304,4 +304,3 @@ class OnDevice(Loop):
             going &= ~passed
         if session.gives_logits:
             log.heads[:, :length] = np.where(looked[:, None], looks + going, 1).T
-

@@ -66,9 +66,8 @@ class Plans:
         device = self._model.device
         key, tensors = [], set()
         for name, value in sorted(options.items()):
-            if isinstance(value, Tensor) and value.device == device and value.ndim == 2:
-                tensors.add(name)
-            elif name == "encoder_outputs" and value[0].device == device:
+            given = value[0] if name == "encoder_outputs" else value
+            if isinstance(given, Tensor) and given.device == device:
                 tensors.add(name)
             elif isinstance(value, int | float | None):
                 key.append((name, value))

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.text.calm.faster_way import FasterWay
 from swiftsure.text.calm.static_steps import Pick, StaticSteps
 
 __all__ = ["WINDOW", "Session"]
@@ -29,6 +30,7 @@ class Session(StaticSteps):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._graphs: dict[Hashable, Any] = {}
+        self.faster = FasterWay()
 
     @cached_property
     def token_graph(self) -> Any:
