@@ -16,7 +16,7 @@ in one run.
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,13 +114,13 @@ def run_large(
     repeats: int,
     dtype: torch.dtype,
     intervals: Sequence[int],
-) -> list[Result]:
+) -> Iterator[list[Result]]:
     """Measure a random T5; its encoder runs beforehand."""
     model = random_t5(width, layers).to(device, dtype)
     judge = MetaClassifier(width).to(device, dtype).eval()
     options = {"max_new_tokens": TOKENS, "eos_token_id": None}
-    results = []
     for batch in batches:
+        results = []
         torch.manual_seed(batch)
         ids = torch.randint(5, 30000, (batch, SOURCE), device=device)
         with torch.no_grad():
@@ -170,12 +170,12 @@ def run_large(
                             f" {float(output.mean_layers.mean()):.1f}",
                         )
                     )
-    return results
+        yield results
 
 
 def run_limit(
     device: str, batches: Sequence[int], width: int, layers: int, repeats: int, dtype: torch.dtype
-) -> list[Result]:
+) -> Iterator[list[Result]]:
     """Measure the captured full decoder at smaller batches, and what leaving rows out could gain.
 
     Rows exit at six depths, uniformly, and each sixth of the blocks runs on the rows that are left,
@@ -202,20 +202,20 @@ def run_limit(
         results.append(
             Result(f"batch {batch}: at most, by leaving rows out", took[batch] / shrinking)
         )
-    return results
+    yield results
 
 
 def run_translator(
     device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
-) -> list[Result]:
+) -> Iterator[list[Result]]:
     """Measure the library's translator under its certified policies."""
     folder = assets.TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     plain = certified(model, assets.CALM, folder / "meta.safetensors")
     options = next(iter(plain.values())).policy.settings["generation"]
-    results = []
     for batch in batches:
+        results = []
         given = [
             tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt").to(device)
             for i in range(0, len(texts), batch)
@@ -243,17 +243,17 @@ def run_translator(
                     note=f"{speed / eager:.2f} x generate, {layers:.1f} layers",
                 )
             )
-    return results
+        yield results
 
 
-def run_pair(device: str, batches: Sequence[int], repeats: int) -> list[Result]:
+def run_pair(device: str, batches: Sequence[int], repeats: int) -> Iterator[list[Result]]:
     """Measure BiLD, captured, against the captured large model and assisted generation."""
-    results = []
     for name, build in {"T5": t5_pair, "Llama": llama_pair}.items():
         large, small = (model.to(device) for model in build())
         pairs = {"alone": BigLittle(large, small, None, capture=True)}
         pairs |= {"drafts": BigLittle(large, small, Rollback(2.0), capture=True)}
         for batch in batches:
+            results = []
             ids = torch.cat(random_sources(large, batch))
             took = {
                 each: seconds(
@@ -278,7 +278,7 @@ def run_pair(device: str, batches: Sequence[int], repeats: int) -> list[Result]:
                     at_least=1.0,
                 )
             )
-    return results
+            yield results
 
 
 def assisted(large: Any, small: Any, ids: Tensor) -> Callable[[], list[Any]]:
@@ -305,7 +305,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     device, batches, repeats = arguments.device, arguments.batch, arguments.repeats
-    parts: dict[str, Callable[[], list[Result]]] = {
+    parts: dict[str, Callable[[], Iterator[list[Result]]]] = {
         "large": lambda: run_large(
             device,
             batches,
@@ -331,7 +331,8 @@ def main() -> None:
     for part in arguments.parts:
         if part not in parts:
             parser.error(f"--parts must be among {', '.join(parts)}, but got {part!r}")
-        show(f"{TITLE}: {part}", parts[part](), Console())  # as they come
+        for results in parts[part]():
+            show(f"{TITLE}: {part}", results, Console())  # as they come
 
 
 if __name__ == "__main__":

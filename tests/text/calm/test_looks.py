@@ -37,6 +37,7 @@ def test_decisions(device, strict):
         return torch.tensor(values, dtype=dtype, device=device)
 
     scores = on(0.5, 0.5, float("nan"), 0.9, dtype=torch.float32)
+    scores = torch.stack([1 - scores, scores], dim=1)[:, 1]  # as of a classifier: not contiguous
     levels = on(0.5, 0.4, 0.0, 0.1, dtype=torch.float32)
     exited = on(False, False, False, True, dtype=torch.bool)
     left, step = on(False, dtype=torch.bool)[0], on(2, dtype=torch.long)

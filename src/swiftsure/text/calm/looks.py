@@ -84,7 +84,7 @@ def decide(
         from swiftsure.text.calm._look_kernels import decide_kernel
 
         decide_kernel[(1,)](
-            scores,
+            scores.contiguous(),
             levels,
             exited.view(torch.int8),
             left.view(torch.int8),
