@@ -64,7 +64,8 @@ class Plans:
         if not self._model.config.is_encoder_decoder:
             return None
         device = self._model.device
-        key, tensors = [], set()
+        key: list[tuple[str, Hashable]] = []
+        tensors: set[str] = set()
         for name, value in sorted(options.items()):
             given = value[0] if name == "encoder_outputs" else value
             if isinstance(given, Tensor) and given.device == device:
