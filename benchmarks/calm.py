@@ -207,12 +207,12 @@ def certified(model: Any, folder: Path, classifier: Path | None) -> dict[str, Ca
     """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
     found = {}
     for file in sorted(folder.glob("*_*.parquet")):
-        score, record = file.stem.rpartition("_")[2], ThresholdRecord.load(file)
+        name, record = file.stem.rpartition("_")[2], ThresholdRecord.load(file)
         policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
         judge = None
-        if score == "meta" and classifier is not None:
+        if policy.settings["score"] == "meta" and classifier is not None:
             judge = MetaClassifier.load(classifier).to(model.device).eval()
-        found[f"{score}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
+        found[f"{name}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
     return found
 
 

@@ -1,9 +1,10 @@
 """Captured decoding (CALM, BiLD) against captured full decoders and `generate`, with its targets.
 
-`python benchmarks/captured_text.py [--parts large translator pair] [--texts FILE]` on a GPU. Parts:
+`python benchmarks/captured_text.py [--parts large limit pair translator] [--texts FILE]` on a GPU:
 
 - large: a T5 of T5-large's size with random weights. Confidences are computed as usual, and tokens
-  exit after half of the blocks, or at depths drawn uniformly.
+  exit after half of the blocks, or at looks drawn uniformly.
+- limit: the captured full decoder at smaller batches, and what leaving rows out could gain.
 - translator: the library's translator under its policies at a BLEU gap of 0.05; needs `--texts`,
   one German sentence a line.
 - pair: BiLD with random models whose first blocks often predict the large model's token.
@@ -15,8 +16,9 @@ in one run.
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from swiftsure import assets
 from swiftsure.text import BigLittle, CalmModel, CalmRule, MetaClassifier, Rollback
-from swiftsure.text.calm.confidences import Confidence, Look
+from swiftsure.text.calm.confidences import Confidence, Look, look_exits
 
 TITLE = "captured text: early exits and drafts, against captured full decoders"
 SOURCE, TOKENS = 64, 48
 ALONE = {"saturation": 1.5, "meta": 1.35, "softmax": 1.35}
 """Targets against the captured full decoder, when all rows exit after half of the blocks."""
+HOW = {"half": 2, "uniform": None, "uniform, or full": None}
+"""Where rows exit: after half of the blocks, or at looks drawn uniformly."""
 EAGER = {1: 6.0, 32: 2.5}
 """Targets against eager `generate`, by batch size."""
 TRANSLATED = {1: 2.0, 8: 1.5, 32: 1.5}
@@ -44,33 +48,43 @@ DRAFTED = {1: 1.5, 8: 1.2}
 
 
 class Forced(Confidence):
-    """Computes a confidence, and exits at a given depth or at depths drawn uniformly (None)."""
+    """Computes a confidence, and exits at a given depth, or at looks drawn uniformly (None)."""
 
-    def __init__(self, inner: Confidence, n_blocks: int, depth: int | None) -> None:
-        self.inner, self.n_blocks, self.depth = inner, n_blocks, depth
+    def __init__(self, inner: Confidence, looks: Sequence[int], depth: int | None) -> None:
+        self.inner, self.looks, self.depth = inner, list(looks), depth
         self.first_exit, self.gives_logits = inner.first_exit, inner.gives_logits
 
     def begin(self) -> None:
         self.inner.begin()
-        self.computed = None
+        self.computed = self.tokens = None
 
     def measure(self, look: Look) -> Tensor:
         unused = 0.0 * self.inner.measure(look)
-        self.computed = self.inner.computed
+        self.computed, self.tokens = self.inner.computed, self.inner.tokens
         if self.depth is not None:
             return unused + float(look.exit_index + 1 >= self.depth)
         drawn = (37.7 * look.states.float().abs().sum(dim=1)).frac()
-        return unused + (drawn < 1 / (self.n_blocks - look.exit_index)).float()
+        left = len(self.looks) - self.looks.index(look.exit_index)
+        return unused + (drawn < 1 / (left + 1)).float()
 
     def flops(self) -> int:
         return self.inner.flops()
 
 
-def forced(model: Any, rule: CalmRule, judge: MetaClassifier, depth: int | None) -> CalmModel:
-    """Return the model under a rule whose exits are forced."""
+def forced(
+    model: Any, rule: CalmRule, judge: MetaClassifier, depth: int | None, *, choose: bool = False
+) -> CalmModel:
+    """Return the model under a rule whose exits are forced; `choose`: full if that is faster."""
     classifier = judge if rule.score == "meta" else None
-    fast = CalmModel(model, replace(rule, threshold=0.5), classifier=classifier, capture=True)
-    confidence = Forced(fast._confidence, fast.n_exits, depth)
+    fast = CalmModel(
+        model,
+        replace(rule, threshold=0.5),
+        classifier=classifier,
+        capture=True,
+        full_if_faster=choose,
+    )
+    looks = look_exits(fast.decoder, rule, fast._confidence)
+    confidence = Forced(fast._confidence, looks, depth)
     fast._confidence = fast._captured.confidence = confidence
     return fast
 
@@ -93,14 +107,20 @@ def wait(device: str) -> None:
 
 
 def run_large(
-    device: str, batches: Sequence[int], width: int, layers: int, repeats: int, dtype: torch.dtype
-) -> list[Result]:
+    device: str,
+    batches: Sequence[int],
+    width: int,
+    layers: int,
+    repeats: int,
+    dtype: torch.dtype,
+    intervals: Sequence[int],
+) -> Iterator[list[Result]]:
     """Measure a random T5; its encoder runs beforehand."""
     model = random_t5(width, layers).to(device, dtype)
     judge = MetaClassifier(width).to(device, dtype).eval()
-    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
-    results = []
+    options = {"max_new_tokens": TOKENS, "eos_token_id": None}
     for batch in batches:
+        results = []
         torch.manual_seed(batch)
         ids = torch.randint(5, 30000, (batch, SOURCE), device=device)
         with torch.no_grad():
@@ -118,21 +138,26 @@ def run_large(
             Result(f"{where}generate, eager", eager * per_token, "ms"),
             Result(f"{where}full decoder, captured", full * per_token, "ms"),
         ]
-        never = forced(model, CalmRule(None, score="saturation"), judge, layers + 1)
-        results.append(
-            Result(
-                f"{where}saturation at every block, never exiting",
-                100 * (time_of(never.generate)[0] / full - 1),
-                "% over the captured full decoder",
-                at_most=5,
+        for every in intervals:
+            looks = None if every == 1 else range(every - 1, layers - 1, every)
+            never = forced(
+                model, CalmRule(None, score="saturation", look_at=looks), judge, layers + 1
             )
-        )
-        for every in (1, 4):
+            results.append(
+                Result(
+                    f"{where}saturation, every {every}, never exiting",
+                    100 * (time_of(never.generate)[0] / full - 1),
+                    "% over the captured full decoder",
+                    at_most=5,
+                )
+            )
             for score, target in ALONE.items():
-                looks = None if every == 1 else range(every - 1, layers - 1, every)
                 rule = CalmRule(None, score=score, look_at=looks)
-                for how, depth in (("half", layers // 2), ("uniform", None)):
-                    fast = forced(model, rule, judge, depth)
+                for how, depth in HOW.items():
+                    choose = how == "uniform, or full"
+                    fast = forced(model, rule, judge, depth and layers // depth, choose=choose)
+                    for _ in range(4 if choose else 0):  # both ways are tried
+                        fast.generate(**given, **options)
                     took, output = time_of(fast.generate)
                     goal = target if how == "half" else 1.3 if batch == 32 else 1.0
                     results.append(
@@ -145,20 +170,52 @@ def run_large(
                             f" {float(output.mean_layers.mean()):.1f}",
                         )
                     )
-    return results
+        yield results
+
+
+def run_limit(
+    device: str, batches: Sequence[int], width: int, layers: int, repeats: int, dtype: torch.dtype
+) -> Iterator[list[Result]]:
+    """Measure the captured full decoder at smaller batches, and what leaving rows out could gain.
+
+    Rows exit at six depths, uniformly, and each sixth of the blocks runs on the rows that are left,
+    with no cost of looks and of gathering rows.
+    """
+    model = random_t5(width, layers).to(device, dtype)
+    full = CalmModel(model, None, capture=True)
+    options = {"max_new_tokens": TOKENS, "eos_token_id": None}
+    sizes = sorted({1, 2, 4, 8, 12, 16, 24, *batches})
+    took = {}
+    for batch in sizes:
+        ids = torch.randint(5, 30000, (batch, SOURCE), device=device)
+        with torch.no_grad():
+            encoded = model.get_encoder()(input_ids=ids)
+        given = {"encoder_outputs": encoded, "attention_mask": torch.ones_like(ids)}
+        call = partial(full.generate, **given, **options)
+        took[batch] = seconds(call, device, repeats)[0] * 1e3 / TOKENS
+    results = [
+        Result(f"full decoder, captured, batch {batch}", took[batch], "ms") for batch in sizes
+    ]
+    for batch in batches:
+        left = [batch * (6 - k) / 6 for k in range(6)]
+        shrinking = np.mean([np.interp(each, sizes, [took[s] for s in sizes]) for each in left])
+        results.append(
+            Result(f"batch {batch}: at most, by leaving rows out", took[batch] / shrinking)
+        )
+    yield results
 
 
 def run_translator(
     device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
-) -> list[Result]:
+) -> Iterator[list[Result]]:
     """Measure the library's translator under its certified policies."""
     folder = assets.TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     plain = certified(model, assets.CALM, folder / "meta.safetensors")
     options = next(iter(plain.values())).policy.settings["generation"]
-    results = []
     for batch in batches:
+        results = []
         given = [
             tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt").to(device)
             for i in range(0, len(texts), batch)
@@ -186,17 +243,17 @@ def run_translator(
                     note=f"{speed / eager:.2f} x generate, {layers:.1f} layers",
                 )
             )
-    return results
+        yield results
 
 
-def run_pair(device: str, batches: Sequence[int], repeats: int) -> list[Result]:
+def run_pair(device: str, batches: Sequence[int], repeats: int) -> Iterator[list[Result]]:
     """Measure BiLD, captured, against the captured large model and assisted generation."""
-    results = []
     for name, build in {"T5": t5_pair, "Llama": llama_pair}.items():
         large, small = (model.to(device) for model in build())
         pairs = {"alone": BigLittle(large, small, None, capture=True)}
         pairs |= {"drafts": BigLittle(large, small, Rollback(2.0), capture=True)}
         for batch in batches:
+            results = []
             ids = torch.cat(random_sources(large, batch))
             took = {
                 each: seconds(
@@ -221,7 +278,7 @@ def run_pair(device: str, batches: Sequence[int], repeats: int) -> list[Result]:
                     at_least=1.0,
                 )
             )
-    return results
+            yield results
 
 
 def assisted(large: Any, small: Any, ids: Tensor) -> Callable[[], list[Any]]:
@@ -242,13 +299,23 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 4], help="blocks per look")
     parser.add_argument("--texts", type=Path, help="file with one German sentence a line")
     parser.add_argument("--n", type=int, default=64, help="how many texts")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     device, batches, repeats = arguments.device, arguments.batch, arguments.repeats
-    parts: dict[str, Callable[[], list[Result]]] = {
+    parts: dict[str, Callable[[], Iterator[list[Result]]]] = {
         "large": lambda: run_large(
+            device,
+            batches,
+            arguments.width,
+            arguments.layers,
+            repeats,
+            getattr(torch, arguments.dtype),
+            arguments.every,
+        ),
+        "limit": lambda: run_limit(
             device,
             batches,
             arguments.width,
@@ -264,7 +331,8 @@ def main() -> None:
     for part in arguments.parts:
         if part not in parts:
             parser.error(f"--parts must be among {', '.join(parts)}, but got {part!r}")
-        show(f"{TITLE}: {part}", parts[part](), Console())  # as they come
+        for results in parts[part]():
+            show(f"{TITLE}: {part}", results, Console())  # as they come
 
 
 if __name__ == "__main__":

@@ -33,8 +33,13 @@ MEASURES = {
     "shortlist": (CalmRule(shortlist=64), PROBABILITIES),
     "saturation": (CalmRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
     "meta": (CalmRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
+    "softmax-second": (CalmRule(look_at=(1,)), PROBABILITIES),
+    "meta-second": (CalmRule(score="meta", look_at=(1,)), np.linspace(0.98, 0.0, 25).round(3)),
 }
-"""Rules and their thresholds, safest first; the full model comes before them."""
+"""Rules and their thresholds, safest first; the full model comes before them.
+
+"second" looks after the second block only. That block was chosen on the validation part.
+"""
 
 
 def main() -> None:
@@ -63,7 +68,7 @@ def main() -> None:
     print(f"BLEU of the full model: {scores}", flush=True)
 
     classifier = None
-    if "meta" in arguments.scores:
+    if any(MEASURES[each][0].score == "meta" for each in arguments.scores):
         trained = arguments.output / f"{NAME}_meta.safetensors"
         if (arguments.output / f"{NAME}_meta_shards").exists():  # a sweep to continue
             classifier = MetaClassifier.load(trained).to(device)
@@ -86,7 +91,7 @@ def main() -> None:
             thresholds=thresholds,
             losses=["bleu", "rouge_l"],
             rule=rule,
-            classifier=classifier if score == "meta" else None,
+            classifier=classifier if rule.score == "meta" else None,
             generation=GENERATION,
             ids=ids,
             batch_size=arguments.batch,

@@ -1,8 +1,12 @@
 """A recorder that pretends to capture, so that a CPU tries what only a GPU would."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swiftsure.torch import conditional
 from swiftsure.torch.capture import Recorded, Recorder
 
 __all__ = ["PretendingRecorder"]
@@ -21,6 +25,16 @@ class _Refusing(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+@contextmanager
+def _recording():
+    """Make `run_if` run its function in any case, as while a recorder warms up."""
+    conditional._local.bodies = SimpleNamespace(capturing=False)
+    try:
+        yield
+    finally:
+        conditional._local.bodies = None
+
+
 class _Event:
     def record(self):
         pass
@@ -36,11 +50,14 @@ class PretendingRecorder(Recorder):
         super().__init__(*args, **kwargs)
         self.captures = True
 
+    branches = True
+
     def record(self, function, warm_up=2):
-        for _ in range(warm_up):
-            function()
-        with _Refusing():
-            held = function()
+        with _recording():
+            for _ in range(warm_up):
+                function()
+            with _Refusing():
+                held = function()
         self.budget.graphs += 1
 
         def replay():

@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
@@ -227,6 +229,14 @@ class Decoder:
         return scores
 
     # ------------------------------------------------------------------------------------- costs
+
+    @cached_property
+    def all_block_flops(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`block_flops` and `kept_flops` of every block."""
+        blocks = range(len(self.blocks))
+        run = np.asarray([self.block_flops(index) for index in blocks], np.float64)
+        kept = np.asarray([self.kept_flops(index) for index in blocks], np.float64)
+        return run, kept
 
     def kept_flops(self, index: int) -> int:
         """Return the FLOPs of one token's keys and values, which a skipped block still computes."""

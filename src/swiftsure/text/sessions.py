@@ -1,6 +1,6 @@
 """Buffers and captured functions that are kept between generations."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Sessions(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T], *, unlimited: bool) -> T:
         """Return a session, made if it is missing; `unlimited`: others are never dropped for it."""
-        weights = [weight for each in self._modules for weight in each.parameters()]
+        weights = [weight for each in self._modules for weight in _weights(each)]
         if list(map(Tensor.data_ptr, weights)) != list(map(Tensor.data_ptr, self._held)):
             self._kept.clear()
             self._held = [weight.detach() for weight in weights]  # so that the memory stays theirs
@@ -44,3 +44,11 @@ class Sessions(Generic[T]):
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = make()
         return self._kept[key]
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    """Yield a module's weights, some twice; `parameters` takes longer to leave those out."""
+    yield from (weight for weight in module._parameters.values() if weight is not None)
+    for each in module._modules.values():
+        if each is not None:
+            yield from _weights(each)

@@ -111,9 +111,9 @@ class StaticDecoder:
         columns = torch.arange(self.shape.capacity, device=self.device)
         before = columns[:, None] - columns
         seen = before >= 0 if window is None else (before >= 0) & (before < window)
-        return self._added(seen).unsqueeze(1)
+        return self.added(seen).unsqueeze(1)
 
-    def _added(self, seen: Tensor) -> Tensor:
+    def added(self, seen: Tensor) -> Tensor:
         """Return what is added to scores: nothing where they count, else a large negative."""
         added = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
         return added.masked_fill_(~seen, self._hidden)
@@ -150,7 +150,7 @@ class StaticDecoder:
         self._source_states[: self.n, :length].copy_(states)
         self._source_mask[: self.n].fill_(self._hidden)
         kept = torch.ones_like(states[:, :, 0]) if mask is None else mask
-        self._source_mask[: self.n, 0, 0, :length].copy_(self._added(kept.bool()))
+        self._source_mask[: self.n, 0, 0, :length].copy_(self.added(kept.bool()))
         for index in range(len(self.blocks)):
             pair = self.decoder.source_keys_values(index, states)
             self.cache.load_source(index, pair, longest)
@@ -166,7 +166,7 @@ class StaticDecoder:
         self._padded.zero_()
         self.padding.zero_()
         if mask is not None:
-            self._padded[: self.n, 0, 0, : mask.shape[1]].copy_(self._added(mask.bool()))
+            self._padded[: self.n, 0, 0, : mask.shape[1]].copy_(self.added(mask.bool()))
         if padding is not None:
             self.padding[: self.n].copy_(padding)
 

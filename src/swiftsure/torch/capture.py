@@ -172,6 +172,11 @@ class Recorder:
                 self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 self._bodies = Bodies(device) if can_branch() else None
 
+    @property
+    def branches(self) -> bool:
+        """Whether parts of what is captured may be conditional (`run_if`)."""
+        return self._bodies is not None
+
     def record(self, function: Callable[[], Any], warm_up: int = 2) -> Recorded:
         """Capture a function without arguments; it runs `warm_up` times before.
 

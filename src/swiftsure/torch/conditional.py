@@ -63,7 +63,7 @@ def run_if(
     if bodies is None:
         for branch in branches[:1] if bool(flag) else branches[1:]:
             branch()
-    elif not torch.cuda.is_current_stream_capturing():
+    elif not bodies.capturing:
         for branch in branches:
             branch()
     else:
@@ -77,7 +77,7 @@ def run_beside(aside: Callable[[], None], main: Callable[[], None]) -> None:
     until this returns.
     """
     bodies: Bodies | None = getattr(_local, "bodies", None)
-    if bodies is None or not torch.cuda.is_current_stream_capturing():
+    if bodies is None or not bodies.capturing:
         aside()
         main()
         return
@@ -150,6 +150,11 @@ class Bodies:
         self._sides: list[Any] = []
         self._depth = 0
         _set_flag(self.device.index)  # before a capture
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured, rather than warmed up."""
+        return torch.cuda.is_current_stream_capturing()
 
     def side(self) -> Any:
         """Return a stream for what runs beside the current one."""

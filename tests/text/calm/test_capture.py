@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.text import CalmModel, CalmRule, ExitHeads
-from swiftsure.text.calm import capture
+from swiftsure.text.calm import capture, faster_way
 from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.torch import CaptureLimits
 from text.builders import KINDS, MODELS, batch, kind, llama, t5
@@ -181,8 +181,37 @@ def test_weights_may_change(in_place, device):
     check_same(plain, captured, inputs, **OPTIONS)
 
 
+@pytest.mark.parametrize("slow", ["early", "full"])
+def test_the_faster_way_is_kept(slow, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(faster_way, "perf_counter", lambda: next(clock))
+    plain, _ = both(fast_model(t5(), RULES["softmax"]), "cpu")
+    model, inputs = plain.model, batch(4, plain.model)
+    captured = CalmModel(model, plain.rule, capture=True, full_if_faster=True)
+    wanted = {"early": plain.generate(**inputs, **OPTIONS).sequences}
+    wanted["full"] = model.generate(**inputs, **OPTIONS)
+    assert not torch.equal(wanted["early"], wanted["full"])
+    run = capture.CapturedDecoding._loop
+
+    def slowed(self, session, request):
+        if session.faster.way == slow:
+            for _ in range(1000):
+                next(clock)
+        return run(self, session, request)
+
+    monkeypatch.setattr(capture.CapturedDecoding, "_loop", slowed)
+    ways = []
+    for _ in range(6):
+        found = captured.generate(**inputs, **OPTIONS).sequences
+        ways += [way for way in wanted if torch.equal(found, wanted[way])]
+    fast = "full" if slow == "early" else "early"
+    assert ways == ["early", "early", "full", "full", fast, fast]
+
+
 def test_what_is_not_supported_says_so():
     model = llama()
+    with pytest.raises(ValueError, match="`full_if_faster` needs `capture`"):
+        CalmModel(model, 0.5, full_if_faster=True)
     captured = CalmModel(model, 0.5, capture=True)
     inputs = batch(1, model)
     cache = DynamicCache()

@@ -22,7 +22,11 @@ RULES = {
     "shortlist": CalmRule(None, shortlist=64),
     "saturation": CalmRule(None, score="saturation"),
     "meta": CalmRule(None, score="meta"),
+    "softmax-second": CalmRule(None, look_at=(1,)),
+    "meta-second": CalmRule(None, score="meta", look_at=(1,)),
 }
+SECOND = ("softmax-second", "meta-second")
+"""Records of rules that look after the second block only."""
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "multi30k"
 
 
@@ -38,11 +42,15 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def records():
-    return load_sweeps(assets.CALM)
+    found = load_sweeps(assets.CALM)
+    for name in SECOND:
+        found[name] = ss.ThresholdRecord.load(assets.CALM / f"t5_multi30k_{name}.parquet")
+    return found
 
 
 def classifier_of(score):
-    return MetaClassifier.load(assets.TRANSLATOR / "meta.safetensors") if score == "meta" else None
+    file = assets.TRANSLATOR / "meta.safetensors"
+    return MetaClassifier.load(file) if score.startswith("meta") else None
 
 
 def test_it_translates(model, tokenizer):
@@ -53,7 +61,7 @@ def test_it_translates(model, tokenizer):
     assert all(word in said[1].lower() for word in ("two", "children", "beach", "ball"))
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", [*SCORES, *SECOND])
 def test_a_policy_of_its_records_runs_it(model, tokenizer, records, score):
     record = records[score]
     assert record.n == 2461
@@ -73,7 +81,7 @@ def test_a_policy_of_its_records_runs_it(model, tokenizer, records, score):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the captions in {DATA}")
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", [*SCORES, *SECOND])
 def test_its_records_are_what_it_does(model, tokenizer, records, score):
     record, n = records[score], 24
     german, english = (

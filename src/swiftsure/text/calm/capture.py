@@ -19,6 +19,8 @@ from transformers import (
 
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.loops import Loop, Request
+from swiftsure.text.calm.on_device import OnDevice
+from swiftsure.text.calm.plans import Plan, Plans
 from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule, check_thresholds
@@ -52,15 +54,26 @@ class CapturedDecoding:
     rule : CalmRule
     confidence : Confidence
     limits : CaptureLimits
+    full_if_faster : bool
+        Run the full decoder for sizes of batches at which that took less time.
     """
 
     def __init__(
-        self, decoder: Decoder, rule: CalmRule, confidence: Confidence, limits: CaptureLimits
+        self,
+        decoder: Decoder,
+        rule: CalmRule,
+        confidence: Confidence,
+        limits: CaptureLimits,
+        *,
+        full_if_faster: bool = False,
     ) -> None:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
+        self._full_if_faster = full_if_faster
         self.budget = CaptureBudget(limits)
         parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
         self._sessions: Sessions[Session] = Sessions(parts)
+        self._plans = Plans(decoder.model)
+        self._asked: dict[str, Any] = {}
 
     def generate(
         self, options: dict[str, Any], thresholds: NDArray[np.float32]
@@ -90,6 +103,12 @@ class CapturedDecoding:
             return sequences.clone()
 
         model = self.decoder.model
+        plan = self._plans.get(options)
+        if plan is not None:
+            with torch.inference_mode():
+                sequences, trace = self._run_plan(plan, options, thresholds)
+            return sequences.clone(), trace
+        self._asked = options
         sequences = model.generate(**options, do_sample=False, custom_generate=decode)
         return sequences, found[0]
 
@@ -103,31 +122,66 @@ class CapturedDecoding:
         arguments: dict[str, Any],
     ) -> tuple[Tensor, Trace]:
         _check_arguments(arguments)
-        device = self.decoder.model.device
-        input_ids = input_ids.to(device)
-        n, prompt = input_ids.shape
-        check_thresholds(thresholds, n)
-        tokens = int(config.max_length) - prompt
+        input_ids = input_ids.to(self.decoder.model.device)
+        prompt = input_ids.shape[1]
         ends, other_criteria = _split_criteria(criteria)
         barred, other_processors = _split_processors(processors, prompt, ends)
-        encoded = arguments.get("encoder_outputs")
+        plan = Plan(
+            start=input_ids[:1],
+            tokens=int(config.max_length) - prompt,
+            ends=ends,
+            barred=barred,
+            pad=int(config.pad_token_id) if config.pad_token_id is not None else 0,
+        )
+        if other_criteria is None and other_processors is None:
+            self._plans.keep(self._asked, plan)
+        return self._run(input_ids, plan, thresholds, arguments, other_processors, other_criteria)
+
+    def _run_plan(
+        self, plan: Plan, options: dict[str, Any], thresholds: NDArray[np.float32]
+    ) -> tuple[Tensor, Trace]:
+        """Generate without `generate`'s own preparation, which was done before."""
+        source = options["encoder_outputs"][0] if "input_ids" not in options else None
+        given = options["input_ids"] if source is None else source
+        input_ids = plan.start.expand(len(given), -1)
+        return self._run(input_ids, plan, thresholds, options, None, None)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        plan: Plan,
+        thresholds: NDArray[np.float32],
+        arguments: dict[str, Any],
+        processors: Any,
+        criteria: Any,
+    ) -> tuple[Tensor, Trace]:
+        device = self.decoder.model.device
+        n, prompt = input_ids.shape
+        check_thresholds(thresholds, n)
+        tokens = plan.tokens
+        encoded, mask = arguments.get("encoder_outputs"), arguments.get("attention_mask")
         states = None if encoded is None else encoded[0]
-        session = self._session(n, prompt + tokens, states, len(ends))
+        crossed = bool(self.decoder.config.is_encoder_decoder)
+        source = arguments["input_ids"] if states is None and crossed else states
+        session = self._session(n, prompt + tokens, source, len(plan.ends))
+        if self._full_if_faster and session.faster.way == "full":
+            thresholds = np.full_like(thresholds, np.inf)
         levels = self._levels(thresholds, n, tokens)
-        pad = config.pad_token_id
         session.load(
             input_ids[:, -1],
             prompt - 1,
             prompt,
             levels,
-            ends=sorted(ends),
-            pad=int(pad) if pad is not None else 0,
-            barred=barred,
+            ends=sorted(plan.ends),
+            pad=plan.pad,
+            barred=plan.barred,
         )
         logits = None
         if states is not None:
-            session.static.load_source(states.to(device), arguments.get("attention_mask"))
-        if states is None or prompt > 1:
+            session.static.load_source(states.to(device), mask)
+        elif crossed:
+            session.encode(arguments["input_ids"], arguments["attention_mask"])
+        if not crossed or prompt > 1:
             logits = self._prefill(session, input_ids, arguments)
         else:
             session.static.reset(arguments.get("decoder_attention_mask"))
@@ -135,17 +189,19 @@ class CapturedDecoding:
             input_ids=input_ids,
             levels=levels,
             may_exit=self._may_exit(thresholds, tokens, at_first=logits is None),
-            ends=ends,
-            barred=barred,
+            ends=plan.ends,
+            barred=plan.barred,
             first_logits=logits,
-            processors=other_processors,
-            criteria=other_criteria,
+            processors=processors,
+            criteria=criteria,
         )
-        loop = self._loop(session, request)
-        answers = loop.run()
-        attended = _attended(prompt, states, arguments.get("attention_mask"))
+        with session.faster.timed() as counted:
+            loop = self._loop(session, request)
+            answers = loop.run()
+            counted.append(int((loop.log.depths > 0).sum()))
+        attended = _attended(prompt, source, mask)
         trace = Trace(n, len(self.decoder.blocks), prompt, attended)
-        trace.steps = [*loop.log.steps(answers.shape[1])]
+        trace.log = loop.log.arrays(answers.shape[1])
         return torch.cat([input_ids, answers], dim=1), trace
 
     def _loop(self, session: Session, request: Request) -> Loop:
@@ -155,27 +211,31 @@ class CapturedDecoding:
         exits = len(session.segments) > 1 and bool(request.may_exit.any())
         if plain and exits and session.n >= REGROUP_FROM.get(kind, session.n + 1):
             return Regrouped(session, request, LARGEST_GROUP.get(kind, session.n))
+        if plain and session.recorder.branches and session.shortlist is None:
+            return OnDevice(session, request)
         return Together(session, request)
 
     def _levels(self, thresholds: NDArray[np.float32], n: int, tokens: int) -> NDArray[np.float32]:
         each = np.broadcast_to(thresholds, (n,))
+        if self.rule.decay is None:
+            return np.ascontiguousarray(np.broadcast_to(each[:, None], (n, tokens)), np.float32)
         return np.stack([self.rule.levels(each, step) for step in range(tokens)], axis=1)
 
     def _may_exit(
         self, thresholds: NDArray[np.float32], tokens: int, *, at_first: bool
     ) -> NDArray[np.bool_]:
         """Return at which tokens a row can exit: not at the one that follows a prompt."""
-        steps = range(tokens)
+        steps = range(tokens if self.rule.decay is not None else 1)
         found = [bool(self.rule.reachable(self.rule.levels(thresholds, k)).any()) for k in steps]
-        return np.asarray(found) & ((np.arange(tokens) > 0) | at_first)
+        return np.broadcast_to(found, tokens) & ((np.arange(tokens) > 0) | at_first)
 
-    def _session(self, n: int, positions: int, states: Tensor | None, ends: int) -> Session:
+    def _session(self, n: int, positions: int, given: Tensor | None, ends: int) -> Session:
         """Return the session for a batch; sizes are rounded up, so that few are made."""
         device = self.decoder.model.device
         recorder = Recorder(device, budget=self.budget)
         captures = recorder.captures
         capacity = _rounded(positions + 1 + WINDOW, 64 if captures else 32)
-        source = 0 if states is None else _rounded(states.shape[1], 32 if captures else 8)
+        source = 0 if given is None else _rounded(given.shape[1], 32 if captures else 8)
         shape = StaticShape(n, capacity, source)
 
         def make() -> Session:
@@ -257,11 +317,11 @@ def _split_processors(
     return barred, None
 
 
-def _attended(prompt: int, states: Tensor | None, mask: Tensor | None) -> Tensor | int:
+def _attended(prompt: int, source: Tensor | None, mask: Tensor | None) -> Tensor | int:
     """Return how many positions the first token attends to, without padding."""
-    if states is None:
+    if source is None:
         return prompt if mask is None else mask.sum(dim=1)
-    return prompt + (states.shape[1] if mask is None else mask.sum(dim=1))
+    return prompt + (source.shape[1] if mask is None else mask.sum(dim=1))
 
 
 def _rounded(size: int, step: int) -> int:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
+from swiftsure.text.calm.looks import cosine, gap_and_token
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.decoder import Decoder
@@ -68,6 +68,8 @@ class Confidence(ABC):
     """Whether every look of a token that exits computes its logits over the whole vocabulary."""
     computed: Logits | None = None
     """Logits that the last look computed, so that the head need not compute them again."""
+    tokens: Tensor | None = None
+    """The most probable token of each row, (m,), if the last look found it."""
 
     def begin(self) -> None:
         """Reset for the next token."""
@@ -122,7 +124,8 @@ class Softmax(Confidence):
         if self.size is not None:
             likely = logits.topk(self.size, dim=1, sorted=False).indices
             self.listed = likely if look.rows is None else _scatter_rows(likely, look.rows, look.n)
-        return probability_gap(logits)
+        gaps, self.tokens = gap_and_token(logits)
+        return gaps
 
     def _shortlist_scores(self, look: Look, inputs: Tensor) -> Tensor:
         listed = self.listed if look.rows is None else self.listed[look.rows]  # type: ignore[index]
@@ -156,7 +159,7 @@ class Saturation(Confidence):
 
     def measure(self, look: Look) -> Tensor:
         """Return the cosine similarity of each token."""
-        return cosine_similarity(look.states.float(), look.previous.float(), dim=1)
+        return cosine(look.states, look.previous)
 
     def flops(self) -> int:
         """Return the FLOPs of three inner products."""
@@ -213,18 +216,8 @@ def look_exits(decoder: Decoder, rule: CalmRule, confidence: Confidence) -> list
 
 
 def probability_gap(logits: Tensor) -> Tensor:
-    """Return p₁ − p₂ of each token.
-
-    In float32, unlike `swiftsure.torch.scoring.top_diff`: text records come from running this
-    code, not from stored logits, and float64 is slower over a whole vocabulary.
-    """
-    chances = logits.float().softmax(dim=1)
-    if chances.device.type == "cpu":
-        two = chances.topk(2, dim=1).values
-        return two[:, 0] - two[:, 1]
-    # On a GPU, topk takes several times as long as two passes for the largest.
-    top, place = chances.max(dim=1, keepdim=True)
-    return top[:, 0] - chances.scatter(1, place, -1.0).amax(dim=1)
+    """Return p₁ − p₂ of each token."""
+    return gap_and_token(logits)[0]
 
 
 def _scatter_rows(values: Tensor, rows: Tensor, n: int) -> Tensor:

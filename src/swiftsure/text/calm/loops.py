@@ -53,16 +53,9 @@ class Log:
         self.confidences = np.full((n, tokens, n_exits - 1), np.nan, np.float32)
         self.heads = np.zeros((n, tokens), np.int64)
 
-    def steps(self, tokens: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the entries of the first tokens, as a `Trace` holds them."""
-        return [
-            (
-                torch.from_numpy(self.depths[:, step]),
-                torch.from_numpy(self.confidences[:, step]),
-                torch.from_numpy(self.heads[:, step]),
-            )
-            for step in range(tokens)
-        ]
+    def arrays(self, tokens: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return depths, confidences and heads of the first tokens."""
+        return self.depths[:, :tokens], self.confidences[:, :tokens], self.heads[:, :tokens]
 
 
 class Loop(ABC):

@@ -70,6 +70,10 @@ class CalmModel:
         Decode over caches of a fixed size: on a GPU through CUDA graphs, captured once per batch
         size and length; on a CPU, on the rows that each block still has to run. The tokens are the
         same. `CaptureLimits` says how much may be captured.
+    full_if_faster : bool
+        With `capture`: try early exits and the full decoder on the first four batches of each size,
+        and keep to what took less time per token. Early exits may be slower where rows exit at
+        different depths. What a policy promises holds for both.
 
     Attributes
     ----------
@@ -94,7 +98,10 @@ class CalmModel:
         classifier: MetaClassifier | None = None,
         heads: ExitHeads | None = None,
         capture: bool | CaptureLimits = False,
+        full_if_faster: bool = False,
     ) -> None:
+        if full_if_faster and not capture:
+            raise ValueError("`full_if_faster` needs `capture`: pass capture=True.")
         self.decoder = with_heads(decoder_of(model), heads)
         refuse_training(model)
         self.model = model
@@ -112,7 +119,9 @@ class CalmModel:
         self._captured: CapturedDecoding | None = None
         if capture:
             limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
-            self._captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
+            self._captured = CapturedDecoding(
+                self.decoder, self.rule, self._confidence, limits, full_if_faster=full_if_faster
+            )
 
     def generate(
         self,

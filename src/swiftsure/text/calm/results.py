@@ -87,20 +87,25 @@ class Trace:
     """Positions of prompt and source that the first token attends to: one number, or (n,)."""
     steps: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = field(default_factory=list)
     """`Step.results` of each token: depths, confidences and heads."""
+    log: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
+    """The same for all tokens at once, where it is known."""
 
     def summary(self, decoder: Decoder, confidence: Confidence) -> Depths:
         """Return the log as arrays."""
-        empty: tuple[NDArray[Any], ...] = (
-            np.full(self.n, self.n_exits, np.int64),
-            np.full((self.n, self.n_exits - 1), np.nan, np.float32),
-            np.ones(self.n, np.int64),
-        )
-        depths, looks, heads = map(_stacked, zip(*self.steps, strict=True), empty)
+        depths, looks, heads = self.log if self.log is not None else self._stacked_steps()
         # Drop tokens past the end of the longest sequence: a device may run one step too many.
         tokens = max(1, int((depths > 0).any(axis=0).sum()))
         depths, looks, heads = depths[:, :tokens], looks[:, :tokens], heads[:, :tokens]
         flops = self._flops(decoder, confidence, depths, looks, heads)
         return Depths(depths, looks, flops)
+
+    def _stacked_steps(self) -> Any:
+        empty: tuple[NDArray[Any], ...] = (
+            np.full(self.n, self.n_exits, np.int64),
+            np.full((self.n, self.n_exits - 1), np.nan, np.float32),
+            np.ones(self.n, np.int64),
+        )
+        return map(_stacked, zip(*self.steps, strict=True), empty)
 
     def _flops(
         self,
@@ -110,9 +115,7 @@ class Trace:
         looks: NDArray[Any],
         heads: NDArray[Any],
     ) -> NDArray[np.float64]:
-        blocks = range(self.n_exits)
-        run = np.asarray([decoder.block_flops(index) for index in blocks], np.float64)
-        kept = np.asarray([decoder.kept_flops(index) for index in blocks], np.float64)
+        run, kept = decoder.all_block_flops
         ran = np.concatenate([[0.0], np.cumsum(run)])[depths]
         owed = kept.sum() - np.concatenate([[0.0], np.cumsum(kept)])[depths]
         start = self.attended.cpu().numpy() if isinstance(self.attended, Tensor) else self.attended

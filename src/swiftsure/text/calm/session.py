@@ -7,6 +7,7 @@ replayed; elsewhere it is called.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.text.calm.faster_way import FasterWay
 from swiftsure.text.calm.static_steps import Pick, StaticSteps
 
 __all__ = ["WINDOW", "Session"]
@@ -28,6 +30,15 @@ class Session(StaticSteps):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._graphs: dict[Hashable, Any] = {}
+        self.faster = FasterWay()
+
+    @cached_property
+    def token_graph(self) -> Any:
+        """The functions that run whole tokens on the device."""
+        from swiftsure.text.calm.on_device import TokenGraph
+
+        with self.recorder.buffers():
+            return TokenGraph(self)
 
     def play(self, key: Hashable, function: Callable[[], None], *changed: Tensor) -> None:
         """Run a function: captured and replayed on a GPU, called elsewhere.
@@ -54,6 +65,33 @@ class Session(StaticSteps):
         padded = [*rows, *[self.n] * (size - len(rows))]
         self.rows[:size].copy_(torch.tensor(padded))
         return self.rows[:size], size
+
+    def encode(self, ids: Tensor, mask: Tensor) -> None:
+        """Run the encoder on sources, (n, positions), and store what the decoder needs of them."""
+        encoder, static = self.decoder.model.get_encoder(), self.static
+        if not self.captures:
+            states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            static.load_source(states, mask)
+            return
+        given, seen = self._sources
+        for buffer, value in ((given, ids), (seen, mask)):
+            buffer.zero_()
+            buffer[:, : value.shape[1]].copy_(value)
+
+        def function() -> None:
+            # As an additive mask: the encoder would look whether any position is hidden.
+            added = static.added(seen.bool())[:, None, None]
+            states = encoder(input_ids=given, attention_mask=added).last_hidden_state
+            static.load_source(states, seen)
+
+        self.play("encode", function)
+
+    @cached_property
+    def _sources(self) -> tuple[Tensor, Tensor]:
+        """Token ids and mask of the sources."""
+        size = self.n, self.static.shape.source
+        ids, mask = (torch.zeros(size, dtype=torch.long, device=self.device) for _ in range(2))
+        return ids, mask
 
     def open(self) -> None:
         """Begin the first tokens of all rows."""
