@@ -37,6 +37,7 @@ def calibrate(
     delta: float = 0.1,
     path: PathLike = None,
     split: float | None = None,
+    cost: str | None = None,
     seed: int | None = None,
     score: str | None = None,
     pool: int | None = None,
@@ -88,6 +89,9 @@ def calibrate(
         Number or share of the record's samples to set aside, at random, as a pilot on which the
         path is learned (`Path.pareto`); the others calibrate. For records of several dials. The
         certificate says how many samples went where.
+    cost : str, optional
+        With `split`: the cost to save, by default FLOPs if the record has them, otherwise its first
+        cost.
     labeller : callable, optional
         (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
         for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
@@ -152,7 +156,7 @@ def calibrate(
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
     learning = {"score": score, **exits, **counted}
-    record, path, conditions = _split(record, split, seed, wanted, alone, learning)
+    record, path, conditions = _split(record, split, seed, wanted, cost, alone, learning)
     weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else _half(delta, pool, labeller)
 
@@ -231,11 +235,14 @@ def _split(
     split: float | None,
     seed: int | None,
     wanted: list[Risk],
+    cost: str | None,
     alone: Mapping[str, Any],
     options: dict[str, Any],
 ) -> tuple[Any, PathLike, tuple[str, ...]]:
     """Return the samples that calibrate, the path learned on the others, and its condition."""
     if split is None:
+        if cost is not None:
+            raise ValueError("`cost` goes with `split`.")
         return record, alone["path"], ()
     if isinstance(record, RiskCurve):
         raise ValueError("`split` needs a record; a RiskCurve's path is its own.")
@@ -245,10 +252,12 @@ def _split(
     order = record.order.replaced_by(seed)
     pilot, rest = split_pilot(record, split, order)
     unit = "samples" if record.groups is None else "groups"
-    return rest, _learned(pilot, wanted, options), (split_condition(order, unit),)
+    return rest, _learned(pilot, wanted, cost, options), (split_condition(order, unit),)
 
 
-def _learned(pilot: Any, wanted: list[Risk], options: dict[str, Any]) -> Path:
+def _learned(
+    pilot: Any, wanted: list[Risk], cost: str | None, options: dict[str, Any]
+) -> Path:
     """Return the path learned on a pilot, for all risks at once."""
     if isinstance(pilot, ExitRecord):
         options = options | {"path": exit_candidates(pilot, options["score"], None)}
@@ -256,7 +265,7 @@ def _learned(pilot: Any, wanted: list[Risk], options: dict[str, Any]) -> Path:
         pilot.curve(each.risk, each.loss, **options).transformed(each.above, each.worst)
         for each in wanted
     ]
-    return Path.front(curves, [each.epsilon for each in wanted], pilot)
+    return Path.front(curves, [each.epsilon for each in wanted], pilot, cost)
 
 
 def _half(delta: float, pool: int | None, labeller: Labeller | None) -> float:

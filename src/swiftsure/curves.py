@@ -87,6 +87,8 @@ class RiskCurve:
         Sequences of settings that share δ, if there are several; see `Path.branching`.
     n_pilot : int or None
         Number of separate samples that the path was learned on.
+    chosen_cost : str or None
+        The cost that chooses among the branches, if it was named.
     data : Losses
         The arrays, as the compiled kernels take them.
     """
@@ -115,6 +117,7 @@ class RiskCurve:
     selective: bool = False
     branches: Branches | None = None
     n_pilot: int | None = None
+    chosen_cost: str | None = None
     full_costs: Mapping[str, float] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
@@ -280,7 +283,13 @@ class RiskCurve:
     def taken_along(self, path: Path) -> "RiskCurve":
         """Return the curve, whose settings are those of a path, with what the path tells."""
         n_pilot = None if path.pilot is None else path.pilot.n
-        return replace(self, path_kind=path.kind, branches=path.branches, n_pilot=n_pilot)
+        return replace(
+            self,
+            path_kind=path.kind,
+            branches=path.branches,
+            n_pilot=n_pilot,
+            chosen_cost=path.cost,
+        )
 
     @property
     def n(self) -> int:
@@ -624,8 +633,9 @@ class RiskCurve:
 
     @property
     def first_cost(self) -> str | None:
-        """The cost by which settings are compared: FLOPs if there are, otherwise the first."""
-        return next((name for name in ("flops", *self.costs) if name in self.costs), None)
+        """The cost that settings are compared by: FLOPs, or the first, unless one was named."""
+        known = (self.chosen_cost, "flops", *self.costs)
+        return next((name for name in known if name in self.costs), None)
 
     def full_cost(self, name: str) -> float:
         """Return the mean cost of running the full model alone."""

@@ -3,16 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pareto_order"]
+__all__ = ["pareto_order", "upper_estimates"]
 
 Floats = NDArray[np.float64]
 
 CAUTION = 1.0
-"""Standard errors that are added to each estimated risk.
-
-The smallest of many estimates is too small. A setting that is placed too early fails its test, and
-the walk ends there.
-"""
+"""Standard errors that are added to each estimate."""
 
 LEAST_STEP = 0.005
 """Least saving of a setting against the one before it, as a share of the full model's cost."""
@@ -42,5 +38,11 @@ def pareto_order(risks: Floats, costs: Floats) -> NDArray[np.int64]:
 
 
 def upper_estimates(losses: Floats) -> Floats:
-    """Return the mean loss of each setting and `CAUTION` standard errors, (K,); losses (n, K)."""
-    return np.asarray(losses.mean(axis=0) + CAUTION * losses.std(axis=0) / np.sqrt(len(losses)))
+    """Return an upper estimate of the risk of each setting, (K,), from losses (n, K).
+
+    It is the mean of max(0, loss) and `CAUTION` standard errors. The smallest of many means is too
+    small, and gaps that cancel on a few samples may not cancel on others. A setting that is placed
+    too early fails its test, and the walk ends there.
+    """
+    harm = np.maximum(losses, 0.0)
+    return np.asarray(harm.mean(axis=0) + CAUTION * harm.std(axis=0) / np.sqrt(len(harm)))

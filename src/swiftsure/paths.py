@@ -60,6 +60,8 @@ class Path:
         The samples that the path was learned on, which calibration refuses.
     branches : Branches, optional
         Several sequences of positions on the path that share δ, instead of one.
+    cost : str, optional
+        The cost by which a setting is chosen among those certified on several branches.
     """
 
     thresholds: NDArray[np.float32]
@@ -68,6 +70,7 @@ class Path:
     made_for: str | None = field(default=None, repr=False)
     pilot: PilotSamples | None = field(default=None, repr=False)
     branches: Branches | None = None
+    cost: str | None = None
 
     def __post_init__(self) -> None:
         """Convert thresholds to float32; refuse a path that does not start at the full model."""
@@ -284,8 +287,7 @@ class Path:
             raise ValueError(
                 "`pilot` must have costs: its settings are compared by what they save."
             )
-        known = "flops" if "flops" in first.costs else next(iter(first.costs))
-        name = checks.choice("cost", cost or known, first.costs)
+        name = checks.choice("cost", cost or first.first_cost, first.costs)
         risks = [
             upper_estimates(curve.losses()) / level
             for curve, level in zip(curves, levels, strict=True)
@@ -323,13 +325,18 @@ class Path:
 
     @classmethod
     def branching(
-        cls, branches: Sequence[Sequence[int]], record: Any, *, flow: bool = True
+        cls,
+        branches: Sequence[Sequence[int]],
+        record: Any,
+        *,
+        flow: bool = True,
+        cost: str | None = None,
     ) -> "Path":
         """Return a path with several branches of a ThresholdRecord's settings that share δ.
 
         No pilot is needed, and all samples calibrate; but each branch begins with a part of δ. Of
         all settings that are certified, the one with the lowest cost on the calibration samples is
-        chosen: FLOPs if the record has them, otherwise its first cost.
+        chosen.
 
         Parameters
         ----------
@@ -341,6 +348,8 @@ class Path:
         flow : bool
             Whether a branch that is certified to its end passes its δ on to the others (a graph,
             Bretz et al. 2009), rather than each branch keeping its own part (Bonferroni).
+        cost : str, optional
+            By default FLOPs if the record has them, otherwise its first cost.
 
         Examples
         --------
@@ -359,7 +368,8 @@ class Path:
         positions = tuple(tuple(range(a, b)) for a, b in zip(starts, ends.tolist(), strict=True))
         how = "δ flows from one to the next" if flow else "each has its part of δ"
         kind = f"{len(checked)} branches of settings; {how}"
-        return replace(path, kind=kind, branches=Branches(positions, flow))
+        chosen = None if cost is None else checks.choice("cost", cost, record.costs)
+        return replace(path, kind=kind, branches=Branches(positions, flow), cost=chosen)
 
     @classmethod
     def of(cls, path: "PathLike", confidences: NDArray[Any]) -> "Path":

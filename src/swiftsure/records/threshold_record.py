@@ -1,7 +1,7 @@
 """ThresholdRecord: losses and costs of a system that is run once per setting of its dials."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,6 +257,89 @@ class ThresholdRecord(Record):
             )
         path.refuse(self)
         return np.asarray(path.columns, np.int64)
+
+    @classmethod
+    def across(cls, records: Sequence["ThresholdRecord"]) -> "ThresholdRecord":
+        """Return one record of several dials from records of one dial, of the same samples.
+
+        Sweep the system's threshold once per value of its other settings. Every setting in which
+        the records differ becomes a dial; a record without it has None there. Their full model must
+        be one and the same: its losses and costs are compared, and it is kept once.
+
+        Raises
+        ------
+        ValueError
+            If the records differ in samples, model, dial or full model, or in no setting.
+
+        Examples
+        --------
+        >>> records = [
+        ...     ThresholdRecord(
+        ...         [0.0, 2.0], losses={"bleu": [[0.4, 0.5]]}, settings={"fallback": each}
+        ...     )
+        ...     for each in (0.5, 0.2)
+        ... ]
+        >>> ThresholdRecord.across(records).dials
+        {'threshold': (0.0, 2.0, 2.0), 'fallback': (0.5, 0.5, 0.2)}
+        """
+        first = records[0]
+        names = dict.fromkeys(name for each in records for name in each.settings)
+        differ = [
+            name
+            for name in names
+            if any(each.settings.get(name) != first.settings.get(name) for each in records)
+        ]
+        if not differ or any(each.dials for each in records):
+            raise ValueError("`records` must be of one dial each, and differ in a setting.")
+        for other in records[1:]:
+            first._refuse_other(other)
+        kept = [slice(None), *[slice(1, None)] * (len(records) - 1)]  # the full model once
+        parts = list(zip(records, kept, strict=True))
+        rows = [
+            each.setting(k) | {name: each.settings.get(name) for name in differ}
+            for each, part in parts
+            for k in range(each.n_settings)[part]
+        ]
+
+        def joined(table: str) -> dict[str, Array]:
+            return {
+                name: np.concatenate([getattr(r, table)[name][..., part] for r, part in parts], -1)
+                for name in getattr(first, table)
+            }
+
+        return cls(
+            dials={name: [row[name] for row in rows] for name in rows[0]},
+            losses=joined("losses"),
+            inconsistencies=joined("inconsistencies"),
+            costs=joined("costs"),
+            loss_ranges=first.loss_ranges,
+            inconsistency_ranges=first.inconsistency_ranges,
+            ids=first.ids,
+            groups=first.groups,
+            slices=first.slices,
+            fingerprint=first.fingerprint,
+            settings={k: v for k, v in first.settings.items() if k not in differ},
+            order=first.order,
+        )
+
+    def _refuse_other(self, other: "ThresholdRecord") -> None:
+        """Raise if another record is of other samples, or of another full model."""
+        for name in ("dial", "fingerprint", "loss_ranges", "inconsistency_ranges"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(f"`records` must agree in `{name}`, but they do not.")
+        for name in ("ids", "groups", "slices"):
+            if not np.array_equal(getattr(self, name), getattr(other, name)):
+                raise ValueError(f"`records` must be of the same samples, but differ in `{name}`.")
+        for table in (*self.tables, "costs"):
+            ours, theirs = getattr(self, table), getattr(other, table)
+            same = set(ours) == set(theirs) and all(
+                np.allclose(ours[name][..., 0], theirs[name][..., 0]) for name in ours
+            )
+            if not same:
+                raise ValueError(
+                    f"`records` must have one full model, but differ in the {table} of their first"
+                    " setting."
+                )
 
     @classmethod
     def load(
