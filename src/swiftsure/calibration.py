@@ -255,9 +255,7 @@ def _split(
     return rest, _learned(pilot, wanted, cost, options), (split_condition(order, unit),)
 
 
-def _learned(
-    pilot: Any, wanted: list[Risk], cost: str | None, options: dict[str, Any]
-) -> Path:
+def _learned(pilot: Any, wanted: list[Risk], cost: str | None, options: dict[str, Any]) -> Path:
     """Return the path learned on a pilot, for all risks at once."""
     if isinstance(pilot, ExitRecord):
         options = options | {"path": exit_candidates(pilot, options["score"], None)}

@@ -113,9 +113,7 @@ def one_dial(fallback, values, **changes):
 
 
 def test_records_of_one_dial_become_one_of_several():
-    made = ss.ThresholdRecord.across(
-        [one_dial(0.5, [[0.1, 0.2]]), one_dial(0.2, [[0.1, 0.3]])]
-    )
+    made = ss.ThresholdRecord.across([one_dial(0.5, [[0.1, 0.2]]), one_dial(0.2, [[0.1, 0.3]])])
     assert made.dials == {"rollback": (0.0, 2.0, 2.0), "fallback": (0.5, 0.5, 0.2)}
     assert made.settings == {"scheme": "rollback"}
     assert made.losses["mse"].tolist() == [[0.1, 0.2, 0.3]]
