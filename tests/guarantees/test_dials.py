@@ -1,6 +1,7 @@
 """Several dials keep δ: paths learned on a pilot, and branches that share δ."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -232,8 +233,8 @@ def test_branches_that_copy_delta_are_refuted():
 
 def test_branches_that_skip_failures_are_refuted():
     source = independent_columns(*[BAD] * 40)
+    rule = along(SkippingFailures((tuple(range(1, 41)),)))
     with pytest.raises(RefutedError):
-        rule = along(SkippingFailures((tuple(range(1, 41)),)))
         check_violations(rule, source, BINARY, 80, 300)
 
 
@@ -266,7 +267,7 @@ def bretz(branches, p, delta):
     weight = dict.fromkeys(names, 0.0) | {branch[0]: 1 / len(branches) for branch in branches}
     edge = {(i, j): 0.0 for i in names for j in names}
     for branch in branches:
-        for one, following in zip(branch, branch[1:], strict=False):
+        for one, following in pairwise(branch):
             edge[one, following] = 1.0
         for other in branches:
             if other != branch:
