@@ -17,7 +17,7 @@ from swiftsure.labelling import Labeller, label_along, shortest
 from swiftsure.paths import Path, PathLike, exit_candidates
 from swiftsure.pilots import split_condition, split_pilot
 from swiftsure.policy import Metadata, Policy
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import RISKS, Risk
@@ -26,7 +26,7 @@ __all__ = ["calibrate", "curve_of"]
 
 
 def calibrate(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
     epsilon: float | None = None,
     risk: str | None = None,
@@ -37,7 +37,6 @@ def calibrate(
     delta: float = 0.1,
     path: PathLike = None,
     split: float | None = None,
-    cost: str | None = None,
     seed: int | None = None,
     score: str | None = None,
     pool: int | None = None,
@@ -54,6 +53,7 @@ def calibrate(
     weights: ArrayLike | Mapping[str, float] | None = None,
     max_weight: float | None = None,
     estimated_weights: bool = False,
+    cost: str | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
@@ -68,8 +68,9 @@ def calibrate(
 
     Parameters
     ----------
-    record : ExitRecord, ThresholdRecord or RiskCurve
-        The calibration samples. A curve does not record its score, exits and model, so a policy
+    record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
+        The calibration samples; a `ShardedRecord` may hold more of them than fit into memory. A
+        curve does not record its score, exits and model, so a policy
         made from one cannot be checked against a model, and the runtimes refuse it.
     epsilon : float
         The largest risk allowed; required, unless `risks` are given.
@@ -89,9 +90,6 @@ def calibrate(
         Number or share of the record's samples to set aside, at random, as a pilot on which the
         path is learned (`Path.pareto`); the others calibrate. For records of several dials. The
         certificate says how many samples went where.
-    cost : str, optional
-        With `split`: the cost to save, by default FLOPs if the record has them, otherwise its first
-        cost.
     labeller : callable, optional
         (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
         for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
@@ -115,6 +113,12 @@ def calibrate(
         The largest weight that can occur, declared before the data are seen.
     estimated_weights : bool
         Whether the weights were estimated, which the certificate then states as an assumption.
+    cost : str, optional
+        The cost that must not exceed the full model's: if the certified setting needs more of it,
+        the policy runs the full model, and says so. By default the price of a cascade (the first of
+        the record's `full_costs` besides FLOPs and seconds); else a setting must save at least one
+        of the record's costs. This choice is by costs alone, and both settings keep the promise.
+        With `split` it is also the cost that the path saves: by default FLOPs, or the first.
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -146,8 +150,9 @@ def calibrate(
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
     wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
-    if isinstance(record, ExitRecord):
-        score = choose("score", score, record.confidences, preferred="top1")
+    if isinstance(record, ExitRecord | ShardedRecord):
+        known = record.first if isinstance(record, ShardedRecord) else record
+        score = choose("score", score, known.confidences, preferred="top1")
         exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
@@ -178,7 +183,7 @@ def calibrate(
         record = label_along(record, wanted, path, options, walk, labeller, budget)  # type: ignore[arg-type]
     elif budget is not None:
         raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
-    if isinstance(record, ExitRecord | ThresholdRecord):
+    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
         curves = shortest(
             [record.curve(r.risk, r.loss, score, path, **exits, **counted) for r in wanted]
         )
@@ -214,6 +219,7 @@ def calibrate(
         results,
         chosen,
         max_costs=max_costs,
+        cost=cost,
         data=data.result(),
         score=score,
         pool=pool,
@@ -224,7 +230,7 @@ def calibrate(
 def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
     """Return the path of a walk that asks for labels; raise if there can be none."""
     if not isinstance(record, ExitRecord):
-        raise ValueError("`labeller` is for an ExitRecord.")
+        raise ValueError("`labeller` is for an ExitRecord, in memory.")
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])
@@ -241,11 +247,11 @@ def _split(
 ) -> tuple[Any, PathLike, tuple[str, ...]]:
     """Return the samples that calibrate, the path learned on the others, and its condition."""
     if split is None:
-        if cost is not None:
-            raise ValueError("`cost` goes with `split`.")
         return record, alone["path"], ()
-    if isinstance(record, RiskCurve):
-        raise ValueError("`split` needs a record; a RiskCurve's path is its own.")
+    if not isinstance(record, ExitRecord | ThresholdRecord):
+        raise ValueError(
+            f"`split` needs an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
+        )
     for name, value in alone.items():
         if value is not None:
             raise ValueError(f"`split` does not go with `{name}`.")
@@ -290,7 +296,7 @@ def _weighting(
 
 
 def curve_of(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     risk: str | None,
     loss: str | None,
     score: str | None = None,
@@ -300,7 +306,7 @@ def curve_of(
 ) -> RiskCurve:
     """Return a record's curve; a RiskCurve is returned as it is, with a name if it has none."""
     options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    if isinstance(record, ExitRecord | ThresholdRecord):
+    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
         return record.curve(risk or "gap", loss, score, path, **options)
     if not isinstance(record, RiskCurve):
         raise TypeError(

@@ -250,7 +250,6 @@ def test_a_split_keeps_groups_whole():
         ({"split": 1.5}, r"`split` must be in \(0, 1\)"),
         ({"split": 100, "pool": 700}, "`split` does not go with `pool`"),
         ({"split": 100, "path": "logit"}, "`split` does not go with `path`"),
-        ({"cost": "passes"}, "`cost` goes with `split`"),
         ({"split": 100, "cost": "pases"}, "passes"),
     ],
 )
