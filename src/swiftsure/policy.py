@@ -708,9 +708,9 @@ def sentence_parts(policy: Policy) -> tuple[str, str]:
     best = certificate.selection
     if policy.runs_full_model:
         reason = _budget_in_full if certificate.by_budget else _nothing_certified
-        among = "" if best is None else f" ({best.chosen}, {best})"
+        among = "" if best is None else f" of the candidate {best.chosen!r} ({best})"
         return f"Always runs the full model{among}: {reason(certificate)}.", ""
-    among = "" if best is None else f" of {best.chosen}, {best}"
+    among = "" if best is None else f", in the candidate {best.chosen!r} ({best})"
     promise = f"{_action(policy)}{among}{_saving(certificate)}: {promise_sentence(certificate)}"
     if certificate.guarantee == "none":
         return promise, f"; it is {UNBOUND}." if certificate.model is None else "."

@@ -193,7 +193,7 @@ def test_models_that_give_no_confidence_or_other_units_are_refused():
     with pytest.raises(ValueError, match="small gave no confidence 'confidence' for input 0"):
         silent.collect(range(3), progress=False)
     units = ss.Cascade({"small": lambda n: ("odd", 0.5, 1.0), "large": large})
-    with pytest.raises(ValueError, match="small gave none in usd for input 0"):
+    with pytest.raises(ValueError, match="large gave none in cost for input 0"):
         units.collect(range(3), progress=False)
     with pytest.raises(ValueError, match="at least 2"):
         ss.Cascade([small])
@@ -271,7 +271,8 @@ def slow(n):
     with open(sys.argv[2], "a") as file: file.write(f"{n}\\n")
     time.sleep(0.02)
     return ("odd", 0.5, 1.0)
-ss.Cascade({"small": slow, "large": slow}).collect(range(200), folder=sys.argv[1], progress=False, concurrency=4)
+cascade = ss.Cascade({"small": slow, "large": slow})
+cascade.collect(range(200), folder=sys.argv[1], progress=False, concurrency=4)
 """
 
 

@@ -98,7 +98,11 @@ class _Jobs:
             try:
                 await self._ask(model, inputs, keys)
             except Exception as error:
-                self.error = error if self.error is None else self.error
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.error is None:  # another call may have failed meanwhile
+            self.error = error
 
     async def _ask(self, model: Model, inputs: Any, keys: list[AnswerKey]) -> None:
         async def ask() -> tuple[list[Answer], float]:

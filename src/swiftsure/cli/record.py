@@ -56,11 +56,9 @@ def record(
 
     [bold]Examples[/bold]
 
-        swiftsure record small.jsonl large.jsonl -o record.parquet
+        swiftsure record small.jsonl large.jsonl -o pair.parquet
 
-        swiftsure record proxy.jsonl --models small,large --losses choice
-
-        swiftsure calibrate record.parquet --loss exact_match --epsilon 0.02
+        swiftsure record proxy.jsonl --models mini,full -o pair.parquet
     """
     from dataclasses import replace
 
