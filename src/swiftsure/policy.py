@@ -581,7 +581,7 @@ class Policy(_Frozen):
         curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
         return curve.transformed(promise.above, promise.worst)
 
-    def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord) -> int:
+    def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord | ShardedRecord) -> int:
         """Return the setting of a curve that this policy runs at."""
         if self.runs_full_model:
             return 0
