@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swiftsure.choosing import calibrate_best
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
+    from swiftsure.dials import dial_grid
     from swiftsure.evaluation import Study, evaluate
     from swiftsure.growing import GrowingCalibration
     from swiftsure.losses import Loss, LossRange
@@ -59,6 +60,7 @@ __all__ = [
     "calibrate_best",
     "calibrate_slices",
     "control",
+    "dial_grid",
     "evaluate",
     "exits",
     "load_record",
@@ -95,6 +97,7 @@ _HOMES = {
     "calibrate": "calibration",
     "calibrate_best": "choosing",
     "calibrate_slices": "slices",
+    "dial_grid": "dials",
     "evaluate": "evaluation",
     "load_record": "records",
 }

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import _kernels, checks
+from swiftsure.branches import Branches
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
 from swiftsure.sample_order import SampleOrder
@@ -84,6 +85,12 @@ class RiskCurve:
         The largest weight, if losses are weighted; see `weighted`.
     selective : bool
         Whether the risk is the mean loss of the samples that exit early, and not of all.
+    branches : Branches or None
+        Sequences of settings that share δ, if there are several; see `Path.branching`.
+    n_pilot : int or None
+        Number of separate samples that the path was learned on.
+    chosen_cost : str or None
+        The cost that chooses among the branches, if it was named.
     data : Losses
         The arrays, as the compiled kernels take them.
     storage : Storage
@@ -112,6 +119,9 @@ class RiskCurve:
     worst: float | None = None
     max_weight: float | None = None
     selective: bool = False
+    branches: Branches | None = None
+    n_pilot: int | None = None
+    chosen_cost: str | None = None
     full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
@@ -313,9 +323,19 @@ class RiskCurve:
         return replace(
             self,
             thresholds=path.thresholds,
-            path_kind=path.kind,
             data=self.data._replace(thresholds=thresholds),
             _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
+        ).taken_along(path)
+
+    def taken_along(self, path: Path) -> "RiskCurve":
+        """Return the curve, whose settings are those of a path, with what the path tells."""
+        n_pilot = None if path.pilot is None else path.pilot.n
+        return replace(
+            self,
+            path_kind=path.kind,
+            branches=path.branches,
+            n_pilot=n_pilot,
+            chosen_cost=path.cost,
         )
 
     @property
@@ -671,6 +691,12 @@ class RiskCurve:
         if index == 0 and self.full_model_first:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
+
+    @property
+    def first_cost(self) -> str | None:
+        """The cost that settings are compared by: FLOPs, or the first, unless one was named."""
+        known = (self.chosen_cost, "flops", *self.costs)
+        return next((name for name in known if name in self.costs), None)
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""

@@ -138,16 +138,16 @@ def refuse_other_tokenizer(large: Any, small: Any) -> None:
 def self_draft(
     model: Any, n_layers: int, *, heads: ExitHeads | None = None, own_head: bool = False
 ) -> Any:
-    """Return a draft model made of a causal model's first blocks; it shares their weights.
+    """Return a draft model made of a model's first decoder blocks; it shares their weights.
 
-    The model's own norm and head follow the last block that is kept.
+    The model's own norm and head follow the last block that is kept. An encoder is shared whole.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Causal, from a known family.
+        From a known family.
     n_layers : int
-        Number of blocks to keep; fewer than the model has.
+        Number of decoder blocks to keep; fewer than the model has.
     heads : ExitHeads, optional
         From `fit_exit_heads`, with a head for the last block that is kept. It maps that block's
         states to those of the model's last block, which the norm and the head expect.
@@ -157,8 +157,8 @@ def self_draft(
     Raises
     ------
     ValueError
-        If the model has an encoder or no more than `n_layers` blocks, or `heads` has none for the
-        last block that is kept.
+        If the model has no more than `n_layers` blocks, or `heads` has none for the last block
+        that is kept.
 
     Examples
     --------
@@ -172,8 +172,6 @@ def self_draft(
     (4, True)
     """
     decoder = decoder_of(model)
-    if model.config.is_encoder_decoder:
-        raise ValueError("`model` must be a causal model, but it has an encoder.")
     n_blocks = len(decoder.blocks)
     if checks.count("n_layers", n_layers) >= n_blocks:
         raise ValueError(
@@ -186,8 +184,7 @@ def self_draft(
             f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
         )
     draft, family = _shallow_copy(model), decoder.family
-    draft.config = copy.deepcopy(model.config)
-    draft.config.num_hidden_layers = n_layers
+    draft.config = _shorter(model.config, n_layers)
     draft.generation_config = copy.deepcopy(model.generation_config)
     blocks = nn.ModuleList(list(decoder.blocks)[:n_layers])
     blocks.training = decoder.blocks.training  # not train(), which would change the model's blocks
@@ -200,8 +197,19 @@ def self_draft(
     if own_head:
         head = next(name for name, part in model.named_modules() if part is decoder.head)
         _replace_submodule(draft, head, copy.deepcopy(decoder.head))
-    draft.get_submodule(family.stack).config = draft.config
+    stack = draft.get_submodule(family.stack)
+    # A decoder beside an encoder may have a config of its own, which says that it is a decoder.
+    own = stack.config is not model.config
+    stack.config = _shorter(stack.config, n_layers) if own else draft.config
     return draft
+
+
+def _shorter(config: Any, n_layers: int) -> Any:
+    """Return a copy of a config with another number of decoder blocks."""
+    shorter = copy.deepcopy(config)
+    names = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    setattr(shorter, next(name for name in names if hasattr(shorter, name)), n_layers)
+    return shorter
 
 
 def _shallow_copy(module: nn.Module) -> Any:

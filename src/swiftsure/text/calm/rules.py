@@ -122,7 +122,11 @@ class CalmRule(ThresholdRule):
         if binding.score is None or binding.n_exits is None:
             raise binding.refusal()
         stored, prefix = binding.policy.settings, "decay_"
-        decay = {key.removeprefix(prefix): stored[key] for key in stored if key.startswith(prefix)}
+        decay = {
+            key.removeprefix(prefix): value
+            for key, value in stored.items()
+            if key.startswith(prefix) and value is not None  # None: another setting has a decay
+        }
         return replace(super().from_policy(binding), decay=Decay(**decay) if decay else None)
 
 
