@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swiftsure.calibration import calibrate
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
+    from swiftsure.dials import dial_grid
     from swiftsure.evaluation import Study, evaluate
     from swiftsure.growing import GrowingCalibration
     from swiftsure.losses import Loss, LossRange
@@ -50,6 +51,7 @@ __all__ = [
     "calibrate",
     "calibrate_slices",
     "control",
+    "dial_grid",
     "evaluate",
     "exits",
     "load_record",
@@ -80,6 +82,7 @@ _HOMES = {
     "ThresholdRecord": "records",
     "calibrate": "calibration",
     "calibrate_slices": "slices",
+    "dial_grid": "dials",
     "evaluate": "evaluation",
     "load_record": "records",
 }

@@ -14,7 +14,8 @@ from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.growing import GrowingCalibration
 from swiftsure.labelling import Labeller, label_along, shortest
-from swiftsure.paths import Path, PathLike
+from swiftsure.paths import Path, PathLike, exit_candidates
+from swiftsure.pilots import split_condition, split_pilot
 from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.records.checks import choose
@@ -35,6 +36,7 @@ def calibrate(
     bound: str = "auto",
     delta: float = 0.1,
     path: PathLike = None,
+    split: float | None = None,
     seed: int | None = None,
     score: str | None = None,
     pool: int | None = None,
@@ -82,6 +84,10 @@ def calibrate(
         Failure probability.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
+    split : int or float, optional
+        Number or share of the record's samples to set aside, at random, as a pilot on which the
+        path is learned (`Path.pareto`); the others calibrate. For records of several dials. The
+        certificate says how many samples went where.
     labeller : callable, optional
         (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
         for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
@@ -144,6 +150,9 @@ def calibrate(
     else:
         exits = {}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
+    alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
+    learning = {"score": score, **exits, **counted}
+    record, path, conditions = _split(record, split, seed, wanted, alone, learning)
     weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else _half(delta, pool, labeller)
 
@@ -172,7 +181,7 @@ def calibrate(
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
-    curves = prepared(curves)
+    curves = [replace(each, conditions=each.conditions + conditions) for each in prepared(curves)]
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(curves_fingerprint, curves)
         results = run(curves)
@@ -215,6 +224,39 @@ def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLi
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])
+
+
+def _split(
+    record: Any,
+    split: float | None,
+    seed: int | None,
+    wanted: list[Risk],
+    alone: Mapping[str, Any],
+    options: dict[str, Any],
+) -> tuple[Any, PathLike, tuple[str, ...]]:
+    """Return the samples that calibrate, the path learned on the others, and its condition."""
+    if split is None:
+        return record, alone["path"], ()
+    if isinstance(record, RiskCurve):
+        raise ValueError("`split` needs a record; a RiskCurve's path is its own.")
+    for name, value in alone.items():
+        if value is not None:
+            raise ValueError(f"`split` does not go with `{name}`.")
+    order = record.order.replaced_by(seed)
+    pilot, rest = split_pilot(record, split, order)
+    unit = "samples" if record.groups is None else "groups"
+    return rest, _learned(pilot, wanted, options), (split_condition(order, unit),)
+
+
+def _learned(pilot: Any, wanted: list[Risk], options: dict[str, Any]) -> Path:
+    """Return the path learned on a pilot, for all risks at once."""
+    if isinstance(pilot, ExitRecord):
+        options = options | {"path": exit_candidates(pilot, options["score"], None)}
+    curves = [
+        pilot.curve(each.risk, each.loss, **options).transformed(each.above, each.worst)
+        for each in wanted
+    ]
+    return Path.front(curves, [each.epsilon for each in wanted], pilot)
 
 
 def _half(delta: float, pool: int | None, labeller: Labeller | None) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,7 @@ def make_policy(
         stopped_at=None if curve.cut_from is None else curve.n_settings,
         horizon=horizon,
         max_weight=curve.max_weight,
+        pilot=curve.n_pilot,
         slices=None if slices is None else dict(slices),
         max_costs={} if max_costs is None else dict(max_costs),
         not_worth=not_worth,
@@ -81,13 +83,18 @@ def make_policy(
         data=data or curves_fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
     )
-    dial, fixed = "threshold", {}
-    safe: float | None = None
-    if isinstance(record, ThresholdRecord):
-        dial, fixed = record.dial, dict(record.settings)
-        safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
     threshold = chosen.threshold
-    value = list(threshold) if isinstance(threshold, tuple) else threshold
+    settings: dict[str, Any] = {
+        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold
+    }
+    if isinstance(record, ThresholdRecord):
+        if threshold is None:
+            settings = record.setting(0)
+        elif record.dials:  # thresholds number the settings
+            settings = record.setting(int(threshold))  # type: ignore[arg-type]
+        else:
+            settings = {record.dial: threshold}
+        settings |= record.settings
     return Policy(
         threshold=threshold,
         score=score,
@@ -96,7 +103,8 @@ def make_policy(
         min_exit=curve.min_exit,
         temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
         dtype=record.dtype if isinstance(record, ExitRecord) else None,
-        settings={dial: safe if value is None else value, **fixed},
+        settings=settings,
+        dials=tuple(record.dials) or None if isinstance(record, ThresholdRecord) else None,
         certificate=certificate,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
     )
@@ -152,6 +160,8 @@ def within_costs(
     Costs are tested with half of δ, from the fast end of the path to the first failure: the first
     setting there whose mean cost is too high is certified with probability at most δ / 2.
     """
+    if curve.branches is not None:
+        raise ValueError("`max_costs` does not go with a path that has branches.")
     if chosen.guarantee != "probability" or not max_costs or curve.grouped:
         raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
     if curve.cut_from is not None or curve.max_weight is not None:

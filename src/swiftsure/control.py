@@ -209,6 +209,8 @@ class Control:
                 " (`relative=False`)."
             )
         declared = bounds.declared_for(self.bound, curve.loss_range)
+        if curve.branches is not None and self.guarantee != "probability":
+            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
         if curve.selective and self.name not in ("ucb", "ltt"):
             raise ValueError("`risk` of the samples that exit needs ucb, or ltt in fixed sequence.")
         if declared != curve.loss_range:
@@ -262,6 +264,8 @@ class Control:
                     single = np.asarray([epsilon])
                     chosen[j] = bound.select(curve, rows, single, delta, start, size)[0]
             return chosen
+        if curve.branches is not None:
+            return self._branching(bound, curve, epsilons, delta, rows, size)
         if self.correction == "bonferroni":
             if curve.path_kind == BREAKPOINTS:
                 raise ValueError(
@@ -271,6 +275,36 @@ class Control:
             passes = [bound.passes(curve, rows, e, each, size)[start:] for e in epsilons]
             return np.asarray([_last(p) + start for p in passes], np.int64)
         return bound.select(curve, rows, epsilons, delta, start, size)
+
+    def _branching(
+        self,
+        bound: bounds.Bound,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        pool: int,
+    ) -> NDArray[np.int64]:
+        """Return the cheapest setting that is certified on any branch, at each ε; 0 for none.
+
+        All certified settings hold at once with probability 1 − δ, so any rule may choose.
+        """
+        branches, cost = curve.branches, curve.first_cost
+        if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
+            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
+        if cost is None:
+            raise ValueError("`path` with branches needs costs, to choose among the branches.")
+        costs, chosen = curve.mean_cost(cost, rows), np.zeros(len(epsilons), np.int64)
+        for j, epsilon in enumerate(epsilons.tolist()):
+
+            @cache
+            def p_value(setting: int, epsilon: float = epsilon) -> float:
+                alone = curve.only(setting, rows)
+                return float(bound.p_values(alone, np.arange(len(rows)), epsilon, pool)[0])
+
+            passed = branches.certified(p_value, delta)
+            chosen[j] = min(passed, key=lambda k: costs[k], default=0)
+        return chosen
 
     def _selective(
         self,
@@ -619,6 +653,8 @@ def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult
     if any(not np.array_equal(curve.thresholds, curves[0].thresholds) for curve in curves):
         raise ValueError("`risks` must share one path.")
     if len(results) > 1:
+        if any(curve.branches is not None for curve in curves):
+            raise ValueError("`path` with branches does not go with several risks.")
         if any(curve.selective for curve in curves):
             raise ValueError(
                 "`risk` of the samples that exit cannot be controlled together with others: its"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import _kernels, checks
+from swiftsure.branches import Branches
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
 from swiftsure.sample_order import SampleOrder
@@ -82,6 +83,10 @@ class RiskCurve:
         The largest weight, if losses are weighted; see `weighted`.
     selective : bool
         Whether the risk is the mean loss of the samples that exit early, and not of all.
+    branches : Branches or None
+        Sequences of settings that share δ, if there are several; see `Path.branching`.
+    n_pilot : int or None
+        Number of separate samples that the path was learned on.
     data : Losses
         The arrays, as the compiled kernels take them.
     """
@@ -108,6 +113,8 @@ class RiskCurve:
     worst: float | None = None
     max_weight: float | None = None
     selective: bool = False
+    branches: Branches | None = None
+    n_pilot: int | None = None
     full_costs: Mapping[str, float] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
@@ -266,10 +273,14 @@ class RiskCurve:
         return replace(
             self,
             thresholds=path.thresholds,
-            path_kind=path.kind,
             data=self.data._replace(thresholds=thresholds),
             _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
-        )
+        ).taken_along(path)
+
+    def taken_along(self, path: Path) -> "RiskCurve":
+        """Return the curve, whose settings are those of a path, with what the path tells."""
+        n_pilot = None if path.pilot is None else path.pilot.n
+        return replace(self, path_kind=path.kind, branches=path.branches, n_pilot=n_pilot)
 
     @property
     def n(self) -> int:
@@ -610,6 +621,11 @@ class RiskCurve:
         if index == 0 and self.full_model_first:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
+
+    @property
+    def first_cost(self) -> str | None:
+        """The cost by which settings are compared: FLOPs if there are, otherwise the first."""
+        return next((name for name in ("flops", *self.costs) if name in self.costs), None)
 
     def full_cost(self, name: str) -> float:
         """Return the mean cost of running the full model alone."""

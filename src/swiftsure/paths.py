@@ -1,23 +1,37 @@
 """Paths: the settings that a control can choose from, safest first."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
+from swiftsure.branches import Branches
 from swiftsure.exits import NEVER, threshold_array
+from swiftsure.pareto import pareto_order, upper_estimates
 from swiftsure.path_learning import Pilot, learned_thresholds
+from swiftsure.pilots import PilotSamples
 
-__all__ = ["BREAKPOINTS", "LEARNED", "WITHIN_SCORES", "Path", "PathLike"]
+__all__ = [
+    "BREAKPOINTS",
+    "FRONT",
+    "LEARNED",
+    "WITHIN_SCORES",
+    "Path",
+    "PathLike",
+    "exit_candidates",
+]
 
 BREAKPOINTS = "every breakpoint"
 """The kind of a path made from the calibration confidences."""
 
 LEARNED = "learned on a pilot: "
 """The beginning of the kind of a path that was learned on other samples."""
+
+FRONT = LEARNED + "front of risk and cost"
+"""The kind of a path of settings by their risk and cost on a pilot."""
 
 LOGIT_GRID = "logit grid"
 WITHIN_SCORES = (BREAKPOINTS, LOGIT_GRID)
@@ -37,10 +51,23 @@ class Path:
         One shared threshold per setting, or one per exit.
     kind : str
         How the path was made, for certificates.
+    columns : tuple of int, optional
+        For a ThresholdRecord: its settings by number, in the order of the path, from 0, the full
+        model, on. `thresholds` then repeats them.
+    made_for : str, optional
+        Digest of the settings that `columns` number.
+    pilot : PilotSamples, optional
+        The samples that the path was learned on, which calibration refuses.
+    branches : Branches, optional
+        Several sequences of positions on the path that share δ, instead of one.
     """
 
     thresholds: NDArray[np.float32]
     kind: str
+    columns: tuple[int, ...] | None = None
+    made_for: str | None = field(default=None, repr=False)
+    pilot: PilotSamples | None = field(default=None, repr=False)
+    branches: Branches | None = None
 
     def __post_init__(self) -> None:
         """Convert thresholds to float32; refuse a path that does not start at the full model."""
@@ -182,7 +209,157 @@ class Path:
         costs = costs.mean(axis=0) if costs.ndim == 2 else costs
         shared = cls.logit_grid().thresholds.astype(np.float64)
         rows, way = learned_thresholds(Pilot(confidences, values, costs), shared, epsilons)
-        return cls(rows.astype(np.float32), LEARNED + way)
+        samples = PilotSamples.of(pilot)
+        return cls(rows.astype(np.float32), LEARNED + way, pilot=samples)
+
+    @classmethod
+    def pareto(
+        cls,
+        pilot: Any,
+        risk: str | None = None,
+        loss: str | None = None,
+        *,
+        cost: str | None = None,
+        candidates: ArrayLike | None = None,
+        **options: Any,
+    ) -> "Path":
+        """Return the settings that trade risk for cost best, by samples not used to calibrate.
+
+        For systems with several dials. Of the pilot's settings, those are kept that no other one
+        beats in both estimated risk and mean cost. They are ordered by estimated risk, so the path
+        goes from the safest to the fastest.
+
+        **Guarantee**: calibrating along this path is valid because the path is fixed before the
+        calibration losses are seen. It remembers the pilot, and calibration refuses a record that
+        holds samples of it, even where the pilot has no labels. A pilot that estimates badly
+        costs speed, not validity.
+
+        Parameters
+        ----------
+        pilot : ThresholdRecord or ExitRecord
+            Of the same settings as the calibration record. Labels are needed only if the risk
+            needs them.
+        risk, loss : str, optional
+            As in `record.curve`; by default the gap if the pilot has `losses`, and otherwise the
+            consistency with the full model, which needs no labels.
+        cost : str, optional
+            The cost to save: by default FLOPs if the pilot has them, otherwise its first cost.
+        candidates : (K, n_exits - 1), optional
+            For an ExitRecord: the thresholds to choose from, one per exit. By default every
+            combination of quantiles of the pilot's confidences.
+        **options
+            Others of `record.curve`, such as `score`.
+
+        Examples
+        --------
+        >>> import numpy as np, swiftsure as ss
+        >>> losses = np.random.default_rng(0).random((200, 4)) < [0, 0.01, 0.3, 0.1]
+        >>> pilot = ss.ThresholdRecord(
+        ...     dials={"steps": [50, 25, 25, 10], "cache": [0.0, 0.1, 0.4, 0.1]},
+        ...     inconsistencies={"mse": losses.astype(float)},
+        ...     costs={"seconds": [9.0, 4.0, 3.0, 2.0]},
+        ... )
+        >>> ss.Path.pareto(pilot).columns
+        (0, 1, 3)
+        """
+        if risk is None:
+            risk = "gap" if getattr(pilot, "losses", None) else "consistency"
+        if hasattr(pilot, "confidences"):
+            options["path"] = exit_candidates(pilot, options.get("score"), candidates)
+        elif candidates is not None:
+            raise ValueError("`candidates` are for an ExitRecord; others hold theirs.")
+        curve = pilot.curve(risk, loss, **options)
+        return cls.front([curve], [1.0], pilot, cost)
+
+    @classmethod
+    def front(
+        cls, curves: Sequence[Any], levels: Sequence[float], pilot: Any, cost: str | None = None
+    ) -> "Path":
+        """Return the front of one or several risks of a pilot; see `pareto`.
+
+        The largest of the risks counts, each as a share of its level.
+        """
+        first = curves[0]
+        if not first.costs:
+            raise ValueError(
+                "`pilot` must have costs: its settings are compared by what they save."
+            )
+        known = "flops" if "flops" in first.costs else next(iter(first.costs))
+        name = checks.choice("cost", cost or known, first.costs)
+        risks = [
+            upper_estimates(curve.losses()) / level
+            for curve, level in zip(curves, levels, strict=True)
+        ]
+        saved = first.mean_cost(name).copy()
+        saved[0] = first.full_cost(name)
+        order = pareto_order(np.max(risks, axis=0), saved)
+        samples = PilotSamples.of(pilot)
+        if first.has_exits:
+            return cls(first.thresholds[order], FRONT, pilot=samples)
+        return replace(cls.settings(order.tolist(), pilot), kind=FRONT, pilot=samples)
+
+    @classmethod
+    def settings(cls, columns: Sequence[int], record: Any) -> "Path":
+        """Return a path over settings of a ThresholdRecord, by their numbers, in the order given.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ThresholdRecord(
+        ...     dials={"steps": [50, 25, 10]}, losses={"mse": [[0.1, 0.2, 0.3]]}
+        ... )
+        >>> Path.settings([2, 1], record).columns
+        (0, 2, 1)
+        """
+        numbers = [checks.count("columns", k, 0) for k in columns]
+        numbers = numbers if numbers and numbers[0] == 0 else [0, *numbers]
+        if max(numbers) >= record.n_settings or len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"`columns` must be numbers of the record's {record.n_settings} settings, each"
+                " once."
+            )
+        thresholds = np.asarray([NEVER, *numbers[1:]], np.float32)
+        return cls(thresholds, "given order of settings", tuple(numbers), record.settings_digest())
+
+    @classmethod
+    def branching(
+        cls, branches: Sequence[Sequence[int]], record: Any, *, flow: bool = True
+    ) -> "Path":
+        """Return a path with several branches of a ThresholdRecord's settings that share δ.
+
+        No pilot is needed, and all samples calibrate; but each branch begins with a part of δ. Of
+        all settings that are certified, the one with the lowest cost on the calibration samples is
+        chosen: FLOPs if the record has them, otherwise its first cost.
+
+        Parameters
+        ----------
+        branches : sequences of int
+            Numbers of settings, each sequence safest first; `record.branches(along=...)` makes
+            them from a grid. They must not depend on the calibration losses.
+        record : ThresholdRecord
+            A record with these settings; its losses are not looked at.
+        flow : bool
+            Whether a branch that is certified to its end passes its δ on to the others (a graph,
+            Bretz et al. 2009), rather than each branch keeping its own part (Bonferroni).
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ThresholdRecord(
+        ...     dials=ss.dial_grid({"a": [1, 2], "b": [1, 2]}, full={"a": 0, "b": 0}),
+        ...     losses={"mse": [[0.1] * 5]},
+        ... )
+        >>> Path.branching(record.branches(along="a"), record).branches.settings
+        ((1, 2), (3, 4))
+        """
+        checked = Branches(tuple(map(tuple, branches)), flow)
+        path = cls.settings([k for branch in checked.settings for k in branch], record)
+        ends = np.cumsum([len(branch) for branch in checked.settings]) + 1
+        starts = [1, *ends[:-1].tolist()]
+        positions = tuple(tuple(range(a, b)) for a, b in zip(starts, ends.tolist(), strict=True))
+        how = "δ flows from one to the next" if flow else "each has its part of δ"
+        kind = f"{len(checked)} branches of settings; {how}"
+        return replace(path, kind=kind, branches=Branches(positions, flow))
 
     @classmethod
     def of(cls, path: "PathLike", confidences: NDArray[Any]) -> "Path":
@@ -203,6 +380,11 @@ class Path:
         finite = unique[np.isfinite(unique)]
         return cls(np.concatenate([[NEVER], finite]).astype(np.float32), kind)
 
+    def refuse(self, record: Any) -> None:
+        """Raise if a record holds samples of the pilot that the path was learned on."""
+        if self.pilot is not None:
+            self.pilot.refuse(record)
+
     def per_exit(self, n_exits: int) -> NDArray[np.float32]:
         """Return the thresholds as (K, n_exits - 1)."""
         values = self.thresholds
@@ -210,6 +392,25 @@ class Path:
             values = np.repeat(values[:, None], n_exits - 1, axis=1)
         checks.of_shape("path", values, {"K": None, "n_exits - 1": n_exits - 1})
         return np.ascontiguousarray(values)
+
+
+MOST_CANDIDATES = 4000
+"""Combinations of thresholds of exits that `Path.pareto` compares at most."""
+
+
+def exit_candidates(pilot: Any, score: str | None, given: ArrayLike | None) -> Path:
+    """Return combinations of per-exit thresholds: those given, or of quantiles of a pilot's."""
+    if given is not None:
+        return Path.family(given)
+    scores = pilot.confidences
+    name = score or ("top1" if "top1" in scores else next(iter(scores)))
+    values = np.asarray(scores[checks.choice("score", name, scores)], np.float64)
+    n_levels = max(2, int(MOST_CANDIDATES ** (1 / values.shape[1])))
+    levels = np.quantile(values, np.linspace(1, 0, n_levels), axis=0)
+    levels = np.vstack([np.full(values.shape[1], NEVER), levels])
+    grids = np.meshgrid(*levels.T, indexing="ij")
+    rows = np.unique(np.stack(grids, axis=-1).reshape(-1, values.shape[1]), axis=0)
+    return Path.family(rows[::-1])
 
 
 PathLike = Path | str | ArrayLike | None

@@ -186,6 +186,8 @@ class Certificate(_Frozen):
     """The slices that the promise is about, all at once, with their numbers of samples."""
     horizon: Count | None = None
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
+    pilot: Count | None = None
+    """Number of separate samples that the path was learned on, besides those counted here."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
 
@@ -356,7 +358,10 @@ class Policy(_Frozen):
     format: Literal["swiftsure-policy"] = "swiftsure-policy"
     version: int = Field(VERSION, ge=1, le=VERSION)
     threshold: float | tuple[float | None, ...] | None
-    """One for all exits, or one per exit; None if the full model always runs."""
+    """One for all exits, or one per exit; None if the full model always runs.
+
+    For several dials, the number of their setting in the record; its values are in `settings`.
+    """
     score: Name | None
     n_exits: int | None = Field(ge=1, le=10_000)
     strict: bool = False
@@ -365,6 +370,8 @@ class Policy(_Frozen):
     dtype: Name | None = None
     settings: dict[str, Any]
     """Every dial by name; at its safe end if nothing was certified."""
+    dials: tuple[Name, ...] | None = None
+    """Names of the dials that were certified together, if there are several."""
     certificate: Certificate
     metadata: Metadata = Field(default_factory=Metadata)
 
@@ -379,6 +386,9 @@ class Policy(_Frozen):
         _require(
             threshold is None or not certificate.not_worth, "threshold must be null if not_worth"
         )
+        for dial in self.dials or ():
+            _require(dial in self.settings, f"settings must hold the dial {dial}")
+        _require(self.dials is None or n_exits is None, "dials must be null for exits")
         _require(
             self.dtype is None or self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"
         )
@@ -475,7 +485,7 @@ class Policy(_Frozen):
         """
         curves = [self._curve(record, promise) for promise in self.certificate.promises]
         curve = curves[0]
-        index = self._index(curve)
+        index = self._index(curve, record)
         risks = tuple(each.risk_at(index) for each in curves)
         savings = {}
         for name in curve.costs:
@@ -514,10 +524,14 @@ class Policy(_Frozen):
         curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
         return curve.transformed(promise.above, promise.worst)
 
-    def _index(self, curve: RiskCurve) -> int:
+    def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord) -> int:
         """Return the setting of a curve that this policy runs at."""
         if self.runs_full_model:
             return 0
+        if self.dials is not None:
+            if not isinstance(record, ThresholdRecord) or set(record.dials) != set(self.dials):
+                raise ValueError(f"`record` must have the policy's dials, {', '.join(self.dials)}.")
+            return record.number_of(self.settings)
         if curve.path_kind != GIVEN_SETTINGS:  # made for this policy, after the full model
             return 1
         found = np.flatnonzero(curve.thresholds == self.threshold)
@@ -593,12 +607,19 @@ class Policy(_Frozen):
     def __repr__(self) -> str:
         """Return a one-line summary of the policy."""
         promises = ", ".join(f"{p.name} ≤ {p.epsilon:g}" for p in self.certificate.promises)
-        return f"Policy(threshold={_number(self.threshold)}, {promises})"
+        return f"Policy({self._dial_text()}, {promises})"
+
+    def _dial_text(self) -> str:
+        """Return the threshold, or the value of each dial if there are several."""
+        if self.dials is None:
+            return f"threshold={_number(self.threshold)}"
+        return ", ".join(f"{name}={_dial(self.settings[name])}" for name in self.dials)
 
     def _repr_html_(self) -> str:
         certificate = self.certificate
+        names = self.dials or ("threshold",)
         facts = {
-            "threshold": _number(self.threshold),
+            **{name: _dial(self.settings.get(name, self.threshold)) for name in names},
             **{f"{p.name} at most": f"{p.epsilon:g}" for p in certificate.promises},
             "calibrated on": f"{certificate.n:,} {certificate.unit}",
             **{
@@ -650,6 +671,8 @@ def promise_sentence(certificate: Certificate) -> str:
             f"over the draw of all calibration {certificate.unit}, at every moment of a calibration"
             f" that may grow for ever ({certificate.n:,} {certificate.unit} so far)"
         )
+    if certificate.pilot is not None:
+        over += f" (the path was learned on {certificate.pilot:,} others)"
     labels = certificate.labels
     if labels is not None and labels < certificate.n_samples:
         whose = "of which" if certificate.unit == "samples" else "in which"

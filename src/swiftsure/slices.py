@@ -267,11 +267,8 @@ def _in_full(
     costs = {name: (full_cost, full_cost) for name, (full_cost, _) in certificate.costs.items()}
     shares = certificate.exit_shares and (*[0.0] * (len(certificate.exit_shares) - 1), 1.0)
     named = _about(policy, slices, costs=costs, exit_shares=shares, **full)
-    dial, safe = "threshold", None
-    if isinstance(record, ThresholdRecord):
-        dial, safe = record.dial, float(record.thresholds[0])
-        safe = None if np.isinf(safe) else safe
-    settings = dict(policy.settings) | {dial: safe}
+    safe = record.setting(0) if isinstance(record, ThresholdRecord) else {"threshold": None}
+    settings = dict(policy.settings) | safe
     return named.model_copy(update={"threshold": None, "settings": settings})
 
 

@@ -330,6 +330,7 @@ class ExitRecord(Record):
         confidences = self.confidences[score]
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
+        route.refuse(self)
         rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
         conditions: tuple[str, ...] = ()
         if self.temperatures is not None:

@@ -34,8 +34,8 @@ __all__ = [
     "write",
 ]
 
-VERSION = 1
-"""Version of the file layout; newer versions are refused."""
+FIRST_VERSION, VERSION = 1, 2
+"""Versions of the file layout: of records without dials, and with them; newer ones are refused."""
 
 OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
 """Suffixes of other formats, refused for a Parquet file."""
@@ -79,7 +79,7 @@ def packed(record: Any) -> pa.Table:
             columns[f"cost/{name}"] = _lists(values)
     header: dict[str, Any] = {
         "kind": "thresholds" if hasattr(record, "thresholds") else "exits",
-        "version": VERSION,
+        "version": FIRST_VERSION,
         "costs": shared_costs,
         "loss_ranges": {k: _range_json(v) for k, v in record.loss_ranges.items()},
         "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
@@ -93,6 +93,8 @@ def packed(record: Any) -> pa.Table:
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
+        if record.dials:
+            header |= {"version": VERSION, "dials": record.dials}
     text = json.dumps(header).encode()
     return pa.table(columns).replace_schema_metadata({KEY: text, CHECKSUM: _sha256(text)})
 
@@ -119,7 +121,8 @@ def kind(path: str | os.PathLike[str]) -> str:
     """Return the kind of a record file, "exits" or "thresholds"."""
     if _is_npz(path):
         with npz(path) as arrays:
-            return "thresholds" if "thresholds" in arrays else "exits"
+            several = any(key.startswith("dials.") for key in arrays)
+            return "thresholds" if several or "thresholds" in arrays else "exits"
     return _header(path).kind
 
 
@@ -206,7 +209,7 @@ def _load_parquet(
     }
     if header.kind == "thresholds":
         del arguments["confidences"]
-        own: tuple[str, ...] = ("thresholds", "dial", "settings")
+        own: tuple[str, ...] = ("thresholds", "dial", "settings", "dials")
     else:
         own = ("temperatures", "dtype", "full_costs")
         arguments["predictions"] = data.get("prediction")
@@ -241,7 +244,7 @@ def _load_npz(
     with npz(path) as arrays:
         names = set(arrays)
         single = {"thresholds", "ids", "groups", "slices", "predictions"}
-        groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges"}
+        groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges", "dials"}
         for key in names:
             attribute, _, name = key.partition(".")
             if key in single:
@@ -259,7 +262,7 @@ def _load_npz(
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
                     " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
-                    " inconsistencies.NAME, costs.NAME, loss_ranges.NAME,"
+                    " inconsistencies.NAME, costs.NAME, dials.NAME, loss_ranges.NAME,"
                     " inconsistency_ranges.NAME; or in their place"
                     f" logits, and with them labels, ids, groups and costs.NAME.{hint}"
                 )
@@ -315,6 +318,8 @@ class _Header(_Strict):
     thresholds: list[float | None] | None = None
     dial: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
+    dials: dict[str, list[Any]] = Field(default_factory=dict)
+    """Values of several dials, one per setting; from version 2 on."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

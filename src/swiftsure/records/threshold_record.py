@@ -1,4 +1,4 @@
-"""ThresholdRecord: losses and costs of a system that is run once per threshold."""
+"""ThresholdRecord: losses and costs of a system that is run once per setting of its dials."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array, dial_array
-from swiftsure.paths import PathLike
+from swiftsure.dials import dial_table, settings_digest
+from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.base import Record
@@ -25,14 +26,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ThresholdRecord(Record):
-    """Losses and costs of n samples at K thresholds, from one run of the system per threshold.
+    """Losses and costs of n samples at K settings, from one run of the system per setting.
 
-    For systems whose whole run depends on the threshold: generation, diffusion, drafting.
+    For systems whose whole run depends on its setting: generation, diffusion, drafting. The setting
+    is one threshold, or one value of each of several dials.
 
     Parameters
     ----------
-    thresholds : (K,)
-        Safest first; the first is the full model, whatever its value.
+    thresholds : (K,), optional
+        Safest first; the first is the full model, whatever its value. Without it, `dials`.
     losses : mapping of (n, K)
         Losses against labels; the gap risk subtracts column 0.
     inconsistencies : mapping of (n, K)
@@ -46,6 +48,12 @@ class ThresholdRecord(Record):
         Other settings of the system, held fixed, that belong to the policy.
     order : SampleOrder or int, optional
         As in `ExitRecord`.
+    dials : mapping of (K,), optional
+        Several dials instead of `thresholds`: the value of each at each setting, a list of
+        settings or a grid (`dial_grid`). The first setting is the full model. Values are numbers,
+        texts, lists of them, or None. `thresholds` then number the settings from 0 on, and
+        `policy.settings` has the value of each dial. Settings are tested in the order given here
+        unless `calibrate` has a `path`, such as `Path.pareto(pilot)`.
 
     Examples
     --------
@@ -62,9 +70,10 @@ class ThresholdRecord(Record):
         "fingerprint",
         "dial",
         "settings",
+        "dials",
     )
 
-    thresholds: Array
+    thresholds: Array = None  # type: ignore[assignment]
     losses: Mapping[str, Array] = field(default_factory=dict)
     inconsistencies: Mapping[str, Array] = field(default_factory=dict)
     costs: Mapping[str, Array] = field(default_factory=dict)
@@ -77,18 +86,22 @@ class ThresholdRecord(Record):
     dial: str = "threshold"
     settings: Mapping[str, Any] = field(default_factory=dict)
     order: SampleOrder = None  # type: ignore[assignment]
+    dials: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
-        thresholds = dial_array(self.thresholds)
-        if self.dial in self.settings:
-            raise ValueError(f"`settings` must not hold the dial itself, {self.dial!r}.")
+        dials = dial_table(self.dials)
+        thresholds = self._numbers(dials) if dials else dial_array(self.thresholds)
+        for dial in dials or (self.dial,):
+            if dial in self.settings:
+                raise ValueError(f"`settings` must not hold the dial itself, {dial!r}.")
         n = checks.numbers("losses", next(iter((self.losses or self.inconsistencies).values()), []))
         axes = {"n": n.shape[0] if n.ndim else 0, "K": len(thresholds)}
         ranges, soft = declared_ranges(self)
         replace_fields(
             self,
             thresholds=thresholds,
+            dials=dials,
             losses={
                 name: record_checks.loss_array(f"losses['{name}']", values, axes, ranges[name])
                 for name, values in self.losses.items()
@@ -112,12 +125,82 @@ class ThresholdRecord(Record):
             order=SampleOrder.of(self.order, "order"),
         )
 
+    def _numbers(self, dials: Mapping[str, Any]) -> Array:
+        """Return the numbers of the settings of several dials, which stand for thresholds."""
+        numbers = np.arange(len(next(iter(dials.values()))), dtype=np.float64)
+        given: Any = self.thresholds
+        if given is not None and not np.array_equal(np.asarray(given, object), numbers):
+            raise ValueError(
+                "`thresholds` must be left out where `dials` are given: one of the dials may be"
+                " named threshold."
+            )
+        if self.dial != "threshold":
+            raise ValueError("`dial` names a single dial; `dials` have their own names.")
+        return numbers
+
+    @property
+    def n_settings(self) -> int:
+        """Number of settings, K."""
+        return len(self.thresholds)
+
+    def setting(self, number: int) -> dict[str, Any]:
+        """Return the value of each dial at a setting, None for never.
+
+        Examples
+        --------
+        >>> record = ThresholdRecord(dials={"a": [0, 1], "b": [9, 5]}, losses={"mse": [[0, 0]]})
+        >>> record.setting(1)
+        {'a': 1, 'b': 5}
+        """
+        if self.dials:
+            return {name: values[number] for name, values in self.dials.items()}
+        value = float(self.thresholds[number])
+        return {self.dial: None if np.isinf(value) else value}
+
+    def number_of(self, settings: Mapping[str, Any]) -> int:
+        """Return the number of the setting with these values of the dials; raise if none has."""
+        wanted = {name: settings.get(name) for name in self.setting(0)}
+        for number in range(self.n_settings):
+            if self.setting(number) == wanted:
+                return number
+        listed = ", ".join(f"{name} = {value}" for name, value in wanted.items())
+        raise ValueError(f"`record` must hold the setting {listed}, but does not.")
+
+    def settings_digest(self) -> str:
+        """Return a hash of the settings, which a path of them is made for."""
+        if self.dials:
+            return settings_digest(self.dials)
+        return settings_digest(
+            {self.dial: [self.setting(k)[self.dial] for k in range(self.n_settings)]}
+        )
+
+    def branches(self, along: str) -> list[list[int]]:
+        """Return the settings in branches along one dial, for `Path.branching`.
+
+        A branch has all settings with the same values of the other dials, in recorded order. The
+        full model is in none.
+
+        Examples
+        --------
+        >>> from swiftsure.dials import dial_grid
+        >>> dials = dial_grid({"a": [1, 2], "b": [1, 2]}, full={"a": 0, "b": 0})
+        >>> ThresholdRecord(dials=dials, losses={"mse": [[0.0] * 5]}).branches(along="b")
+        [[1, 3], [2, 4]]
+        """
+        checks.choice("along", along, self.setting(0))
+        found: dict[str, list[int]] = {}
+        for number in range(1, self.n_settings):
+            others = {k: v for k, v in self.setting(number).items() if k != along}
+            found.setdefault(str(others), []).append(number)
+        return list(found.values())
+
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
         held = [
             f"{part}={list(getattr(self, part))}" for part in ("losses", "inconsistencies", "costs")
         ]
-        return f"ThresholdRecord({', '.join([f'n={self.n}, K={len(self.thresholds)}', *held])})"
+        dials = [f"dials={list(self.dials)}"] if self.dials else []
+        return f"ThresholdRecord({', '.join([f'n={self.n}, K={self.n_settings}', *dials, *held])})"
 
     def curve(
         self,
@@ -129,32 +212,51 @@ class ThresholdRecord(Record):
         average: Average | None = None,
         max_group_size: int | None = None,
     ) -> RiskCurve:
-        """Return the losses and costs along the recorded thresholds, the input to every control.
+        """Return the losses and costs along the recorded settings, the input to every control.
 
-        `score` and `path` were fixed by the recorded run: a `path`, or a `score` that differs from
-        the recorded one, is refused. `average` and `max_group_size` are as in `ExitRecord.curve`.
+        `score` was fixed by the recorded run: another one is refused. A `path` is one of recorded
+        settings (`Path.pareto`, `Path.settings`, `Path.branching`); by default all of them, in
+        recorded order. `average` and `max_group_size` are as in `ExitRecord.curve`.
         """
         own = self.settings.get("score", score)
-        if path is not None or score not in (None, own):
+        route = path if isinstance(path, Path) and path.columns is not None else None
+        if (path is not None and route is None) or score not in (None, own):
             raise ValueError(
                 "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
-                " out, or record other thresholds."
+                " out, record other thresholds, or take a path of recorded settings (Path.pareto)."
             )
         loss = chosen_loss(self, risk, loss)
         if RISKS[risk].selective:
             raise ValueError("`risk` of the samples that exit needs a record of exits.")
         values, declared = RISKS[risk].relative_losses(self, loss, full=0)
+        thresholds, costs = self.thresholds, self.costs
+        if route is not None:
+            columns = self._columns(route)
+            thresholds, values = thresholds[columns], values[:, columns]
+            costs = {name: cost[..., columns] for name, cost in costs.items()}
         curve = RiskCurve.from_losses(
-            self.thresholds,
+            thresholds,
             values,
-            self.costs,
+            costs,
             declared,
             relative=True,
             risk=risk,
             loss=loss,
             order=self.order,
         )
+        if route is not None:
+            curve = curve.taken_along(route)
         return curve.averaged(self.groups, average, max_group_size)
+
+    def _columns(self, path: Path) -> NDArray[np.int64]:
+        """Return a path's settings; raise if it is for others, or learned on these samples."""
+        if path.made_for != self.settings_digest():
+            raise ValueError(
+                "`path` must be of this record's settings, but was made for others: record the"
+                " pilot at the same settings, in the same order."
+            )
+        path.refuse(self)
+        return np.asarray(path.columns, np.int64)
 
     @classmethod
     def load(

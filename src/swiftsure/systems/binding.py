@@ -70,9 +70,12 @@ class PolicyBinding:
         )
 
     def dial(self, name: str) -> float | None:
-        """Return the threshold for a whole run; None for the full model."""
+        """Return the dial's value for a whole run; None for the full model."""
         if self.policy.n_exits is not None or name not in self.policy.settings:
             raise self.refusal()
+        if self.policy.dials is not None:
+            value: float | None = self.policy.settings[name]
+            return None if self.policy.runs_full_model else value
         if isinstance(self.policy.threshold, tuple):
             raise ValueError("`policy` must have one threshold, not one per exit.")
         return self.policy.threshold
