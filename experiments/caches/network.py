@@ -26,8 +26,8 @@ __all__ = ["NO_CLASS", "Pixels", "dit", "load_weights", "pipeline", "save_weight
 NO_CLASS = 1000
 """The label that `DiTPipeline` gives to rows without a class."""
 
-LEVELS = 63
-"""Weights are stored as whole numbers from -63 to 63, with one scale per row."""
+LEVELS = 50
+"""Weights are stored as whole numbers from -50 to 50, with one scale per row."""
 
 
 class Pixels(ModelMixin, ConfigMixin):
