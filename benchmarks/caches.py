@@ -1,5 +1,5 @@
 """Images per second of a certified cache against the pipeline without one, interleaved:
-`python benchmarks/caches.py --threshold 0.1 --device cpu`.
+`python benchmarks/caches.py --device cpu`.
 
 Runs diffusers' own pipeline, the same with its transformer captured as a CUDA graph (on a GPU),
 diffusers' FirstBlockCache and the per-sample cache, in turn, on the trained DiT; best and median.
@@ -52,7 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="dit_cifar10")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--threshold", type=float, nargs="+", required=True)
+    parser.add_argument("--record", type=Path, help="NAME_cache.json; the results' by default")
+    parser.add_argument("--epsilon", nargs="+", default=["0.05", "0.1"], help="in the report")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
@@ -62,6 +63,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     pipe, recipe = trained(arguments.name, arguments.results)
     pipe, call, batch = pipe.to(arguments.device), recipe["sampling"], arguments.batch
+    file = arguments.record or arguments.results / f"{arguments.name}_cache.json"
+    found = json.loads(file.read_text())["certified"]
+    levels = {each: found[each] for each in arguments.epsilon}
     on_gpu = arguments.device == "cuda"
     runs: dict[str, Callable[..., Any]] = {"uncached": lambda **given: pipe(**given, **call)}
     if on_gpu:
@@ -75,12 +79,12 @@ def main() -> None:
                 pipe.transformer.forward = plain
 
         runs["uncached, captured"] = in_graph
-    for level in arguments.threshold:
+    for epsilon, level in levels.items():
         kinds = {"SampleCache": SampleCache()}
         if batch == 1:
             kinds["FirstBlockCache"] = DiffusersCache(FirstBlockCacheConfig())
         for name, cache in kinds.items():
-            runs[f"{name} {level:g}"] = CachedPipeline(pipe, cache=cache, threshold=level, **call)
+            runs[f"{name}, epsilon {epsilon}"] = CachedPipeline(pipe, cache=cache, threshold=level, **call)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, arguments.repeats):
         for name, run in runs.items():

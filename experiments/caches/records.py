@@ -50,8 +50,10 @@ def pilot_levels(pipe: Any, losses: list[Any], n: int, n_levels: int, **call: An
     pilot = sweep_cache(pipe, labels, thresholds=tried, losses=losses, seed=1, batch_size=n, **call)
     blocks = pilot.costs["blocks"].mean(axis=0)[1:]
     distance = pilot.inconsistencies[LOSS].mean(axis=0)[1:]
-    print("pilot", dict(zip(tried.tolist(), zip(distance.round(4), blocks), strict=True)), flush=True)
+    table = [tried.tolist(), distance.round(4).tolist(), blocks.round(1).tolist()]
+    print(f"pilot: thresholds, distances, blocks: {table}", flush=True)
     useful = np.flatnonzero((distance > 0.003) & (distance < 0.25))
+    useful = useful if len(useful) else np.arange(len(tried))
     goals = np.linspace(blocks[useful[0]], blocks[useful[-1]], n_levels)
     return np.unique([tried[useful[np.argmin(np.abs(blocks[useful] - g))]] for g in goals]).tolist()
 
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--lpips", type=Path, required=True)
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--pilot", type=int, default=64)
-    parser.add_argument("--levels", type=int, default=10)
+    parser.add_argument("--levels", type=int, default=8)
     arguments = parser.parse_args()
     output = arguments.output or arguments.results
     torch.set_float32_matmul_precision("high")
