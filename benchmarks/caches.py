@@ -84,7 +84,9 @@ def main() -> None:
         if batch == 1:
             kinds["FirstBlockCache"] = DiffusersCache(FirstBlockCacheConfig())
         for name, cache in kinds.items():
-            runs[f"{name}, epsilon {epsilon}"] = CachedPipeline(pipe, cache=cache, threshold=level, **call)
+            runs[f"{name}, epsilon {epsilon}"] = CachedPipeline(
+                pipe, cache=cache, threshold=level, **call
+            )
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, arguments.repeats):
         for name, run in runs.items():

@@ -169,9 +169,7 @@ def images_of(
     made = pipeline(model, recipe)
     random = torch.Generator(model.device).manual_seed(0)
     parts = [
-        made(
-            labels[k : k + size], guidance_scale=scale, generator=random, output_type="np"
-        ).images
+        made(labels[k : k + size], guidance_scale=scale, generator=random, output_type="np").images
         for k in range(0, len(labels), size)
     ]
     return np.rint(np.concatenate(parts) * 255).astype(np.uint8)

@@ -8,6 +8,13 @@
 | `sweeping` | `sweep_cache`: the same samples at every setting, as a record |
 """
 
+try:
+    import diffusers as _diffusers  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "swiftsure.diffusion.caches needs diffusers: pip install 'swiftsure[diffusers]'."
+    ) from None
+
 from swiftsure.diffusion.caches.kinds import Cache, DiffusersCache, SampleCache
 from swiftsure.diffusion.caches.pipeline import CachedPipeline
 from swiftsure.diffusion.caches.sweeping import sweep_cache
