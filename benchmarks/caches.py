@@ -88,6 +88,7 @@ def main() -> None:
                 pipe, cache=cache, threshold=level, **call
             )
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    processor: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, arguments.repeats):
         for name, run in runs.items():
             given = {
@@ -95,12 +96,17 @@ def main() -> None:
                 "generator": torch.Generator().manual_seed(repeat + 100),
                 "output_type": "pt",
             }
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             run(**given)
             if on_gpu:
                 torch.cuda.synchronize()
             if repeat >= 0:  # the first is a warm-up
                 seconds[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - used)
+                print(
+                    f"{name}: {seconds[name][-1]:.2f} s, {processor[name][-1]:.2f} s CPU",
+                    flush=True,
+                )
     base = np.asarray(seconds["uncached"])
     print(f"{arguments.device}, batch {batch}, {arguments.repeats} repeats")
     for name, values in seconds.items():
@@ -108,6 +114,7 @@ def main() -> None:
             "images_per_second": round(batch / float(np.median(values)), 3),
             "times_uncached": round(float(np.median(base / np.asarray(values))), 3),
             "times_uncached_best": round(float(base.min() / min(values)), 3),
+            "times_uncached_processor": round(sum(processor["uncached"]) / sum(processor[name]), 3),
         }
         print(json.dumps({"run": name, **row}), flush=True)
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from swiftsure import checks
+from swiftsure.dials import dial_grid
 from swiftsure.diffusion.caches.hooks import SampleReuse
 from swiftsure.diffusion.caches.kinds import Cache, SampleCache
 from swiftsure.diffusion.caches.pipeline import (
@@ -25,7 +26,6 @@ from swiftsure.diffusion.caches.pipeline import (
 )
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.sweeping import image_losses, loss_weights
-from swiftsure.dials import dial_grid
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid
