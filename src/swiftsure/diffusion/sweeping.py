@@ -24,7 +24,7 @@ from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_level
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
-__all__ = ["pilot_thresholds", "sweep"]
+__all__ = ["image_losses", "loss_weights", "pilot_thresholds", "sweep"]
 
 Array = NDArray[Any]
 
@@ -105,7 +105,7 @@ def sweep(
         settings=fast.settings,
         fast=fast,
         grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
-        losses=_image_losses(losses),
+        losses=image_losses(losses),
         numbers=np.arange(checks.count("first", first, 0), first + n),
         labels=class_labels(labels, n, fast.n_classes),
         seed=checks.count("seed", seed, 0),
@@ -179,7 +179,7 @@ class _DiffusionSweep(Sweep):
     def identity(self) -> dict[str, Any]:
         """Return what else a resumed sweep must have in common."""
         return {
-            "losses": {loss.name: _weights(loss) for loss in self.losses},
+            "losses": {loss.name: loss_weights(loss) for loss in self.losses},
             "seed": self.seed,
             "first": int(self.numbers[0]),
             "n": len(self.numbers),
@@ -226,7 +226,8 @@ class _DiffusionSweep(Sweep):
         }
 
 
-def _image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
+def image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
+    """Return the losses of images by their names."""
     chosen = [LOSSES.choose(loss, "losses") for loss in losses]
     found = [Lpips.load() if loss is LPIPS else loss for loss in chosen]
     names = [loss.name for loss in found]
@@ -237,7 +238,7 @@ def _image_losses(losses: Sequence[str | Loss]) -> list[Loss]:
     return found
 
 
-def _weights(loss: Loss) -> str | None:
+def loss_weights(loss: Loss) -> str | None:
     """Return the fingerprint of a loss's network; None if it has none."""
     function = loss.function("tensors.against_labels")
     return fingerprint(function) if isinstance(function, nn.Module) else None

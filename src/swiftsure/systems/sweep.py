@@ -7,7 +7,7 @@ add a system, subclass `Sweep` and write three methods.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +57,8 @@ class Sweep(ABC):
         Settings, safest first; column 0 is the full model.
     dial : str
         Name of the setting in a policy.
+    dials : mapping of (K,), optional
+        For several dials: their values at each setting; `grid` then numbers the settings.
     fingerprint : str, optional
         Fingerprint of the model; the record's policies run with no other model.
     settings : mapping
@@ -70,6 +72,7 @@ class Sweep(ABC):
     system: str
     grid: Array
     dial: str = "threshold"
+    dials: Mapping[str, Sequence[Any]] | None = None
     fingerprint: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 1
@@ -115,6 +118,9 @@ class Sweep(ABC):
         size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
         settings = {SYSTEM: self.system, **self.settings}
         thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
+        place: dict[str, Any] = {"thresholds": thresholds, "dial": self.dial}
+        if self.dials is not None:
+            place = {"dials": self.dials}
         own = {"model": self.fingerprint, "settings": settings, "thresholds": thresholds}
         identity = own | self.identity() | {"shard_size": size}
         with (
@@ -127,10 +133,9 @@ class Sweep(ABC):
                         advance()
                     continue
                 record = ThresholdRecord(
-                    thresholds,  # type: ignore[arg-type]
+                    **place,
                     **self.columns(inputs, self._tables(inputs, advance)),
                     fingerprint=self.fingerprint,
-                    dial=self.dial,
                     settings=settings,
                 )
                 kept.put(number, record)
