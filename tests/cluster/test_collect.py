@@ -1,6 +1,5 @@
 """Collecting in Ray actors: the same record, resumable by either engine, whatever dies."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,45 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch.builders import inputs, labels, network
+from cluster.builders import SETTINGS, batches, same, worker_pids
+from pytorch.builders import network
 from swiftsure.records import ExitRecord
 from swiftsure.torch import collect
 from swiftsure.torch.collecting import InterruptedCollectionError
-
-ray = pytest.importorskip("ray")
-
-SETTINGS = {"losses": ["zero_one", "brier"], "scores": ["top1", "entropy"]}
-START = {
-    "num_cpus": 2,
-    "include_dashboard": False,
-    "log_to_driver": False,
-    "object_store_memory": 100 << 20,
-}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(**START)
-    yield
-    ray.shutdown()
-
-
-def batches(n=400, size=23):
-    x, y = inputs(n), labels(n)
-    return [(x[k : k + size], y[k : k + size]) for k in range(0, n, size)]
-
-
-def same(one, two):
-    """Two records hold the same numbers, in the same order."""
-    assert np.array_equal(one.ids, two.ids)
-    for table in ("confidences", "losses", "inconsistencies"):
-        assert set(getattr(one, table)) == set(getattr(two, table))
-        for name, values in getattr(one, table).items():
-            assert np.array_equal(values, getattr(two, table)[name]), name
-    assert one.fingerprint == two.fingerprint
-    assert one.costs["flops"].tolist() == two.costs["flops"].tolist()
 
 
 class Dies:
@@ -71,7 +36,6 @@ class Dies:
 def test_either_engine_resumes_the_other_and_gives_the_same_record(
     cluster, tmp_path, first, second
 ):
-    torch.set_num_threads(1)
     model, data = network(), batches()
     expected = collect(model, data, **SETTINGS)
     place = {"shards": tmp_path, "shard_size": 50}
@@ -126,26 +90,6 @@ def test_killed_workers_lose_nothing(cluster, tmp_path, seed):
         model, Killing(data), engine="ray", workers=2, shards=tmp_path, shard_size=60, **SETTINGS
     )
     same(found, expected)
-
-
-def worker_pids():
-    """Process ids of the actors that this process's cluster runs."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            name = (place / "cmdline").read_bytes().replace(b"\0", b" ")
-            if name.startswith(b"ray::_Worker") and os.getpid() in ancestors(int(place.name)):
-                found.append(int(place.name))
-    return found
-
-
-def ancestors(pid):
-    """Process ids of a process's parents."""
-    found = []
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(pid)
-    return found
 
 
 DRIVER = """
