@@ -84,7 +84,7 @@ def test_a_local_run_goes_on_after_ray_and_over_the_same_dataset(cluster, parque
         return batch
 
     broken = dataset(parquet).map_batches(failing, batch_size=10)
-    with pytest.raises((InterruptedCollectionError, OSError)):
+    with pytest.raises((InterruptedCollectionError, ray.exceptions.RayError)):
         collect(model, broken, engine="ray", workers=1, **place, **SETTINGS)
     found = collect(model, dataset(parquet), **place, **SETTINGS)
     same(found, collect(model, loader(), **SETTINGS))

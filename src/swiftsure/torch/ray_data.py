@@ -93,18 +93,19 @@ class RemoteBatch:
 
 def _column(name: str, tables: list[dict[str, Array]]) -> Any:
     """Return a column as a tensor; ids, groups and text stay arrays."""
-    values = np.concatenate([np.asarray(table[name]) for table in tables])
+    columns = [np.asarray(table[name]) for table in tables]
+    ragged = any(each.dtype == object and isinstance(each[0], np.ndarray) for each in columns)
+    rows = [row for each in columns for row in each] if ragged else columns
+    shapes = {row.shape if ragged else row.shape[1:] for row in rows}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"The rows of column {name!r} must have one shape, but have"
+            f" {', '.join(map(str, sorted(shapes)[:3]))}: resize or pad them with"
+            " `dataset.map_batches`."
+        )
+    values = np.stack(rows) if ragged else np.concatenate(rows)
     if name in ("ids", "groups"):
         return values
-    if values.dtype == object and len(values) and isinstance(values[0], np.ndarray):
-        shapes = {np.shape(row) for row in values}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"The rows of column {name!r} must have one shape, but have"
-                f" {', '.join(map(str, sorted(shapes)[:3]))}: resize or pad them with"
-                " `dataset.map_batches`."
-            )
-        values = np.stack(values)
     if values.dtype.kind not in "biuf":
         return values
     # A copy: blocks are shared and cannot be written to, and a model may overwrite its inputs.

@@ -4,7 +4,7 @@ The driver hands out batches, takes results in the order of the batches and writ
 the record and its shards are those of one process, whichever actor finishes first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from swiftsure.losses import PIXEL_LOSSES, Loss
 from swiftsure.systems.ray_pool import RayPool
 from swiftsure.torch.modes import needs_gpu
 from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
@@ -35,7 +36,7 @@ class RayReducer(Reducer):
         Number of actors, as for `RayPool`.
     spare : int
         CPUs that the default number of actors leaves for reading data.
-    model, *settings
+    model, losses, *settings
         As for `Reducer`. With `device`, the actors move the model there.
     """
 
@@ -44,12 +45,15 @@ class RayReducer(Reducer):
         workers: int | None,
         spare: int,
         model: StagedModel,
+        losses: Sequence[str | Loss],
         *settings: Any,
         device: str | torch.device | None,
     ) -> None:
-        super().__init__(model, *settings, device=None)
+        super().__init__(model, losses, *settings, device=None)
+        # Losses that are registered here only must travel; these are recognised by identity.
+        chosen = [loss.name if loss in PIXEL_LOSSES else loss for loss in self.losses]
         gpu = needs_gpu(self.device if device is None else torch.device(device))
-        make = partial(_reduce_function, model, settings, device)
+        make = partial(_reduce_function, model, (chosen, *settings), device)
         self.pool = RayPool(
             make, workers, name="collecting", gpus=int(gpu), spare=spare, ahead=AHEAD
         )
