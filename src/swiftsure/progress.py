@@ -11,7 +11,8 @@ __all__ = ["Advance", "no_bar", "steps"]
 class Advance(Protocol):
     """Advances a bar by some steps."""
 
-    def __call__(self, n: int = 1) -> None: ...
+    def __call__(self, n: int = 1) -> None:
+        """Advance the bar by n steps."""
 
 
 @contextmanager
@@ -40,5 +41,5 @@ def steps(title: str, total: int | None, shown: bool | None = True) -> Iterator[
         yield lambda n=1: progress.advance(task, n)
 
 
-def no_bar(n: int = 1) -> None:  # noqa: ARG001
+def no_bar(n: int = 1) -> None:
     """Advance no bar."""

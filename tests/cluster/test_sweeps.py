@@ -61,9 +61,7 @@ def test_calm(cluster, tmp_path):
     }
     data = texts(8)
     expected = sweep(t5(), data, data[::-1], **settings)
-    found = sweep(
-        t5(), data, data[::-1], shards=tmp_path, engine="ray", workers=2, **settings
-    )
+    found = sweep(t5(), data, data[::-1], shards=tmp_path, engine="ray", workers=2, **settings)
     same_sweep(found, expected)
 
 

@@ -5,7 +5,7 @@ do not pass through it.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ def is_ray_dataset(given: Any) -> bool:
     return module is not None and isinstance(given, module.Dataset)
 
 
-def dataset_batches(dataset: Any, size: int) -> Iterator["RemoteBatch"]:
+def dataset_batches(dataset: Any, size: int) -> Generator["RemoteBatch", None, None]:
     """Yield the rows of a Ray Dataset in their order, `size` at a time; only the last has fewer."""
     with _in_order(dataset.context):
         parts: list[_Part] = []

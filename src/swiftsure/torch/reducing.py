@@ -106,6 +106,7 @@ class Reducer:
         temperatures: Sequence[float] | None,
         dtype: str | None,
         seconds: bool,
+        *,
         device: str | torch.device | None,
     ) -> None:
         refuse_unstaged(model, selects=False)
