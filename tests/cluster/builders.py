@@ -58,13 +58,18 @@ def same_sweep(one, two):
     assert one.settings == two.settings
 
 
-def worker_pids(title="ray::"):
-    """Process ids of the workers that this process's cluster runs, by how their titles start."""
+MODEL_WORKERS = ("ray::SwiftsureWorker", "ray::collecting", "ray::sweeping")
+ALL_WORKERS = (*MODEL_WORKERS, "ray::IDLE", "ray::Map", "ray::Read")
+"""How the titles of processes start; Ray's agents are not among them, a node dies with its own."""
+
+
+def worker_pids(titles):
+    """Process ids of the workers that this process's cluster runs."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             name = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if name.startswith(title) and os.getpid() in ancestors(int(place.name)):
+            if name.startswith(titles) and os.getpid() in ancestors(int(place.name)):
                 found.append(int(place.name))
     return found
 

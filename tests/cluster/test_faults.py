@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import ray
 
-from cluster.builders import SETTINGS, batches, same, same_sweep, start, worker_pids
+from cluster.builders import (
+    ALL_WORKERS,
+    MODEL_WORKERS,
+    SETTINGS,
+    batches,
+    same,
+    same_sweep,
+    start,
+    worker_pids,
+)
 from pytorch.builders import inputs, labels, network
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.systems import Runs, Sweep
@@ -71,17 +80,20 @@ def slow_batch(batch):
 class Killer(threading.Thread):
     """Kills some workers as soon as the folder holds a number of shards."""
 
-    def __init__(self, folder, shards, n, title="ray::"):
+    def __init__(self, folder, shards, n, titles=MODEL_WORKERS):
         super().__init__()
-        self.folder, self.shards, self.n, self.title = folder, shards, n, title
+        self.folder, self.shards, self.n, self.titles = folder, shards, n, titles
         self.killed = []
         self.stopped = threading.Event()
 
     def run(self):
-        while len(list(self.folder.glob("shard-*.parquet"))) < self.shards:
+        while (
+            len(list(self.folder.glob("shard-*.parquet"))) < self.shards
+            or len(found := worker_pids(self.titles)) < self.n
+        ):
             if self.stopped.wait(0.01):
                 return
-        for pid in worker_pids(self.title)[: self.n]:
+        for pid in found[: self.n]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.killed.append(pid)
@@ -93,10 +105,6 @@ class Killer(threading.Thread):
     def __exit__(self, *_error):
         self.stopped.set()
         self.join()
-
-
-CALLS = "ray::swiftsure collecting"
-SWEEPS = "ray::swiftsure sweeping"
 
 
 def counted_once(folder, kind, n):
@@ -113,7 +121,7 @@ def counted_once(folder, kind, n):
 @pytest.mark.parametrize("after", [0, 1, 4, 8])
 def test_killed_workers_of_a_collection(cluster, tmp_path, after, n_killed):
     model, data = network(), batches(N)
-    with Killer(tmp_path, after, n_killed, "ray::") as killer:
+    with Killer(tmp_path, after, n_killed) as killer:
         found = collect(
             model,
             Slowly(data),
@@ -123,7 +131,7 @@ def test_killed_workers_of_a_collection(cluster, tmp_path, after, n_killed):
             shard_size=40,
             **SETTINGS,
         )
-    assert killer.killed or after == 0  # at the very start there may be no worker yet
+    assert len(killer.killed) == n_killed
     same(found, collect(model, data, **SETTINGS))
     counted_once(tmp_path, ExitRecord, N)
 
@@ -134,7 +142,7 @@ def test_killed_workers_of_a_collection(cluster, tmp_path, after, n_killed):
 @pytest.mark.parametrize("after", [1, 4])
 def test_killed_workers_while_a_dataset_is_read(cluster, tmp_path, after, n_killed):
     """Workers that run the model, and those that read."""
-    with Killer(tmp_path, after, n_killed) as killer:
+    with Killer(tmp_path, after, n_killed, ALL_WORKERS) as killer:
         found = collect(
             network(),
             dataset(N),
@@ -145,7 +153,7 @@ def test_killed_workers_while_a_dataset_is_read(cluster, tmp_path, after, n_kill
             shard_size=40,
             **SETTINGS,
         )
-    assert killer.killed
+    assert len(killer.killed) == n_killed
     same(found, collect(network(), batches(N), **SETTINGS))
     counted_once(tmp_path, ExitRecord, N)
 
@@ -156,7 +164,7 @@ def test_killed_workers_while_a_dataset_is_read(cluster, tmp_path, after, n_kill
 def test_killed_workers_of_a_sweep(cluster, tmp_path, after, n_killed):
     with Killer(tmp_path, after, n_killed) as killer:
         found = sweep(shards=tmp_path, engine="ray", workers=WORKERS)
-    assert killer.killed
+    assert len(killer.killed) == n_killed
     same_sweep(found, sweep())
     counted_once(tmp_path, ThresholdRecord, 60)
 

@@ -62,11 +62,11 @@ class RayPool:
         self._name, self._ahead = name, ahead
         self._needs = f"{self.n} CPUs{f' and {self.n} GPUs' if gpus else ''}"
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(
-            _Actor
+            SwiftsureWorker
         )
         # Copied to each node once, and kept: an actor that is started again reads it again.
         self._given = ray.put(make)
-        self._actors = [actor.remote(name, self._given) for _ in range(self.n)]
+        self._actors = [actor.remote(name, [self._given]) for _ in range(self.n)]
         # Calls that run, each with its actor and how many calls it counts for. An actor that has
         # not started yet counts as busy.
         self._open = {each.ready.remote(): (k, ahead) for k, each in enumerate(self._actors)}
@@ -155,11 +155,14 @@ class RayPool:
             )
 
 
-class _Actor:
+class SwiftsureWorker:
     """One worker, with one thread."""
 
-    def __init__(self, name: str, make: Callable[[], Callable[..., Any]]) -> None:
+    def __init__(self, name: str, given: list[Any]) -> None:
+        import ray
+
         self.name = name
+        make = ray.get(given[0])
         torch = sys.modules.get("torch")  # loaded with `make`, if it is needed
         if torch is not None:
             torch.set_num_threads(1)
