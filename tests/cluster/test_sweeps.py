@@ -1,6 +1,10 @@
 """Sweeps in Ray actors: the same record, resumable by either engine."""
 
+import time
+import urllib.request
+
 import pytest
+import ray
 
 from cluster.builders import same_sweep
 from swiftsure.systems.ray_pool import RayPool
@@ -45,6 +49,22 @@ def test_a_pool_answers_every_call_once(cluster):
     with RayPool(lambda: lambda k: k * k, 2, name="squaring", ahead=3) as pool:
         found = dict(pool.unordered((k,) for k in range(40)))
     assert found == {k: k * k for k in range(40)}
+
+
+@pytest.mark.slow
+def test_progress_is_among_the_metrics_of_ray(cluster):
+    """Which its dashboard shows through Prometheus and Grafana."""
+    Rounding(NUMBERS, GRID).run(5, shard_size=2, engine="ray", workers=1)
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lines = urllib.request.urlopen(address, timeout=10).read().decode().splitlines()
+        found = [line for line in lines if line.startswith("ray_swiftsure_") and "sweeping" in line]
+        if len(found) >= 2 and all(line.split()[-1] == "25.0" for line in found):
+            return
+        time.sleep(0.5)
+    pytest.fail(f"no metrics: {found}")
 
 
 @pytest.mark.slow

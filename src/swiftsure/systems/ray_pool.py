@@ -61,15 +61,14 @@ class RayPool:
         self.n = checks.count("workers", default if workers is None else workers)
         self._name, self._ahead = name, ahead
         self._needs = f"{self.n} CPUs{f' and {self.n} GPUs' if gpus else ''}"
-        actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(
-            SwiftsureWorker
-        )
         # Copied to each node once, and kept: an actor that is started again reads it again.
-        self._given = ray.put(make)
-        self._actors = [actor.remote(name, [self._given]) for _ in range(self.n)]
+        self._given = [ray.put(make)]
+        self._actors = self._start(gpus)
         # Calls that run, each with its actor and how many calls it counts for. An actor that has
         # not started yet counts as busy.
-        self._open = {each.ready.remote(): (k, ahead) for k, each in enumerate(self._actors)}
+        self._open = {
+            each.ready.remote(self._given): (k, ahead) for k, each in enumerate(self._actors)
+        }
         self._load = [ahead] * self.n
         self._progress = _Progress(name)
         self._heard = time.monotonic()
@@ -86,7 +85,7 @@ class RayPool:
         while min(self._load) >= self._ahead:
             self._listen(1.0)
         k = self._load.index(min(self._load))
-        answer = self._actors[k].run.options(name=self._name).remote(*arguments)
+        answer = self._actors[k].run.options(name=self._name).remote(self._given, *arguments)
         self._load[k] += 1
         self._open[answer] = k, 1
         return answer
@@ -131,6 +130,12 @@ class RayPool:
         for actor in self._actors:
             self._ray.kill(actor)
 
+    def _start(self, gpus: int) -> list[Any]:
+        """Return the actors."""
+        options = {"max_restarts": -1, "max_task_retries": RETRIES}
+        actor = self._ray.remote(num_cpus=1, num_gpus=gpus, **options)(SwiftsureWorker)
+        return [actor.remote(self._name) for _ in range(self.n)]
+
     def _listen(self, timeout: float) -> None:
         """Note which calls are done; warn once if the cluster has been silent for long."""
         if not self._open:
@@ -158,24 +163,28 @@ class RayPool:
 class SwiftsureWorker:
     """One worker, with one thread."""
 
-    def __init__(self, name: str, given: list[Any]) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.function: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:  # in the dashboard, and before each line of the log
+        return f"swiftsure {self.name}"
+
+    def ready(self, given: list[Any]) -> None:
+        """Make the function, from a reference to what makes it."""
         import ray
 
-        self.name = name
         make = ray.get(given[0])
         torch = sys.modules.get("torch")  # loaded with `make`, if it is needed
         if torch is not None:
             torch.set_num_threads(1)
         self.function = make()
 
-    def __repr__(self) -> str:  # in the dashboard, and before each line of the log
-        return f"swiftsure {self.name}"
-
-    def ready(self) -> None:
-        """Return once the actor has started."""
-
-    def run(self, *arguments: Any) -> Any:
-        return self.function(*arguments)
+    def run(self, given: list[Any], *arguments: Any) -> Any:
+        """Call the function; an actor that was started again makes it first."""
+        if self.function is None:
+            self.ready(given)
+        return self.function(*arguments)  # type: ignore[misc]
 
 
 class _Progress:
