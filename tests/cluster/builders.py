@@ -18,6 +18,7 @@ def start():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # machines may be busy
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         ray.init(

@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "ray.md"
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
-def test_examples_of_the_page_run(cluster, tmp_path, monkeypatch, capsys):
+def test_examples_of_the_page_run(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     try:
@@ -21,5 +21,3 @@ def test_examples_of_the_page_run(cluster, tmp_path, monkeypatch, capsys):
             namespace["serve"].shutdown()
     assert namespace["record"].n == 400
     assert namespace["answer"]["id"] == "first"
-    with capsys.disabled():
-        print(capsys.readouterr().out)
