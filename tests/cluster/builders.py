@@ -23,6 +23,7 @@ def start():
         warnings.simplefilter("ignore")  # Ray's own
         ray.init(
             num_cpus=4,
+            num_gpus=1,  # counted, not there
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=100 << 20,

@@ -5,9 +5,11 @@ import urllib.request
 
 import pytest
 import ray
+import torch
 
 from cluster.builders import same_sweep
 from swiftsure.systems.ray_pool import RayPool
+from swiftsure.torch.modes import needs_gpu
 from systems.test_sweep import GRID, NUMBERS, Rounding
 
 
@@ -49,6 +51,23 @@ def test_a_pool_answers_every_call_once(cluster):
     with RayPool(lambda: lambda k: k * k, 2, name="squaring", ahead=3) as pool:
         found = dict(pool.unordered((k,) for k in range(40)))
     assert found == {k: k * k for k in range(40)}
+
+
+@pytest.mark.slow
+def test_workers_on_gpus_have_one_each(cluster):
+    """And by default there are as many workers as GPUs."""
+    assert not needs_gpu(None)
+    assert not needs_gpu(torch.device("cpu"))
+    assert needs_gpu(torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="must be on the CPU or on cuda:0"):
+        needs_gpu(torch.device("cuda:1"))
+
+    def gpus():
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
+    with RayPool(lambda: gpus, name="looking", gpus=1) as pool:
+        assert pool.n == 1
+        assert pool.result(pool.call()) == ["0"]
 
 
 @pytest.mark.slow
