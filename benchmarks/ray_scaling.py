@@ -1,6 +1,6 @@
 """How collecting scales with Ray workers, on this machine and in a simulation.
 
-`python benchmarks/ray_scaling.py [--repeats 3] [--batches 120] [--simulated 1 4 16 64]`.
+`python benchmarks/ray_scaling.py [--repeats 3] [--batches 60] [--simulated 1 4 16 64]`.
 
 Measured: `collect` of the trained MSDNet with one and with two single-threaded workers, in turn.
 Workers start before the clock does. On a shared machine the wall clock depends on what others do,
@@ -32,8 +32,8 @@ from swiftsure.torch import collect, models
 from swiftsure.torch.ray_workers import AHEAD
 
 TITLE = "ray: collecting with several workers"
-SIZE = 16
-WARM = 8
+SIZE = 64
+WARM = 6
 """Batches before the clock starts."""
 PER_PROCESS = 8
 WORKERS = ("ray::SwiftsureWorker", "ray::collecting")
@@ -159,7 +159,7 @@ def sleeping(workers: Sequence[int], cost: float) -> Iterator[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=120)
+    parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--simulated", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--cost", type=float, default=0.2, help="seconds per simulated batch")
     options = parser.parse_args()
@@ -168,7 +168,7 @@ def main() -> None:
 
 def run(
     repeats: int = 3,
-    batches: int = 120,
+    batches: int = 60,
     simulated: Sequence[int] = (1, 4, 16, 64),
     cost: float = 0.2,
 ) -> list[Result]:
