@@ -1,8 +1,8 @@
 """Run the benchmarks: `python benchmarks/run.py [topic ...] [--clock cpu] [--json FILE]`.
 
 Topics: control, million, memory, evaluate, monitor, import, runtime, models, segmentation,
-hugging_face, calm, bild, diffusion, onnx. Each number is shown with its target. Missed targets are
-listed at the end and do not make the run fail.
+hugging_face, calm, bild, diffusion, onnx, ray. Each number is shown with its target. Missed targets
+are listed at the end and do not make the run fail.
 """
 
 import argparse
@@ -28,6 +28,7 @@ TOPICS = {
     "bild": "bild",
     "diffusion": "diffusion",
     "onnx": "onnx_stages",
+    "ray": "ray_scaling",
 }
 """Topics, and the modules that measure them."""
 

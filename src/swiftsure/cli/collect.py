@@ -39,13 +39,17 @@ def collect(
     ] = True,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     workers: Annotated[int | None, optional("Ray actors.", default="the cluster's CPUs")] = None,
+    batch_size: Annotated[
+        int | None, optional("Rows of a Ray Dataset that run at once.", default="64")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Run a model on data and record every exit's losses and costs.
 
     The two functions take no arguments and may be in the current folder.
     The first returns a staged model in evaluation mode, the second an
-    iterable of (inputs, labels). An exported folder runs in ONNX Runtime.
+    iterable of (inputs, labels), or a Ray Dataset. An exported folder runs
+    in ONNX Runtime.
 
     [bold]Examples[/bold]
 
@@ -81,6 +85,7 @@ def collect(
                 durable=durable,
                 engine=engine,  # type: ignore[arg-type]
                 workers=workers,
+                batch_size=batch_size,
                 progress=False if json else None,
             )
     except InterruptedCollectionError as error:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
+from swiftsure.torch.modes import model_device, needs_gpu
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["image_losses", "loss_weights", "pilot_thresholds", "sweep"]
@@ -47,6 +48,8 @@ def sweep(
     shards: str | os.PathLike[str] | None = None,
     shard_size: int = 256,
     progress: bool | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
 ) -> ThresholdRecord:
     """Generate images with and without early exits, from the same noise; record the differences.
 
@@ -73,6 +76,9 @@ def sweep(
         Where to write the record in pieces of `shard_size` images, and to resume from.
     progress : bool, optional
         Show a progress bar; by default only if standard error is a terminal.
+    engine, workers
+        Where the model runs: "local", in this process, or "ray", in Ray actors, one shard at a
+        time; see `swiftsure.torch.collect`.
 
     Returns
     -------
@@ -110,7 +116,14 @@ def sweep(
         labels=class_labels(labels, n, fast.n_classes),
         seed=checks.count("seed", seed, 0),
         batch_size=checks.count("batch_size", batch_size),
-    ).run(n, shards=shards, shard_size=shard_size, progress=progress)
+    ).run(
+        n,
+        shards=shards,
+        shard_size=shard_size,
+        progress=progress,
+        engine=engine,
+        workers=workers,
+    )
 
 
 def pilot_thresholds(
@@ -185,6 +198,11 @@ class _DiffusionSweep(Sweep):
             "n": len(self.numbers),
             "labels": None if self.labels is None else self.labels.tolist(),
         }
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether each Ray actor needs a GPU."""
+        return needs_gpu(model_device(self.fast.model))
 
     def prepare(self, inputs: slice) -> RunBatch:
         """Return a function that generates images and compares them with the full model's."""

@@ -7,18 +7,21 @@ add a system, subclass `Sweep` and write three methods.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.progress import steps
+from swiftsure.progress import Advance, no_bar, steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
 from swiftsure.systems.binding import SYSTEM
+from swiftsure.systems.ray_pool import RayPool, check_engine
 
 __all__ = ["RunBatch", "Runs", "Sweep", "sweep_grid"]
 
@@ -93,6 +96,11 @@ class Sweep(ABC):
     def identity(self) -> dict[str, Any]:
         """Return what else a resumed sweep must have in common: losses, a hash of the inputs."""
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether each Ray actor needs a GPU, since the model is on one."""
+        return False
+
     def order(self, inputs: slice) -> NDArray[np.int64]:
         """Return the order in which inputs, numbered from 0, are batched."""
         return np.arange(inputs.stop - inputs.start)
@@ -104,6 +112,8 @@ class Sweep(ABC):
         shards: str | os.PathLike[str] | None = None,
         shard_size: int = 64,
         progress: bool | None = None,
+        engine: str = "local",
+        workers: int | None = None,
     ) -> ThresholdRecord:
         """Return the record of n inputs; resumes from finished shards.
 
@@ -114,7 +124,13 @@ class Sweep(ABC):
             Where to write the record in pieces of `shard_size` inputs, and to resume from.
         progress : bool, optional
             Show a progress bar; by default if standard error is a terminal.
+        engine : {"local", "ray"}
+            Where the system runs: in this process, or in Ray actors, which each hold a copy of it
+            and take one shard at a time. The record and its shards are the same.
+        workers : int, optional
+            Number of Ray actors; the CPUs, or GPUs, of the cluster by default.
         """
+        on_ray = check_engine(engine, workers)
         size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
         settings = {SYSTEM: self.system, **self.settings}
         thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
@@ -127,26 +143,57 @@ class Sweep(ABC):
             Shards(shards, ThresholdRecord, identity) as kept,
             steps("sweeping", n * n_settings, progress) as advance,
         ):
-            for number, inputs in enumerate(_slices(slice(0, n), size)):
-                if number in kept.records:
-                    for _ in range(kept[number].n * n_settings):
-                        advance()
-                    continue
-                record = ThresholdRecord(
-                    **place,
-                    **self.columns(inputs, self._tables(inputs, advance)),
-                    fingerprint=self.fingerprint,
-                    settings=settings,
-                )
-                kept.put(number, record)
+            due = dict(enumerate(_slices(slice(0, n), size)))
+            for number in kept.records:
+                advance(kept[number].n * n_settings)
+                due.pop(number, None)
+            found = self._on_ray(due, n, workers, advance) if on_ray else self._here(due, advance)
+            with closing(found):
+                for number, columns in found:
+                    record = ThresholdRecord(
+                        **place,
+                        **columns,
+                        fingerprint=self.fingerprint,
+                        settings=settings,
+                    )
+                    kept.put(number, record)
         return ThresholdRecord.concatenate(kept.all)
 
-    def _tables(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
+    def _here(
+        self, due: dict[int, slice], advance: Advance
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the columns of each shard that is due."""
+        for number, inputs in due.items():
+            yield number, self._columns(inputs, advance)
+
+    def _on_ray(
+        self, due: dict[int, slice], n: int, workers: int | None, advance: Advance
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the columns of each shard that is due, as Ray actors finish them."""
+        if not due:
+            return
+        numbers, total = list(due), n * len(self.grid)
+        left = sum(inputs.stop - inputs.start for inputs in due.values()) * len(self.grid)
+        make = partial(_shard_function, self)
+        with RayPool(make, workers, name="sweeping", gpus=int(self.needs_gpu)) as pool:
+            pool.report(total - left, total)
+            for place, columns in pool.unordered((inputs,) for inputs in due.values()):
+                yield numbers[place], columns  # written before it counts as done
+                inputs = due[numbers[place]]
+                steps_done = (inputs.stop - inputs.start) * len(self.grid)
+                left -= steps_done
+                advance(steps_done)
+                pool.report(total - left, total)
+
+    def _columns(self, inputs: slice, advance: Advance) -> dict[str, Any]:
+        return self.columns(inputs, self._tables(inputs, advance))
+
+    def _tables(self, inputs: slice, advance: Advance) -> dict[str, Array]:
         size = self.chunk_size or inputs.stop - inputs.start
         parts = [self._chunk(chunk, advance) for chunk in _slices(inputs, size)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _chunk(self, inputs: slice, advance: Callable[[], None]) -> dict[str, Array]:
+    def _chunk(self, inputs: slice, advance: Advance) -> dict[str, Array]:
         """Return the values of inputs at every setting; skips settings that a run covers."""
         run, order = self.prepare(inputs), self.order(inputs)
         due = np.ones((len(order), len(self.grid)), dtype=bool)
@@ -164,9 +211,13 @@ class Sweep(ABC):
                 table = tables.setdefault(name, np.empty(due.shape, each.dtype))
                 table[rows[place], column] = each[place]
             due[rows[place], column] = False
-            for _ in place:
-                advance()
+            advance(len(place))
         return tables
+
+
+def _shard_function(sweep: Sweep) -> Callable[[slice], dict[str, Any]]:
+    """Return the function that a Ray actor runs."""
+    return lambda inputs: sweep._columns(inputs, no_bar)
 
 
 def _slices(inputs: slice, size: int) -> Iterator[slice]:

@@ -13,6 +13,7 @@ from swiftsure.losses import LOSSES, Loss
 from swiftsure.records.checks import id_array
 from swiftsure.systems import Sweep
 from swiftsure.text.inputs import encode, token_rows
+from swiftsure.torch.modes import model_device, needs_gpu
 
 __all__ = ["TextSweep"]
 
@@ -75,6 +76,11 @@ class TextSweep(Sweep):
             "seed": self.seed,
             "data": hashlib.sha256(data.encode()).hexdigest(),
         }
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether each Ray actor needs a GPU."""
+        return needs_gpu(model_device(self.model))
 
     def order(self, inputs: slice) -> NDArray[np.int64]:
         """Return the order of texts by length: answers to similarly long texts end together."""

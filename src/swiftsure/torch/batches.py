@@ -2,7 +2,8 @@
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,14 @@ from torch.utils import _pytree as pytree
 
 from swiftsure.torch.staged import batch_size
 
-__all__ = ["Batch", "DataHash", "moved", "register_batch_types", "without_labels"]
+__all__ = [
+    "Batch",
+    "DataHash",
+    "moved",
+    "register_batch_types",
+    "sample_digests",
+    "without_labels",
+]
 
 
 class Batch(NamedTuple):
@@ -44,6 +52,15 @@ class Batch(NamedTuple):
     def names(self) -> list[str]:
         """Names of the parts that the batch has."""
         return [name for name, part in zip(self._fields, self, strict=True) if part is not None]
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return batch_size(self.inputs)
+
+    def load(self) -> "Batch":
+        """Return the batch itself; see `swiftsure.torch.ray_data.RemoteBatch`."""
+        return self
 
     def rows(self, which: slice) -> "Batch":
         """Return some of the samples."""
@@ -100,46 +117,69 @@ def register_batch_types() -> None:
 
 
 class DataHash:
-    """A running hash of each part of the batches; the same however the samples are batched."""
+    """A running hash of each part of the samples; the same however they are batched."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, Any] = {}
-        self._kinds: dict[str, str] = {}
 
-    def update(self, batch: Batch) -> None:
-        """Add the samples of a batch."""
-        for name in batch.names:
-            part = getattr(batch, name)
-            leaves = pytree.tree_leaves(part) if name == "inputs" else [part]
-            for number, leaf in enumerate(leaves):
-                key = name if len(leaves) == 1 else f"{name} ({number + 1})"
-                kind, content = _content(leaf)
-                found = self._hashes.setdefault(key, hashlib.blake2b(digest_size=16))
-                if self._kinds.get(key) != kind:
-                    found.update(kind.encode())
-                    self._kinds[key] = kind
-                repeats = batch_size(batch.inputs) if kind.endswith("single") else 1
-                for _ in range(repeats):  # once per sample, however they are batched
-                    found.update(content)
+    def update(self, digests: Mapping[str, bytes]) -> None:
+        """Add the samples whose digests these are."""
+        for name, content in digests.items():
+            self._hashes.setdefault(name, hashlib.blake2b(digest_size=DIGEST)).update(content)
 
     def digests(self) -> dict[str, str]:
         """Return the hash of every part so far."""
         return {name: found.hexdigest() for name, found in self._hashes.items()}
 
 
-def _content(leaf: Any) -> tuple[str, bytes | memoryview]:
-    """Return the dtype and shape of one sample of a leaf, and the leaf's values as bytes."""
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+def sample_digests(batch: Batch) -> dict[str, bytes]:
+    """Return a digest of each sample, joined, for every part of a batch.
+
+    Samples are hashed one by one, so that workers can do it where the data are.
+    """
+    n, found = batch.size, {}
+    for name in batch.names:
+        part = getattr(batch, name)
+        leaves = pytree.tree_leaves(part) if name == "inputs" else [part]
+        for number, leaf in enumerate(leaves):
+            key = name if len(leaves) == 1 else f"{name} ({number + 1})"
+            kind, contents = _contents(leaf, n)
+            start = hashlib.blake2b(kind.encode(), digest_size=DIGEST)
+            digests = []
+            for content in contents:
+                own = start.copy()
+                own.update(content)
+                digests.append(own.digest())
+            found[key] = b"".join(digests)
+    return found
+
+
+def _contents(leaf: Any, n: int) -> tuple[str, Iterable[Any]]:
+    """Return the dtype and shape of one sample of a leaf, and the values of each as bytes."""
     if isinstance(leaf, Tensor):
         shape, dtype = tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
         values = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
         values = np.asarray(leaf)
         shape, dtype = values.shape, values.dtype.name
-    content: bytes | memoryview = np.ascontiguousarray(values).data
-    if values.dtype.kind in "OUS":  # NumPy's dtype of text depends on the longest of a batch
-        dtype = "text"
-        content = "".join(f"{each!r}," for each in values.ravel().tolist()).encode()
-    return f"{dtype} {list(shape[1:]) if shape else 'single'}", content
+        if values.dtype.kind in "OUS":  # NumPy's dtype of text depends on the longest of a batch
+            rows = values.reshape(shape[0], prod(shape[1:])).tolist() if shape else [[leaf]] * n
+            texts = ["".join(f"{each!r}," for each in row) for row in rows]
+            return f"text {_row_shape(shape)}", [text.encode() for text in texts]
+        values = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    kind = f"{dtype} {_row_shape(shape)}"
+    if not shape:  # belongs to every sample
+        return kind, [values.data] * n
+    width = len(values) // n if n else 0
+    return kind, (values[k * width : (k + 1) * width].data for k in range(n))
+
+
+def _row_shape(shape: tuple[int, ...]) -> Any:
+    return list(shape[1:]) if shape else "single"
 
 
 def moved(tree: Any, device: torch.device | None) -> Any:

@@ -62,10 +62,11 @@ class CaptureBudget:
         Time spent capturing, including compilation.
     """
 
+    lock = _ONE_CAPTURE
+
     def __init__(self, limits: CaptureLimits | None = None) -> None:
         self.limits = limits or CaptureLimits()
         self.graphs, self.bytes, self.seconds = 0, 0, 0.0
-        self.lock = _ONE_CAPTURE
 
     @contextmanager
     def timed(self) -> Iterator[None]:

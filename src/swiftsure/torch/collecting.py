@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,12 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swiftsure import checks
 from swiftsure.files import validation_message
 from swiftsure.losses import Loss
-from swiftsure.progress import steps
+from swiftsure.progress import Advance, no_bar, steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
+from swiftsure.systems.ray_pool import check_engine
 from swiftsure.torch.batches import Batch, DataHash
-from swiftsure.torch.reducing import PendingBatch, Reducer
-from swiftsure.torch.staged import StagedModel, batch_size
+from swiftsure.torch.ray_data import dataset_batches, is_ray_dataset
+from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
+from swiftsure.torch.staged import StagedModel
 
 __all__ = ["InterruptedCollectionError", "collect"]
 
@@ -73,6 +75,7 @@ def collect(
     progress: bool | None = None,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
+    batch_size: int | None = None,
 ) -> ExitRecord:
     """Return the record of a model's scores, losses and costs at every exit.
 
@@ -80,12 +83,13 @@ def collect(
     ----------
     model : StagedModel
         In evaluation mode.
-    loader : iterable
+    loader : iterable, or Ray Dataset
         Yields `(inputs, labels)`, `(inputs, labels, ids)`, dicts with `inputs` and optionally
         `labels`, `ids` and `groups`, dicts of the network's arguments with `labels`, as a tokenizer
         and a collator make them, or inputs alone; the same form for all batches. To resume a
         run, the order must be the same each time. Negative labels are missing. For segmentation,
         labels are (n, height, width); negative ones and `swiftsure.losses.VOID` are void.
+        The columns of a Ray Dataset are named like the entries of such dicts.
     losses, scores : names
         Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
         names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
@@ -95,7 +99,7 @@ def collect(
     dtype : {"float32", "bfloat16", "float16"}, optional
         Autocast dtype; policies made from the record then require it.
     device : optional
-        Where to run; the model's device by default.
+        Where to run; the model's device by default. Ray actors move the model there.
     seconds : bool
         Also measure the time to each exit on the first batch as it runs, with its heads and
         decisions (of the first score). Savings are against the full model alone, without early
@@ -114,7 +118,10 @@ def collect(
         Where the model runs: in this process, or in Ray actors, which each hold a copy of it. The
         record is the same, and shards may be resumed by either.
     workers : int, optional
-        Number of Ray actors, each with one CPU; the CPUs of the cluster by default.
+        Number of Ray actors, each with one CPU, and one GPU if the model runs on GPUs. By default
+        as many as the cluster has; CPUs to read a Ray Dataset are left free.
+    batch_size : int, optional
+        Rows of a Ray Dataset that run at once, 64 by default.
 
     Returns
     -------
@@ -135,22 +142,23 @@ def collect(
         If images have no labelled pixel at all. They have no loss and are left out of the record,
         so its risks, including consistency risks, are about images with some label.
     """
-    run = _reducer(engine, workers)(model, losses, scores, temperatures, dtype, device, seconds)
+    batches, total, spare = _batches(loader, batch_size)
+    reducer = _reducer(engine, workers, spare)
+    run = reducer(model, losses, scores, temperatures, dtype, seconds, device=device)
     size = checks.count("shard_size", shard_size)
     wait = checks.number("shard_seconds", shard_seconds)
     if not wait >= 0:  # also refuses NaN
         raise ValueError(f"`shard_seconds` must be at least 0, but got {wait:g}.")
-    total = _length(loader)
     # Without a folder, one shard holds everything and the fingerprint is not needed yet.
     identity = {} if shards is None else run.identity()
     with closing(run), Shards(shards, ExitRecord, identity, durable=durable) as kept:
         collected = _Collection(run, kept, size, wait)
         try:
             with steps("collecting", total, progress) as advance:
-                for batch in collected.remaining(loader):
-                    if batch is not None:
+                collected.advance = advance
+                with closing(batches):
+                    for batch in batches:
                         collected.begin(batch)
-                    advance()
                 collected.finish()
             record = collected.record()
         except OtherDataError:
@@ -176,15 +184,24 @@ def collect(
     return record
 
 
-def _reducer(engine: str, workers: int | None) -> Callable[..., Reducer]:
-    checks.choice("engine", engine, ["local", "ray"])
-    if engine == "ray":
-        from swiftsure.torch.ray_workers import RayReducer
+def _batches(
+    loader: Iterable[Any], size: int | None
+) -> tuple[Generator[Source, None, None], int | None, int]:
+    """Return the batches of a loader, their number if it is known, and CPUs to read them."""
+    if is_ray_dataset(loader):
+        size = checks.count("batch_size", 64 if size is None else size)
+        return dataset_batches(loader, size), None, 1
+    if size is not None:
+        raise ValueError("`batch_size` is for a Ray Dataset; other loaders yield batches.")
+    return (Batch.of(given) for given in loader), _length(loader), 0
 
-        return partial(RayReducer, workers)
-    if workers is not None:
-        raise ValueError("`workers` needs engine='ray'.")
-    return Reducer
+
+def _reducer(engine: str, workers: int | None, spare: int) -> Callable[..., Reducer]:
+    if not check_engine(engine, workers):
+        return Reducer
+    from swiftsure.torch.ray_workers import RayReducer
+
+    return partial(RayReducer, workers, spare)
 
 
 class _Collection:
@@ -196,10 +213,11 @@ class _Collection:
         self.size = size
         self.seconds = seconds
         self.written_at = time.monotonic()
-        self.pending: deque[tuple[PendingBatch, dict[str, Any]]] = deque()
+        self.advance: Advance = no_bar
+        # Batches that run or are hashed, and whether each ends a batch of the loader.
+        self.pending: deque[tuple[PendingRows, bool]] = deque()
         self.rows: list[dict[str, Array]] = []
-        self.hash = DataHash()
-        self.digests: dict[str, Any] = {}  # of the samples whose rows are here
+        self.hash = DataHash()  # of the samples whose rows are here, or in shards
         # What the manifest says of each shard. It is written before its shard, and a shard may
         # have been lost: samples from the first missing shard on are collected again.
         notes = _checked_notes(shards)
@@ -216,31 +234,10 @@ class _Collection:
         for record in shards.all[:1]:
             run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
             run.full_costs = dict(record.full_costs)
-        self.done: int = self.data[-1]["n"] if self.data else 0
-
-    def remaining(self, loader: Iterable[Any]) -> Iterator[Batch | None]:
-        """Yield the batches that no shard holds, after comparing the others with their hashes.
-
-        None stands for a batch that shards hold whole.
-        """
-        known = deque(self.data)
-        position = 0
-        for given in loader:
-            batch = Batch.of(given)
-            n = batch_size(batch.inputs)
-            while known and n:
-                taken = min(n, known[0]["n"] - position)
-                self.hash.update(batch.rows(slice(taken)))
-                batch, n, position = batch.rows(slice(taken, None)), n - taken, position + taken
-                if position == known[0]["n"]:
-                    self._check_data(known.popleft())
-            yield batch if n else None
-        if known:
-            raise OtherDataError(
-                f"`loader` must give the samples of {self.shards.folder}, which holds {self.done:,}"
-                f" of them, but it gives only {position:,}: pass the same data, or choose another"
-                " folder."
-            )
+        self.known = deque(self.data)  # shards whose samples have not been compared yet
+        self.n_known: int = self.data[-1]["n"] if self.data else 0
+        self.begun = 0
+        self.done = 0
 
     def _check_data(self, described: dict[str, Any]) -> None:
         """Raise if the samples so far are not those that a shard was made from."""
@@ -265,24 +262,25 @@ class _Collection:
         """Ids of samples without rows."""
         return [name for names in self.left_out_of.values() for name in names]
 
-    def begin(self, batch: Batch) -> None:
-        """Start a batch, then store earlier ones while the device, or workers, are busy."""
-        parts = self.shards.notes.get("batches")
-        if parts is None:
-            self.shards.note(batches=batch.names)
-        elif batch.names != parts:
-            raise ValueError(
-                f"All batches must have the same parts, {', '.join(parts)} as in the first, but got"
-                f" one with {', '.join(batch.names)}."
-            )
-        digests = {}
-        if self.shards.folder is not None:  # before the batch runs: a model may overwrite it
-            self.hash.update(batch)
-            digests = self.hash.digests()
-        running = sum(len(pending.ids) for pending, _ in self.pending)
-        self.pending.append((self.run.begin(batch, self.done + running), digests))
-        while len(self.pending) > self.run.n_running or (
-            self.pending and not self.pending[0][0].is_running
+    def begin(self, batch: Source) -> None:
+        """Start a batch, then store earlier ones while the device, or workers, are busy.
+
+        Samples that shards hold are hashed only, to compare them with the shards' samples.
+        """
+        hashed = self.shards.folder is not None
+        ends = (each["n"] for each in self.data)
+        while batch.size and self.begun < self.n_known:
+            taken = min(batch.size, next(end for end in ends if end > self.begun) - self.begun)
+            self._wait_for(self.run.begin_hashing(batch.rows(slice(taken))), batch.size == taken)
+            batch = batch.rows(slice(taken, None))
+        if batch.size:
+            self._wait_for(self.run.begin(batch, self.begun, hashed=hashed), True)
+
+    def _wait_for(self, pending: PendingRows, last: bool) -> None:
+        self.pending.append((pending, last))
+        self.begun += pending.size
+        while self.pending and (
+            len(self.pending) > self.run.n_running or not self.pending[0][0].is_running
         ):
             self._store()
 
@@ -290,16 +288,48 @@ class _Collection:
         """Wait for all running batches and store their rows."""
         while self.pending:
             self._store()
+        if self.known:
+            raise OtherDataError(
+                f"`loader` must give the samples of {self.shards.folder}, which holds"
+                f" {self.n_known:,} of them, but it gives only {self.done:,}: pass the same data,"
+                " or choose another folder."
+            )
 
     def _store(self) -> None:
         """Wait for the oldest running batch and store its rows."""
-        pending, digests = self.pending.popleft()
-        rows = pending.rows()
-        self.digests = digests
+        pending, last = self.pending.popleft()
+        try:
+            rows = pending.rows()
+            if not self.known:
+                self._check_parts(rows.parts)
+        except BaseException:
+            self.pending.clear()  # what comes after a gap must not be stored
+            raise
+        self.hash.update(rows.digests)
+        self.done += pending.size
+        if self.known:
+            if self.done == self.known[0]["n"]:
+                self._check_data(self.known.popleft())
+        else:
+            self._keep(rows)
+        self.run.report(self.done)
+        if last:
+            self.advance()
+
+    def _check_parts(self, found: list[str]) -> None:
+        parts = self.shards.notes.get("batches")
+        if parts is None:
+            self.shards.note(batches=found)
+        elif found != parts:
+            raise ValueError(
+                f"All batches must have the same parts, {', '.join(parts)} as in the first, but got"
+                f" one with {', '.join(found)}."
+            )
+
+    def _keep(self, rows: Rows) -> None:
         self.rows.append(rows.arrays)
         if rows.left_out:
             self.left_out_of.setdefault(len(self.shards.records), []).extend(rows.left_out)
-        self.done += len(rows.arrays["ids"]) + len(rows.left_out)
         late = time.monotonic() - self.written_at >= self.seconds
         if self.shards.folder is not None and (late or self._n_waiting >= self.size):
             self._write_shard()
@@ -314,7 +344,7 @@ class _Collection:
         joined = {key: np.concatenate([part[key] for part in self.rows]) for key in self.rows[0]}
         record = self.run.record(joined)
         self.rows = []
-        self.data.append({"n": self.done, "hashes": self.digests})
+        self.data.append({"n": self.done, "hashes": self.hash.digests()})
         number = len(self.shards.records)
         self.shards.put(number, record, data=self.data, left_out=self.left_out_of)
         self.written_at = time.monotonic()

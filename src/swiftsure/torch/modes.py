@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "inference", "model_device", "refuse_training", "uncompiled"]
+__all__ = ["evaluating", "inference", "model_device", "needs_gpu", "refuse_training", "uncompiled"]
 
 
 def refuse_training(model: Any) -> None:
@@ -59,3 +59,15 @@ def model_device(model: Any) -> torch.device | None:
     """Return the device of a model's first parameter; None for a model without any."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return None if parameter is None else parameter.device
+
+
+def needs_gpu(device: torch.device | None) -> bool:
+    """Whether each Ray actor needs a GPU for a model on this device."""
+    if device is None or device.type != "cuda":
+        return False
+    if device.index:
+        raise ValueError(
+            f"`model` must be on the CPU or on cuda:0 for engine='ray', but is on {device}: each"
+            " worker has a GPU of its own, which it knows as cuda:0."
+        )
+    return True

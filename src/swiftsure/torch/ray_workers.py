@@ -1,102 +1,131 @@
 """`RayReducer`: reduces batches in Ray actors, each with its own copy of the model.
 
-The driver hashes the data, hands out batches, takes results in the order of the batches and writes
-the shards. So the record and its shards are those of one process, whichever actor finishes first.
-An actor that dies is started again and repeats what it had not returned.
+The driver hands out batches, takes results in the order of the batches and writes the shards. So
+the record and its shards are those of one process, whichever actor finishes first.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import nn
 
-from swiftsure import checks
-from swiftsure.torch.batches import Batch
-from swiftsure.torch.reducing import Reducer, Rows
-from swiftsure.torch.staged import StagedModel, batch_size
+from swiftsure.losses import PIXEL_LOSSES, Loss
+from swiftsure.systems.ray_pool import RayPool
+from swiftsure.torch.modes import needs_gpu
+from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
+from swiftsure.torch.staged import StagedModel
 
 __all__ = ["RayReducer"]
 
 AHEAD = 3
 """Batches that each actor has to do: one that runs, and others that wait for it."""
 
+WINDOW = 32
+"""Batches per actor whose rows may wait for an older batch, while its actor is started again."""
+
 
 class RayReducer(Reducer):
-    """Reduces batches to rows of a record in Ray actors; connects to a cluster, or starts one.
+    """Reduces batches to rows of a record in Ray actors.
 
     Parameters
     ----------
     workers : int, optional
-        Number of actors; the CPUs of the cluster by default.
-    model, *settings
-        As for `Reducer`.
+        Number of actors, as for `RayPool`.
+    spare : int
+        CPUs that the default number of actors leaves for reading data.
+    model, losses, *settings
+        As for `Reducer`. With `device`, the actors move the model there.
     """
 
-    def __init__(self, workers: int | None, model: StagedModel, *settings: Any) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise ImportError(
-                "engine='ray' needs Ray: pip install 'swiftsure[ray]'.", name="ray"
-            ) from None
+    def __init__(
+        self,
+        workers: int | None,
+        spare: int,
+        model: StagedModel,
+        losses: Sequence[str | Loss],
+        *settings: Any,
+        device: str | torch.device | None,
+    ) -> None:
+        super().__init__(model, losses, *settings, device=None)
+        # Losses that are registered here only must travel; these are recognised by identity.
+        chosen = [loss.name if loss in PIXEL_LOSSES else loss for loss in self.losses]
+        gpu = needs_gpu(self.device if device is None else torch.device(device))
+        make = partial(_reduce_function, model, (chosen, *settings), device)
+        self.pool = RayPool(
+            make, workers, name="collecting", gpus=int(gpu), spare=spare, ahead=AHEAD
+        )
+        self.n_running = WINDOW * self.pool.n
 
-        super().__init__(model, *settings)
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-        n = int(ray.cluster_resources().get("CPU", 1)) if workers is None else workers
-        n = checks.count("workers", n)
-        gpus = 1 if self.device.type == "cuda" else 0
-        make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(_Worker)
-        # Copied to each node once, and kept: an actor that is started again reads it again.
-        self._given = ray.put((model, *settings))
-        self._ray = ray
-        self._workers = [make.remote(self._given) for _ in range(n)]
-        self._turns = cycle(self._workers)
-        self.n_running = AHEAD * n
-
-    def begin(self, batch: Batch, done: int) -> "_RemoteBatch":  # type: ignore[override]
+    def begin(
+        self, given: Source, done: int, *, hashed: bool, measured: bool = True
+    ) -> PendingRows:
         """Hand a batch to an actor."""
-        n = batch_size(batch.inputs)
-        if not self._measured:
-            super().begin(batch.rows(slice(n)), done).rows()  # here, for the costs
-        call = next(self._turns).reduce.remote(batch, done)
-        return _RemoteBatch(self._ray, call, np.arange(done, done + n))
+        first = measured and not self.measured
+        pending = self._pending(given, _Task(done, hashed, first))
+        if first:
+            costs = self.pool.result(pending.answer)[1]
+            self.costs, self.full_costs = costs
+        return pending
+
+    def begin_hashing(self, given: Source) -> PendingRows:
+        """Let an actor hash a batch."""
+        return self._pending(given, None)
+
+    def report(self, done: int) -> None:
+        """Publish the number of samples as a Ray metric."""
+        self.pool.report(done, None)
 
     def close(self) -> None:
         """Stop the actors, so that their CPUs are free."""
-        for worker in self._workers:
-            self._ray.kill(worker)
+        self.pool.close()
+
+    def _pending(self, given: Source, task: "_Task | None") -> "_RemoteRows":
+        return _RemoteRows(self.pool, self.pool.call(given, task), given.size)
 
 
-class _Worker:
-    """One actor: a copy of the model, with one thread."""
+class _Task(NamedTuple):
+    """How to reduce a batch; see `Reducer.begin`."""
 
-    def __init__(self, given: tuple[Any, ...]) -> None:
-        torch.set_num_threads(1)
-        self.reducer = Reducer(*given)
-        self.reducer.costs = {"flops": np.zeros(0), "seconds": np.zeros(0)}  # the driver has them
-
-    def reduce(self, batch: Batch, done: int) -> Rows:
-        """Return the rows of a batch."""
-        return self.reducer.begin(batch, done).rows()
+    done: int
+    hashed: bool
+    measured: bool
 
 
 @dataclass(frozen=True)
-class _RemoteBatch:
-    """A batch that runs in an actor."""
+class _RemoteRows:
+    """Rows that an actor computes."""
 
-    ray: Any
-    call: Any
-    ids: NDArray[np.int64]
-    is_running: bool = True
+    pool: RayPool
+    answer: Any
+    size: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the actor has not answered yet."""
+        return not self.pool.is_done(self.answer)
 
     def rows(self) -> Rows:
         """Wait for the rows and return them; raises what the actor raised."""
-        try:
-            rows: Rows = self.ray.get(self.call)
-        except self.ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+        rows: Rows = self.pool.result(self.answer)[0]
         return rows
+
+
+def _reduce_function(
+    model: StagedModel, settings: tuple[Any, ...], device: str | torch.device | None
+) -> Callable[[Source, _Task | None], tuple[Rows, Any]]:
+    """Return the function that an actor runs: the rows of a batch, and costs if they are new."""
+    if device is not None and isinstance(model, nn.Module):
+        model = model.to(device)
+    reducer = Reducer(model, *settings, device=device)
+
+    def reduce(given: Source, task: _Task | None) -> tuple[Rows, Any]:
+        if task is None:
+            return reducer.begin_hashing(given).rows(), None
+        done, hashed, measured = task
+        rows = reducer.begin(given, done, hashed=hashed, measured=measured).rows()
+        return rows, (reducer.costs, reducer.full_costs) if measured else None
+
+    return reduce

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.scores import SCORE_VERSION
-from swiftsure.torch.batches import Batch, moved
+from swiftsure.torch.batches import Batch, moved, sample_digests
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
 from swiftsure.torch.foreign import ForeignModel
@@ -35,7 +35,7 @@ from swiftsure.torch.staged import (
     rows_of,
 )
 
-__all__ = ["PendingBatch", "Reducer", "Rows"]
+__all__ = ["HashedBatch", "PendingBatch", "PendingRows", "Reducer", "Rows", "Source"]
 
 Array = NDArray[Any]
 
@@ -46,11 +46,48 @@ PREDICTIONS = "predictions"
 """Key of the rows that hold the class that each exit predicts."""
 
 
+HASH_VERSION = 2
+"""Counts the ways in which data were hashed; version 2 hashes each sample."""
+
+
 class Rows(NamedTuple):
-    """Rows of a record, and ids of samples without rows."""
+    """Rows of a record, ids of samples without rows, and what is known of the batch."""
 
     arrays: dict[str, Array]
     left_out: list[Any]
+    parts: list[str]
+    """Names of the parts that the batch has."""
+    digests: dict[str, bytes]
+    """Digests of the samples, for each part; none if they are not needed."""
+
+
+class Source(Protocol):
+    """A batch, here or elsewhere: `Batch` or `swiftsure.torch.ray_data.RemoteBatch`."""
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+
+    def rows(self, which: slice) -> "Source":
+        """Return some of the samples."""
+
+    def load(self) -> Batch:
+        """Return the batch in this process."""
+
+
+class PendingRows(Protocol):
+    """Rows that are being computed."""
+
+    @property
+    def size(self) -> int:
+        """Number of samples of the batch."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `rows` would have to wait."""
+
+    def rows(self) -> Rows:
+        """Wait for the rows and return them."""
 
 
 class Reducer:
@@ -68,8 +105,9 @@ class Reducer:
         scores: Sequence[str],
         temperatures: Sequence[float] | None,
         dtype: str | None,
-        device: str | torch.device | None,
         seconds: bool,
+        *,
+        device: str | torch.device | None,
     ) -> None:
         refuse_unstaged(model, selects=False)
         refuse_training(model)
@@ -108,16 +146,38 @@ class Reducer:
         """Fingerprint of the model before it ran; None if it is not an `nn.Module`."""
         return None if self._fingerprint is None else self._fingerprint.result()
 
-    def begin(self, batch: Batch, done: int) -> "PendingBatch":
-        """Run one batch and start copying its rows from the device."""
+    def begin(
+        self, given: Source, done: int, *, hashed: bool, measured: bool = True
+    ) -> PendingRows:
+        """Run one batch and start copying its rows from the device.
+
+        Parameters
+        ----------
+        done : int
+            Number of samples before this batch.
+        hashed : bool
+            Whether to return digests of the samples.
+        measured : bool
+            Whether to measure the costs of the exits, unless they are known.
+        """
+        batch = given.load()
+        # Before the batch runs: a model may overwrite it.
+        digests = sample_digests(batch) if hashed else {}
         inputs = moved(batch.inputs, self.device)
         n = batch_size(inputs)
         ids = np.arange(done, done + n) if batch.ids is None else _per_sample("ids", batch.ids, n)
         groups = None if batch.groups is None else _per_sample("groups", batch.groups, n)
         copies, kept = self._reduced(inputs, batch.labels, ids)
-        if not self._measured:  # after the batch: a model may overwrite its inputs
+        if measured and not self.measured:  # after the batch: a model may overwrite its inputs
             self._measure(inputs)
-        return PendingBatch(self.model.n_exits, copies, ids, groups, kept, done)
+        return PendingBatch(
+            self.model.n_exits, copies, ids, groups, kept, done, batch.names, digests
+        )
+
+    def begin_hashing(self, given: Source) -> PendingRows:
+        """Return the digests of a batch that need not run."""
+        batch = given.load()
+        return HashedBatch(batch.size, Rows({}, [], batch.names, sample_digests(batch)))
 
     def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_HostCopies", Array]:
         """Return scores and losses, and the indices of the samples that have them."""
@@ -170,7 +230,8 @@ class Reducer:
         return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
 
     @property
-    def _measured(self) -> bool:
+    def measured(self) -> bool:
+        """Whether the costs of the exits are known."""
         return "flops" in self.costs and (not self.seconds or "seconds" in self.costs)
 
     def _measure(self, inputs: Any) -> None:
@@ -211,6 +272,9 @@ class Reducer:
             predictions=rows.get(PREDICTIONS),
         )
 
+    def report(self, done: int) -> None:
+        """Publish how many samples are done; nothing here."""
+
     def close(self) -> None:
         """Free what the reducer holds besides memory; nothing here."""
 
@@ -221,6 +285,7 @@ class Reducer:
             "losses": [loss.name for loss in self.losses],
             "scores": self.scores,
             "score_version": SCORE_VERSION,
+            "hash_version": HASH_VERSION,
         }
 
 
@@ -242,6 +307,13 @@ class PendingBatch:
     groups: Array | None
     kept: Array
     done: int
+    parts: list[str]
+    digests: dict[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.ids)
 
     @property
     def is_running(self) -> bool:
@@ -261,7 +333,21 @@ class PendingBatch:
         arrays["ids"] = self.ids[self.kept]
         if self.groups is not None:
             arrays["groups"] = self.groups[self.kept]
-        return Rows(arrays, np.delete(self.ids, self.kept).tolist())
+        left_out = np.delete(self.ids, self.kept).tolist()
+        return Rows(arrays, left_out, self.parts, self.digests)
+
+
+@dataclass(frozen=True)
+class HashedBatch:
+    """A batch that was only hashed."""
+
+    size: int
+    found: Rows
+    is_running: bool = False
+
+    def rows(self) -> Rows:
+        """Return no rows, but the digests."""
+        return self.found
 
 
 class _HostCopies:

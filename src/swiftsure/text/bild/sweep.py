@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,8 @@ def sweep_pair(
     shards: str | os.PathLike[str] | None = None,
     shard_size: int = 64,
     progress: bool | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
 ) -> ThresholdRecord:
     """Generate at every level of a draft rule and return a record of losses and costs.
 
@@ -69,7 +71,9 @@ def sweep_pair(
         The model's by default; if given, the policy will require the same.
     seed : int
         For rules that sample.
-    texts, references, losses, max_source_length, ids, groups, shards, shard_size, progress
+    texts, references, losses, max_source_length, ids, groups
+        As in `sweep`.
+    shards, shard_size, progress, engine, workers
         As in `sweep`.
 
     Returns
@@ -113,7 +117,14 @@ def sweep_pair(
         seed=seed,
         chunk_size=1,  # readers remember the runs of one text only
         pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
-    ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
+    ).run(
+        len(texts),
+        shards=shards,
+        shard_size=shard_size,
+        progress=progress,
+        engine=engine,
+        workers=workers,
+    )
 
 
 @dataclass(kw_only=True)

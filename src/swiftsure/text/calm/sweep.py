@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +46,8 @@ def sweep(
     shards: str | os.PathLike[str] | None = None,
     shard_size: int = 64,
     progress: bool | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
 ) -> ThresholdRecord:
     """Generate at every threshold and return a record of losses and costs.
 
@@ -78,6 +80,9 @@ def sweep(
         Where to write the record in pieces of `shard_size` texts, and to resume from.
     progress : bool, optional
         Show a progress bar; by default only if standard error is a terminal.
+    engine, workers
+        Where the model runs: "local", in this process, or "ray", in Ray actors, one shard at a
+        time; see `swiftsure.torch.collect`.
 
     Returns
     -------
@@ -116,7 +121,14 @@ def sweep(
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
         fast=fast,
-    ).run(len(texts), shards=shards, shard_size=shard_size, progress=progress)
+    ).run(
+        len(texts),
+        shards=shards,
+        shard_size=shard_size,
+        progress=progress,
+        engine=engine,
+        workers=workers,
+    )
 
 
 @dataclass(kw_only=True)
