@@ -46,32 +46,3 @@ def npy_body(body: bytes) -> NDArray[Any]:
     array = np.frombuffer(data, dtype)
     return array.reshape(shape, order="F" if fortran else "C")
 
-
-def checked_array(
-    name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """Return numbers as an array of this dtype; raise if they do not fit.
-
-    Real numbers must have the shape. Whole numbers, such as tokens, need only as many axes.
-    """
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidRequestError(f"`{name}` must be an array of numbers, not ragged.") from None
-    whole = dtype.kind in "iub"
-    if array.dtype.kind not in ("iub" if whole else "iuf"):
-        kind = "whole numbers" if whole else "numbers"
-        raise InvalidRequestError(f"`{name}` must be an array of {kind}.")
-    fits = array.ndim == len(shape) and array.size > 0 if whole else array.shape == shape
-    if not fits:
-        wanted = f"{len(shape)} axes" if whole else f"shape {list(shape)}"
-        raise InvalidRequestError(
-            f"`{name}` must have {wanted}, but has shape {list(array.shape)}."[:300]
-        )
-    with np.errstate(all="ignore"):
-        cast = np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
-    if whole and not np.array_equal(cast, array):
-        raise InvalidRequestError(f"`{name}` must fit {dtype.name}.")
-    if not np.isfinite(cast).all():
-        raise InvalidRequestError(f"`{name}` must be finite numbers of {dtype.name}.")
-    return cast
