@@ -4,10 +4,11 @@ A request goes through an engine in this order:
 
 | step | method | where it runs |
 |---|---|---|
-| a body was parsed (JSON, npy, Arrow) | `sample` checks one sample | the server's event loop |
+| a body was parsed | `inputs.sample` checks one sample | the server's event loop |
 | a batch is ready | `answer` answers several samples | a thread, or a process, of the batcher |
-| the request was chosen for an audit | `compare` asks the full model too | the same, when it is idle |
-| a policy was installed | `install` replaces the policy | the same, between batches |
+| the request is audited | `compare` asks the full model too | the same, when it is idle |
+| a policy is to be installed | `check` refuses one of another model | any thread |
+| a policy was installed | `install` replaces the policy | that of `answer`, between batches |
 
 A sample and an answer must be picklable, so that an engine can run in a worker process. An engine
 whose `lanes` is above 1 is called from that many threads at once: one that waits for other servers
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from swiftsure.policy import Policy
 
-__all__ = ["Answer", "Comparison", "Engine", "InvalidRequestError"]
+__all__ = ["Answer", "Comparison", "Engine", "Inputs", "InvalidRequestError"]
 
 
 class InvalidRequestError(ValueError):
@@ -67,6 +68,22 @@ class Comparison:
     full: Sequence[float] | None = None
 
 
+class Inputs(Protocol):
+    """Checks the inputs of requests."""
+
+    def sample(self, inputs: Any) -> Any:
+        """Return a checked sample from parsed JSON, or from an array, without the batch axis.
+
+        Raises
+        ------
+        InvalidRequestError
+            If the inputs have another shape or dtype, or are not finite.
+        """
+
+    def samples(self, inputs: Any) -> list[Any] | None:
+        """Return the samples, not yet checked, in an array with a batch axis; None if it is one."""
+
+
 class Engine(Protocol):
     """A model under a policy; see the module for when its methods are called.
 
@@ -80,24 +97,15 @@ class Engine(Protocol):
         Empty if it is not known.
     lanes : int
         How many calls of `answer` may run at once.
+    inputs : Inputs
+        Checks samples; picklable, so that the server can check them before a worker gets them.
     """
 
     policy: Policy
     n_exits: int
     costs: Mapping[str, Sequence[float]]
     lanes: int
-
-    def sample(self, inputs: Any) -> Any:
-        """Return a checked sample from parsed JSON, or from an array, without the batch axis.
-
-        Raises
-        ------
-        InvalidRequestError
-            If the inputs have another shape or dtype, or are not finite.
-        """
-
-    def samples(self, inputs: Any) -> list[Any] | None:
-        """Return the samples in an array that has a batch axis; None if it is one sample."""
+    inputs: Inputs
 
     def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample, under the policy or by the full model.
@@ -108,11 +116,8 @@ class Engine(Protocol):
     def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
         """Return how an answer compares with the full model's, for an audit."""
 
-    def install(self, policy: Policy) -> None:
-        """Use another policy for all later calls.
+    def check(self, policy: Policy) -> None:
+        """Raise `ValueError` if a policy was made for another model, score or number of exits."""
 
-        Raises
-        ------
-        ValueError
-            If it was made for another model, score or number of exits; the old one stays.
-        """
+    def install(self, policy: Policy) -> None:
+        """Use another policy, which was checked, for all later calls."""

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from swiftsure.serving.batching import Batcher
-from swiftsure.serving.watching import Watcher, policy_version
+from swiftsure.serving.guarding import Guard
 
 __all__ = ["Metrics"]
 
@@ -17,7 +17,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Metrics:
     """Counts requests and reads the state of a batcher and a watcher when asked."""
 
-    def __init__(self, batcher: Batcher, watcher: Watcher | None) -> None:
+    def __init__(self, batcher: Batcher, guard: Guard) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
@@ -29,7 +29,23 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_State(batcher, watcher))
+        self.registry.register(_State(batcher, guard))
+        self._by_status: dict[int, Counter] = {}
+        self._by_exit: dict[int, Histogram] = {}
+
+    def count(self, status: int) -> None:
+        """Count a request."""
+        found = self._by_status.get(status)
+        if found is None:  # looking a label up takes longer than counting
+            found = self._by_status[status] = self.requests.labels(status)
+        found.inc()
+
+    def observe(self, exit_index: int, seconds: float) -> None:
+        """Note how long an answer took."""
+        found = self._by_exit.get(exit_index)
+        if found is None:
+            found = self._by_exit[exit_index] = self.seconds.labels(exit_index)
+        found.observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics."""
@@ -37,18 +53,21 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, batcher: Batcher, watcher: Watcher | None) -> None:
-        self._batcher, self._watcher = batcher, watcher
+    def __init__(self, batcher: Batcher, guard: Guard) -> None:
+        self._batcher, self._guard = batcher, guard
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        batcher, watcher = self._batcher, self._watcher
-        version = policy_version(batcher.engine.policy)
+        batcher, guard = self._batcher, self._guard
+        watcher = guard.watcher
         info = GaugeMetricFamily("swiftsure_policy_info", "The policy.", labels=["version"])
-        info.add_metric([version], 1)
+        info.add_metric([guard.version], 1)
         yield info
+        yield GaugeMetricFamily(
+            "swiftsure_policy_number", "Number of the installed policy.", guard.number
+        )
         yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", batcher.depth)
         yield GaugeMetricFamily(
-            "swiftsure_full_model", "Whether the full model answers all.", int(batcher.full)
+            "swiftsure_full_model", "Whether the full model answers all.", int(batcher.mode.full)
         )
         if watcher is None:
             return
