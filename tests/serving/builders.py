@@ -76,7 +76,7 @@ class Client:
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def send(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection(self.place, timeout=10)
+        connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             connection.request(method, path, body, self.headers | headers)
             response = connection.getresponse()
