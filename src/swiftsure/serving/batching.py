@@ -258,7 +258,8 @@ class Batcher:
                     if each.deaths < MOST_DEATHS:
                         again.append(each)
                         continue
-                outcomes.append((each.done, answer if served is None else Served(served, mode)))
+                outcome = Served(answer, mode) if isinstance(answer, Answer) else answer
+                outcomes.append((each.done, outcome))
                 if each.audit and not mode.full:
                     audits.append(Audited(each.request, each.sample, served, mode))
         if outcomes:

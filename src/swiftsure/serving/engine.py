@@ -101,11 +101,20 @@ class Engine(Protocol):
         Checks samples; picklable, so that the server can check them before a worker gets them.
     """
 
-    policy: Policy
     n_exits: int
-    costs: Mapping[str, Sequence[float]]
     lanes: int
-    inputs: Inputs
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in use."""
+
+    @property
+    def costs(self) -> Mapping[str, Sequence[float]]:
+        """What a sample costs that leaves at each exit, by unit."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What checks samples."""
 
     def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample, under the policy or by the full model.

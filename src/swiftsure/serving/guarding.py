@@ -109,6 +109,7 @@ class Guard:
         self._engine: Engine | None = None
         self._lock = threading.RLock()
         self._fault: str | None = None
+        self._watchers: list[Watcher] = []
         stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
         self._stand(stored)
 
@@ -209,7 +210,7 @@ class Guard:
 
     def _stand(self, stored: StoredPolicy) -> None:
         """Serve a policy from now on."""
-        before = getattr(self, "_watchers", [])
+        before = self._watchers
         self.number, self.policy = stored
         self.version = policy_version(stored.policy)
         ladder = [self.policy]
@@ -218,7 +219,7 @@ class Guard:
         for watcher in before:
             watcher.close()
         found = [] if self._watch is None else [self._watch(each) for each in ladder]
-        self._watchers: list[Watcher] = [each for each in found if each is not None]
+        self._watchers = [each for each in found if each is not None]
         self._ladder = ladder
         self._choose()
 

@@ -27,7 +27,7 @@ def load_engine(folder: str | os.PathLike[str], threads: int | None = None) -> E
         return OnnxEngine.load(place, threads)
     from swiftsure.serving.torch_engine import TorchEngine
 
-    return TorchEngine.from_pretrained(folder)
+    return TorchEngine.from_pretrained(str(folder))
 
 
 def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> list[Engine]:

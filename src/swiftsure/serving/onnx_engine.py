@@ -125,8 +125,9 @@ def _answers(
 def _lists(tree: Any) -> Any:
     """Return nested arrays as lists, with null for what JSON cannot hold."""
     if isinstance(tree, np.ndarray):
-        finite = np.isfinite(tree)
-        return tree.tolist() if finite.all() else np.where(finite, tree, None).tolist()
+        found = tree.astype(object)
+        found[~np.isfinite(tree)] = None
+        return found.tolist()
     if isinstance(tree, dict):
         return {key: _lists(value) for key, value in tree.items()}
     return [_lists(value) for value in tree] if isinstance(tree, tuple | list) else tree
