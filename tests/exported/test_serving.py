@@ -33,7 +33,7 @@ def test_the_engine_answers_as_the_runtime_does(exported):
     assert [each.exit for each in early] == out.exits.tolist()
     assert [each.content["prediction"] for each in early] == out.predictions.tolist()
     assert {each.exit for each in full} == {engine.n_exits - 1}
-    assert len(engine.costs["flops"]) == engine.n_exits
+    assert len(engine.costs["flops"].exits) == engine.n_exits
     for sample, one, two in zip(samples, early, full, strict=True):
         differ = float(one.content["prediction"] != two.content["prediction"])
         assert engine.compare(sample, one, "zero_one").inconsistency == differ

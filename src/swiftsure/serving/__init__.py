@@ -12,7 +12,14 @@ except ImportError:
 from swiftsure.serving.app import Limits, create_app
 from swiftsure.serving.batching import Batcher, BusyError
 from swiftsure.serving.drill import DrillResult, drill
-from swiftsure.serving.engine import Answer, Comparison, Engine, Inputs, InvalidRequestError
+from swiftsure.serving.engine import (
+    Answer,
+    Comparison,
+    Engine,
+    ExitCosts,
+    Inputs,
+    InvalidRequestError,
+)
 from swiftsure.serving.guarding import Guard, PolicyStore
 from swiftsure.serving.loading import load_engine
 from swiftsure.serving.running import start
@@ -26,6 +33,7 @@ __all__ = [
     "Comparison",
     "DrillResult",
     "Engine",
+    "ExitCosts",
     "Guard",
     "Inputs",
     "InvalidRequestError",

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +27,7 @@ from swiftsure.serving.batching import Batcher, BusyError, Outcome, Served
 from swiftsure.serving.bodies import ARROW, JSON, NPY, Parsed, parse_body
 from swiftsure.serving.engine import Engine, InvalidRequestError
 from swiftsure.serving.guarding import Guard
+from swiftsure.serving.live import LiveStatus
 from swiftsure.serving.metrics import Metrics
 from swiftsure.serving.watching import Watcher
 from swiftsure.serving.workers import WorkerEngine
@@ -112,6 +113,7 @@ def create_app(
         Route("/resume", service.resume, methods=["POST"]),
         Route("/metrics", service.metrics_text),
         Route("/status", service.status),
+        Route("/events", service.events),
         Route("/", service.page),
     ]
     app = _App(routes=routes, lifespan=service.lifespan)
@@ -147,8 +149,7 @@ class _Service:
         self.limits, self.guard = limits, guard
         self.audit_rate, self.token = audit_rate, token
         guard.check_with(self.engine)
-        self.exits = [0] * self.engine.n_exits
-        self._page = (Path(__file__).parent / "page.html").read_text("utf-8")
+        self.live = LiveStatus(self.engine, guard)
         self._authorisation = None if token is None else f"Bearer {token}".encode()
 
     @property
@@ -175,7 +176,8 @@ class _Service:
             mode=self.guard.mode,
             deliver=deliver,
         )
-        self.metrics = Metrics(self.batcher, self.guard)
+        self.live.batcher = self.batcher
+        self.metrics = Metrics(self.batcher, self.guard, self.live.costs)
         try:
             yield
         finally:
@@ -188,6 +190,7 @@ class _Service:
     def _follow_guard(self, batcher: Batcher) -> None:
         self.guard.tick()
         batcher.mode = self.guard.mode
+        self.live.tick()
 
     async def predict(self, request: Request) -> Response:
         """Answer samples, if this is mounted below another application."""
@@ -298,9 +301,9 @@ class _Service:
         }
 
     def _note(self, served: Served, began: float) -> None:
-        exit_ = served.answer.exit
-        self.exits[exit_] += 1
-        self.metrics.observe(exit_, time.perf_counter() - began)
+        exit_, full = served.answer.exit, served.mode.full
+        self.live.answered(exit_, full=full)
+        self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
 
     async def _parsed(self, headers: dict[bytes, bytes], receive: Receive) -> Parsed:
         """Return the content of a request's body."""
@@ -379,58 +382,37 @@ class _Service:
             raise _RefusedError(403, "The server must have a token to be told to resume.")
         found = await run_in_threadpool(self.guard.resume)
         self.batcher.mode = self.guard.mode
-        return JSONResponse({"resumed": found, **self._health()})
+        return JSONResponse({"resumed": found, **self.live.health()})
 
     async def health(self, _request: Request) -> Response:
         """Say whether the server answers, and how."""
-        return JSONResponse(self._health(), 200 if self.batcher.alive else 503)
-
-    def _health(self) -> dict[str, Any]:
-        guard = self.guard
-        return {
-            "status": guard.state if self.batcher.alive else "dead",
-            "policy": guard.version,
-            "policy_number": guard.number,
-            "queue": self.batcher.depth,
-            "alarm": guard.alarm,
-            "fault": guard.fault,
-        }
+        return JSONResponse(self.live.health(), 200 if self.batcher.alive else 503)
 
     async def page(self, _request: Request) -> Response:
-        """Return the live page, which asks for /status every second."""
+        """Return the live page, which follows /events."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
         headers = {"Content-Security-Policy": f"{policy} connect-src 'self'"}
-        return HTMLResponse(self._page, headers=headers)
+        return HTMLResponse(self.live.page(empty=self.token is not None), headers=headers)
 
     async def status(self, request: Request) -> Response:
         """Return what the page shows."""
-        return await self._protected(request, self._status_response)
 
-    async def _status_response(self, _request: Request) -> Response:
-        return JSONResponse(self._status())
+        async def respond(_request: Request) -> Response:
+            return JSONResponse(self.live.status())
 
-    def _status(self) -> dict[str, Any]:
-        total, n_exits = sum(self.exits), self.engine.n_exits
-        run = sum((k + 1) * n for k, n in enumerate(self.exits))
-        found: dict[str, Any] = {
-            **self._health(),
-            "sentence": str(self.guard.mode.policy),
-            "exits": self.exits,
-            "saved": 1 - run / (total * n_exits) if total else None,
-            "dropped": self.batcher.dropped,
-            "monitor": None,
-        }
-        if self.watcher is not None:
-            monitor = self.watcher.monitor
-            found["recent"] = list(self.watcher.recent)
-            found["monitor"] = {
-                "n": monitor.n,
-                "mean": monitor.mean if monitor.n else None,
-                "evidence": monitor.evidence,
-                "evidence_needed": 1 / monitor.alpha,
-                "sentence": str(monitor),
-            }
-        return found
+        return await self._protected(request, respond)
+
+    async def events(self, request: Request) -> Response:
+        """Return what the page shows, again and again."""
+
+        async def respond(request: Request) -> Response:
+            return StreamingResponse(
+                self.live.events(getattr(request.app.state, "stopping", lambda: False)),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            )
+
+        return await self._protected(request, respond)
 
     async def policy(self, request: Request) -> Response:
         """Return the policy in force and what it promises in words, or install another one."""

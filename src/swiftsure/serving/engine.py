@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from swiftsure.policy import Policy
 
-__all__ = ["Answer", "Comparison", "Engine", "Inputs", "InvalidRequestError"]
+__all__ = ["Answer", "Comparison", "Engine", "ExitCosts", "Inputs", "InvalidRequestError"]
 
 
 class InvalidRequestError(ValueError):
@@ -68,6 +68,22 @@ class Comparison:
     full: Sequence[float] | None = None
 
 
+@dataclass(frozen=True)
+class ExitCosts:
+    """Cost of one request in one unit.
+
+    Attributes
+    ----------
+    exits : tuple of float
+        Of an answer at each exit.
+    full : float
+        Of the full model alone.
+    """
+
+    exits: tuple[float, ...]
+    full: float
+
+
 class Inputs(Protocol):
     """Checks the inputs of requests."""
 
@@ -92,9 +108,8 @@ class Engine(Protocol):
     policy : Policy
         The one in use; `install` replaces it.
     n_exits : int
-    costs : mapping
-        What a sample costs that leaves at each exit, (n_exits,), by unit: {"flops": [1e6, 5e6]}.
-        Empty if it is not known.
+    costs : mapping from str to ExitCosts
+        By unit, such as "flops" or "money"; the live page shows the first. May be empty.
     lanes : int
         How many calls of `answer` may run at once.
     inputs : Inputs
@@ -109,8 +124,8 @@ class Engine(Protocol):
         """The policy in use."""
 
     @property
-    def costs(self) -> Mapping[str, Sequence[float]]:
-        """What a sample costs that leaves at each exit, by unit."""
+    def costs(self) -> Mapping[str, ExitCosts]:
+        """What a request costs, by unit."""
 
     @property
     def inputs(self) -> Inputs:

@@ -14,7 +14,7 @@ from swiftsure.onnx.stages import Answer as HeadAnswer
 from swiftsure.onnx.trees import Form
 from swiftsure.policy import Policy
 from swiftsure.scores import probabilities
-from swiftsure.serving.engine import Answer, Comparison, InvalidRequestError
+from swiftsure.serving.engine import Answer, Comparison, ExitCosts, InvalidRequestError
 from swiftsure.serving.inputs import InputForm, Leaf
 
 __all__ = ["OnnxEngine"]
@@ -35,7 +35,8 @@ class OnnxEngine:
         self.fast = fast
         manifest = fast.stages.manifest
         self.n_exits = manifest.n_exits
-        self.costs = {"flops": manifest.flops} if manifest.flops else {}
+        flops = manifest.flops  # the full model alone also runs early heads, which are small
+        self.costs = {"flops": ExitCosts(tuple(flops), flops[-1])} if flops else {}
         self.inputs = InputForm(_form(manifest.inputs))
 
     @classmethod

@@ -11,10 +11,11 @@ from torch.utils import _pytree as pytree
 
 from swiftsure.policy import Policy
 from swiftsure.scores import probabilities
-from swiftsure.serving.engine import Answer, Comparison, InvalidRequestError
+from swiftsure.serving.engine import Answer, Comparison, ExitCosts, InvalidRequestError
 from swiftsure.serving.inputs import InputForm
-from swiftsure.torch import EarlyExit, exit_flops
+from swiftsure.torch import EarlyExit
 from swiftsure.torch.audit import Audit
+from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.modes import model_device
 from swiftsure.torch.results import ExitOutput, broken_rows
 from swiftsure.torch.scoring import confidence
@@ -47,9 +48,7 @@ class TorchEngine:
         )
         self.inputs = InputForm(form)
         self._device = model_device(fast.model) or torch.device("cpu")
-        batch = pytree.tree_map(lambda leaf: leaf.to(self._device), example)
-        with fast.context(batch):
-            self.costs = {"flops": exit_flops(fast.model, batch).tolist()}
+        self.costs = self._costs(example)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "TorchEngine":
@@ -102,6 +101,19 @@ class TorchEngine:
             return Comparison(lost)
         both = (probabilities(each[0].numpy()).tolist() for each in (served, full))
         return Comparison(lost, *both)
+
+    def _costs(self, example: Any) -> dict[str, ExitCosts]:
+        """Measure what one request costs at each exit, and in the full model alone."""
+        one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
+        model = self.fast.model
+        with self.fast.context(one):
+            flops, alone = exit_and_full_flops(model, one)
+            seconds = exit_seconds(model, one, repeats=5, score=self.fast.score)
+            full = full_seconds(model, one, repeats=5)
+        return {
+            "flops": ExitCosts(tuple(flops.tolist()), alone),
+            "seconds": ExitCosts(tuple(seconds.tolist()), full),
+        }
 
     def _batch(self, samples: list[Any]) -> Any:
         return pytree.tree_map(

@@ -11,7 +11,14 @@ from typing import Any
 
 from swiftsure.policy import Policy
 from swiftsure.serving.batching import WorkerDiedError
-from swiftsure.serving.engine import Answer, Comparison, Engine, Inputs, InvalidRequestError
+from swiftsure.serving.engine import (
+    Answer,
+    Comparison,
+    Engine,
+    ExitCosts,
+    Inputs,
+    InvalidRequestError,
+)
 
 __all__ = ["WorkerEngine"]
 
@@ -37,7 +44,7 @@ class WorkerEngine:
     lanes = 1
     policy: Policy
     n_exits: int
-    costs: Mapping[str, Sequence[float]]
+    costs: Mapping[str, ExitCosts]
     inputs: Inputs
 
     def __init__(self, make: Callable[[], Engine], threads: int | None = None) -> None:
