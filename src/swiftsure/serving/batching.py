@@ -63,11 +63,12 @@ class Audited:
     mode: Mode
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     request: str
     sample: Any
-    audit: bool
+    audit: int | None
+    """Its number among the audited requests, in the order in which they were accepted."""
     since: float
     done: Any
     deaths: int = 0
@@ -148,8 +149,9 @@ class Batcher:
         self._deliver = _set_futures if deliver is None else deliver
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._requests: deque[_Request] = deque()
-        self._audits: deque[Audited] = deque()
-        self._n_audits = 0  # waiting, or of requests that wait
+        self._audits: dict[int, Audited | None] = {}  # None if it was withdrawn
+        self._chosen = self._audited = 0  # audits accepted, and begun
+        self._auditing = False
         self._running = 0  # lanes with a batch
         self._closing = False
         self._changed = threading.Condition()
@@ -190,10 +192,12 @@ class Batcher:
                 raise BusyError("shutting down" if self._closing else "too many requests wait")
             now = time.monotonic()
             for request, sample, done in requests:
-                audit = not self.mode.full and self._random.random() < self.audit_rate
-                if audit and self._n_audits >= self.max_audits:
-                    audit, self.dropped = False, self.dropped + 1
-                self._n_audits += audit
+                audit = None
+                if not self.mode.full and self._random.random() < self.audit_rate:
+                    if self._chosen - self._audited < self.max_audits:
+                        audit, self._chosen = self._chosen, self._chosen + 1
+                    else:
+                        self.dropped += 1
                 self._requests.append(_Request(request, sample, audit, now, done))
             self._changed.notify()
 
@@ -225,8 +229,8 @@ class Batcher:
     def _next_batch(self) -> list[_Request] | None:
         """Return the next batch, [] if there is an audit or nothing to do, None at the end."""
         with self._changed:
-            if not self._requests and not self._audits:
-                if self._closing and not self._running:
+            if not self._requests and not self._audit_is_ready():
+                if self._closing and not self._running and self._audited == self._chosen:
                     return None
                 self._changed.wait(0.2)
             while self._requests and not self._closing:
@@ -247,7 +251,7 @@ class Batcher:
         mode, died = self.mode, None
         running = [each for each in batch if not each.done.cancelled()]
         outcomes: list[Outcome] = []
-        audits: list[Audited] = []
+        audits: dict[int, Audited | None] = {}
         again: list[_Request] = []
         if running:
             found = self._answers(engine, [each.sample for each in running], mode)
@@ -260,17 +264,17 @@ class Batcher:
                         continue
                 outcome = Served(answer, mode) if isinstance(answer, Answer) else answer
                 outcomes.append((each.done, outcome))
-                if each.audit and not mode.full:
-                    audits.append(Audited(each.request, each.sample, served, mode))
+                if each.audit is not None and not mode.full:
+                    audits[each.audit] = Audited(each.request, each.sample, served, mode)
         if outcomes:
             self._deliver(outcomes)
-        with self._changed:  # withdrawn requests are not audited
-            kept = len(audits) + sum(each.audit for each in again)
-            self._n_audits -= sum(each.audit for each in batch) - kept
-            self._audits.extend(audits)
+        with self._changed:
+            for each in batch:
+                if each.audit is not None and each not in again:
+                    self._audits[each.audit] = audits.get(each.audit)
             self._requests.extendleft(reversed(again))
             self._running -= 1
-            if again or self._closing:
+            if again or audits or self._closing:
                 self._changed.notify_all()
         return died
 
@@ -301,13 +305,25 @@ class Batcher:
                 time.sleep(1.0)
 
     def _audit(self, engine: Engine) -> None:
+        """Run the next audit: one at a time, in the order in which requests were accepted.
+
+        The order in which batches and audits end depends on what is in them, and losses in such
+        an order need not have a mean of at most ε given those before.
+        """
         with self._changed:
-            if not self._audits:
+            if not self._audit_is_ready():
                 return
-            audited = self._audits.popleft()
-            self._n_audits -= 1
-        if self._on_audit is not None:
+            audited = self._audits.pop(self._audited)
+            self._audited += 1
+            self._auditing = True
+        if audited is not None and self._on_audit is not None:
             self._call(self._on_audit, audited, engine)
+        with self._changed:
+            self._auditing = False
+            self._changed.notify()
+
+    def _audit_is_ready(self) -> bool:
+        return not self._auditing and self._audited in self._audits
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function; whatever it raises, requests must still be answered."""

@@ -22,7 +22,7 @@ def needs_label(loss: str, served: Sequence[float], full: Sequence[float]) -> bo
     return int(np.argmax(served)) != int(np.argmax(full))
 
 
-def gap(loss: str, served: Sequence[float], full: Sequence[float], label: int) -> float:
+def gap(loss: str, served: Sequence[float], full: Sequence[float], label: object) -> float:
     """Return the loss of the answer served minus that of the full model.
 
     Raises
