@@ -63,16 +63,20 @@ def speed(images: Images, given: argparse.Namespace) -> None:
         requests = [request(part, given.body) for part in parts(images, given.samples)]
         client(server.port, requests, given.clients, 1.0)  # warm
         for _ in range(given.turns):
-            loop_rates.append(loop_rate(images, given.max_batch, given.seconds / 2))
-            before = server.cpu()
+            rate, loop_cpu = loop_rate(images, given.max_batch, given.seconds / 2)
+            loop_rates.append(rate)
+            before, front = server.cpu(), server.cpu(1)
             found = client(server.port, requests, given.clients, given.seconds)
             server_rates.append(found.rate * given.samples)
-            used = server.cpu() - before
+            used, front = server.cpu() - before, server.cpu(1) - front
             shares.append(found.cpu / (found.cpu + used))
             per = 1e6 * used / max(1, found.done * given.samples)
             print(
                 f"loop {loop_rates[-1]:7,.0f} images/s, server {server_rates[-1]:7,.0f} images/s,"
-                f" server's processor time {per:.0f} µs per image, {found.errors} errors",
+                f" processor time per image: loop {1e6 * loop_cpu:.0f} µs, server {per:.0f} µs"
+                f" ({100 * front / used:.0f} % of it outside the workers),"
+                f" client {1e6 * found.cpu / max(1, found.done * given.samples):.0f} µs;"
+                f" {found.errors} errors",
                 flush=True,
             )
             single.append(client(server.port, requests, 1, 1.0).quantile(0.5))
@@ -96,19 +100,24 @@ def speed(images: Images, given: argparse.Namespace) -> None:
         print(f"p99 at 70 % load is {best / alone:.1f} times that (target 4)")
 
 
-def loop_rate(images: Images, batch: int, seconds: float) -> float:
-    """Return images per second of `EarlyExit.run`, with the best number of threads."""
+def loop_rate(images: Images, batch: int, seconds: float) -> tuple[float, float]:
+    """Return images per second of `EarlyExit.run`, with the best number of threads.
+
+    Also returns the processor time of an image with one thread.
+    """
     fast = demo_engine(EPSILON).fast  # type: ignore[attr-defined]
     batches = list(torch.from_numpy(images).split(batch))
-    best = 0.0
+    best, per_image = 0.0, float("inf")
     for threads in range(1, (os.cpu_count() or 1) + 1):
         torch.set_num_threads(threads)
         end, n, began = time.perf_counter() + seconds, 0, time.perf_counter()
+        cpu = time.process_time()
         while time.perf_counter() < end:
             for out in fast.run(batches[:20]):
                 n += len(out.exits)
         best = max(best, n / (time.perf_counter() - began))
-    return best
+        per_image = min(per_image, (time.process_time() - cpu) / n)
+    return best, per_image
 
 
 def parts(images: Images, samples: int) -> list[Images]:
@@ -179,10 +188,10 @@ class running:  # noqa: N801 (reads as a statement)
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [self.process.pid, *map(int, children.split())]
 
-    def cpu(self) -> float:
-        """Return the processor time of all its processes."""
+    def cpu(self, first: int | None = None) -> float:
+        """Return the processor time of its processes, or of the first of them."""
         found = 0.0
-        for pid in self.pids():
+        for pid in self.pids()[:first]:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
             found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return found
