@@ -9,12 +9,14 @@ where it stood.
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from swiftsure.files import locked
 from swiftsure.policy import Policy
+from swiftsure.serving import watching
 from swiftsure.serving.batching import Audited, Mode
 from swiftsure.serving.engine import Engine
 from swiftsure.serving.watching import Watcher, policy_version, resume
@@ -41,10 +43,12 @@ class PolicyStore:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
-    def newest(self) -> StoredPolicy | None:
-        """Return the policy in force; None if none was ever installed."""
+    def newest(self, above: int = 0) -> StoredPolicy | None:
+        """Return the policy in force; None if none was installed since number `above`."""
         path = max(self._files(), default=None)
-        return None if path is None else StoredPolicy(_number(path), Policy.load(path))
+        if path is None or _number(path) <= above:
+            return None
+        return StoredPolicy(_number(path), Policy.load(path))
 
     def start_with(self, policy: Policy) -> StoredPolicy:
         """Return the policy in force, after installing one that was never installed before."""
@@ -109,6 +113,7 @@ class Guard:
         self._engine: Engine | None = None
         self._lock = threading.RLock()
         self._fault: str | None = None
+        self._due_at = 0.0
         self._watchers: list[Watcher] = []
         stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
         self._stand(stored)
@@ -165,7 +170,9 @@ class Guard:
             for watcher in self._watchers:
                 watcher.tick()
             self._choose()
-            self._follow()
+            if time.monotonic() >= self._due_at:
+                self._follow()
+                self._due_at = time.monotonic() + watching.PAUSE
         finally:
             self._lock.release()
 
@@ -224,6 +231,7 @@ class Guard:
         self._choose()
 
     def _choose(self) -> None:
+        """Find the first policy of the ladder without an alarm."""
         alarmed = [each.fallback is not None for each in self._watchers]
         if not alarmed or not all(alarmed):
             self._rung = alarmed.index(False) if alarmed else 0
@@ -236,8 +244,8 @@ class Guard:
         """Install what another server or the watched file has."""
         try:
             if self._store is not None:
-                newest = self._store.newest()
-                if newest is not None and newest.number > self.number:
+                newest = self._store.newest(above=self.number)
+                if newest is not None:
                     self._stand(newest)
             if self._file is not None and self._file.exists():
                 content = self._file.read_bytes()
