@@ -166,7 +166,7 @@ class running:  # noqa: N801 (reads as a statement)
         )  # fmt: skip
 
     def __enter__(self) -> "running":
-        for _ in range(1200):
+        for _ in range(4000):
             try:
                 socket.create_connection(("127.0.0.1", self.port)).close()
                 return self
@@ -174,6 +174,7 @@ class running:  # noqa: N801 (reads as a statement)
                 if self.process.poll() is not None:
                     raise RuntimeError("The server did not start.") from None
                 time.sleep(0.05)
+        self.process.kill()
         raise RuntimeError("The server did not start.")
 
     def __exit__(self, *_: object) -> None:
@@ -187,6 +188,11 @@ class running:  # noqa: N801 (reads as a statement)
         """Return the processes of the server, workers included."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [self.process.pid, *map(int, children.split())]
+
+    def workers(self) -> list[int]:
+        """Return the worker processes."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.pids()[1:]}
+        return [pid for pid, command in commands.items() if b"spawn_main" in command]
 
     def cpu(self, first: int | None = None) -> float:
         """Return the processor time of its processes, or of the first of them."""
@@ -311,11 +317,11 @@ def soak(images: Images, seconds: float, workers: int) -> None:
     total: Counter[int] = Counter()
     memory: list[float] = []
     with running(workers, 16, 0.0, options) as server:
-        client(server.port, requests, 16, 3.0)
+        total += client(server.port, requests, 16, 3.0).statuses
         end, killed, turn = time.monotonic() + seconds, 0, min(20.0, seconds / 6)
         while time.monotonic() < end:
             if turn * (killed + 1) < seconds / 2 or killed == 0:
-                pid = rng.choice(server.pids()[1:])
+                pid = rng.choice(server.workers())
                 killer = multiprocessing.get_context("fork").Process(
                     target=_kill_later, args=(pid, turn / 2)
                 )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
         make = partial(load_engine, folder, threads)
     if workers == 0:
         return [make()]
-    return [WorkerEngine(make, threads) for _ in range(workers)]
+    with ThreadPoolExecutor(workers) as side_by_side:
+        return list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:
