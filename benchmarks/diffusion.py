@@ -9,18 +9,26 @@ such as one that looks at fewer exits, give several policies for each loss and Î
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from measure import Result, best_times, show
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import Tensor
 
 from swiftsure import ThresholdRecord, calibrate
-from swiftsure.diffusion import DDIM, DeeDiff, Generated, Guided, pilot_thresholds
+from swiftsure.diffusion import (
+    DDIM,
+    DeeDiff,
+    DeeDiffRule,
+    Generated,
+    Guided,
+    pilot_thresholds,
+)
 from swiftsure.torch.models import UViT
 
 TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
@@ -46,6 +54,68 @@ def random_network(**options: Any) -> UViT:
         model.UEM[0].weight.normal_(0, 0.3)
         model.UEM[2].weight.normal_(0, 0.3)
     return model.eval()
+
+
+class DrawnExits(UViT):
+    """A U-ViT whose steps exit where they are told, after a confidence was computed as usual."""
+
+    def __init__(self, n_times: int = 1000, **options: Any) -> None:
+        super().__init__(**options)
+        exits = np.random.default_rng(0).integers(self.n_exits, size=n_times)
+        self.register_buffer("drawn", torch.from_numpy(exits), persistent=False)
+
+    def begin(self, batch: Sequence[Tensor]) -> dict[str, Any]:
+        drawn = cast(Tensor, self.drawn)
+        return super().begin(batch) | {"exits": drawn[(batch[1] * len(drawn)).round().long()]}
+
+    def confidence_at(self, exit_index: int, state: dict[str, Any]) -> Tensor:
+        sure = super().confidence_at(exit_index, state)
+        if "exits" not in state:
+            return sure
+        return (state["exits"] <= exit_index).float() + 0 * sure.nan_to_num()
+
+
+def drawn_rows(
+    batch: int, dtype: str, device: str, repeats: int, small: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Time DDIM's 50 steps of the published U-ViT, exits drawn uniformly, one for each step.
+
+    All images of a batch exit together, as those of trained networks nearly do. On a GPU everything
+    is captured.
+    """
+    torch.manual_seed(0)
+    model = DrawnExits(**(SMALL if small else PUBLISHED)).eval().to(device)
+    some = list(range(2, model.n_exits - 1, 4))
+    rules = {
+        "full": None,
+        "looks at all exits": DeeDiffRule(0.5),
+        f"looks at {', '.join(str(k + 1) for k in some)}": DeeDiffRule(0.5, look_at=some),
+    }
+    options = {
+        "sampler": DDIM(4 if small else 50),
+        "dtype": None if dtype == "float32" else dtype,
+        "graphs": device == "cuda",
+    }
+    fasts = {name: DeeDiff(model, rule, **options) for name, rule in rules.items()}
+
+    def run(fast: DeeDiff) -> Generated:
+        made = fast.generate(batch, batch_size=batch)
+        made.images.cpu()  # waits for the device
+        return made
+
+    seconds = best_times({k: (lambda fast=fast: run(fast)) for k, fast in fasts.items()}, repeats)
+    layers = {name: run(fast).layers.mean() for name, fast in fasts.items()}
+    for name in list(rules)[1:]:
+        yield {
+            "network": "U-ViT, published size, DDIM 50 steps",
+            "batch": batch,
+            "dtype": dtype,
+            "variant": name,
+            "ms": 1e3 * seconds[name],
+            "full_ms": 1e3 * seconds["full"],
+            "speed_up": seconds["full"] / seconds[name],
+            "layers_saved": 1 - layers[name] / layers["full"],
+        }
 
 
 def trained(results: Path, name: str) -> UViT | Guided:
@@ -111,7 +181,7 @@ def measure(
     device = next(full.model.parameters()).device.type
     if device == "cuda":
         recorded = {f"{key}, graphs": with_graphs(it) for key, it in variants.items()}
-        variants = variants | recorded if with_eager else {"full": full} | recorded
+        variants = variants | recorded if with_eager else recorded
     results = []
     for batch in batches:
         n = max(batch, FEWEST)
@@ -127,6 +197,8 @@ def measure(
         made = {key: run(fast) for key, fast in variants.items()}
         for key in [each for each in variants if each != "full"]:
             if key == "full, graphs":
+                if not with_eager:
+                    continue
                 ratio = seconds["full"] / seconds[key]
                 note = f"{n / seconds[key]:.3g} images a second, against eager"
                 results.append(Result(f"{name}, {device}, batch {batch}, {key}", ratio, note=note))

@@ -1,7 +1,9 @@
 """Early exits on a GPU, at published sizes and under certified policies, against full networks.
 
 `python benchmarks/gpu.py [--networks msdnet dvit] [--batch 1 16 64 256] [--dtype bfloat16]
-[--compile] [--no-eager] [--json FILE]`. Networks at published sizes have random weights, and exits
+[--compile] [--no-eager] [--json FILE]`. Without arguments it measures everything except compiled
+variants, which take minutes per network and size; with --compile, that many processes compile side
+by side and are then timed one at a time. Networks at published sizes have random weights, and exits
 are drawn uniformly. `msdnet_fashion_mnist` is the trained MSDNet that comes with the library under
 its policy at ε = 0.05; `msdnet_cifar10_record` and `dvit_tiny_imagenet_100_record` have random
 weights, and exits drawn as their records and policies at ε = 0.05 say.
@@ -10,22 +12,30 @@ For each network, batch size and dtype, milliseconds per batch of
 
 - full: the full network, eager, as one CUDA graph and, with --compile, by
   `torch.compile(mode="reduce-overhead")`
-- `EarlyExit`, called for each batch: eager, and captured
-- the captured stream, which is what `EarlyExit.run` uses for batches of more than one sample
+- `EarlyExit`, called for each batch: eager, captured and, for single samples, compiled too
+- the captured stream, which is what `EarlyExit.run` uses for batches of more than one sample; with
+  --compile also of compiled stages
 - ideal: the fastest full network less the time of the skipped stages, which are timed as CUDA
   graphs at the full batch size
 
 and the time saved / time of the skipped stages, relative to the fastest full network. Stages are
-counted with their heads, like in the runtime, or without, like in the full network.
+counted with their heads, like in the runtime, or without, like in the full network. Compiled
+variants are compared with the time of compiled stages.
+
+`uvit` is the U-ViT of the published CIFAR-10 size with DDIM's 50 steps; see `diffusion.py`.
 """
 
 import argparse
 import gc
 import json
+import os
 import random
+import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +43,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from turns import run_in_turns, wait_for_turn
 
+from diffusion import drawn_rows
 from swiftsure import ExitRecord, Policy, assets, calibrate
 from swiftsure.torch import EarlyExit, Scored, Staged, Stream, models
 from swiftsure.torch.capture import Recorded, Recorder
@@ -41,8 +53,8 @@ from swiftsure.torch.modes import inference
 
 SIZES = Path(__file__).with_name("published_sizes.json")
 
-FEWEST, MOST_BYTES = 48, 6e9
-"""Batches per run: at least so many samples; at most so many bytes of images."""
+FEWEST, MOST, MOST_BYTES = 48, 3072, 6e9
+"""Samples per run: at least, at most; and at most so many bytes of images."""
 
 
 class Drawn(Staged):
@@ -176,11 +188,20 @@ def _autocast(dtype: str) -> str | None:
 # ------------------------------------------------------------------------------------------ times
 
 
-def best_times(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of each variant: the best of several runs in changing order, after a warm-up."""
+def best_times(
+    variants: dict[str, Callable[[], object]],
+    repeats: int,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Seconds of each variant: the best of several runs in changing order, after a warm-up.
+
+    Calls `wait` between the warm-up, which compiles and captures, and the rest.
+    """
     found: dict[str, float] = {}
     for name, run in list(variants.items()):
         try:
+            if _late:
+                raise TimeoutError("too late")
             run()
             found[name] = np.inf
         except Exception as error:
@@ -189,6 +210,9 @@ def best_times(variants: dict[str, Callable[[], object]], repeats: int) -> dict[
                 traceback.print_exc()
             gc.collect()
             torch.cuda.empty_cache()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _late.clear()
+    wait()
     order = list(found)
     for repeat in range(repeats):
         random.Random(repeat).shuffle(order)
@@ -199,6 +223,15 @@ def best_times(variants: dict[str, Callable[[], object]], repeats: int) -> dict[
             _wait()
             found[name] = min(found[name], time.perf_counter() - start)
     return found
+
+
+_late: list[bool] = []
+"""Not empty once there is no time left to compile."""
+
+
+def _too_late(*_: Any) -> None:
+    _late.append(True)
+    raise TimeoutError("compiling took too long")
 
 
 def _wait() -> None:
@@ -233,10 +266,12 @@ def measure(
     repeats: int,
     n_batches: int | None,
     with_eager: bool = True,
+    only: Sequence[str] | None = None,
+    wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Time all variants on batches of one size; milliseconds per batch."""
     image = case.inputs(1)[1]
-    most = int(MOST_BYTES // (image.numel() * 4 * batch))
+    most = min(MOST // batch, int(MOST_BYTES // (image.numel() * 4 * batch)))
     n_parts = n_batches or max(4, min(32 if batch > 1 else FEWEST, most))
     given, images = case.inputs(batch * n_parts)
     parts = [
@@ -300,10 +335,19 @@ def measure(
 
         both = EarlyExit(case.model, case.policy, capture=True, compile=True)
         variants["full compiled"] = reduced
-        variants["stream compiled"] = lambda: list(both.way("stream", batch)(parts))
+        if batch == 1:
+            variants["captured compiled"] = lambda: [both(part) for part in parts]
+        else:
+            variants["stream compiled"] = lambda: list(both.way("stream", batch)(parts))
+    if only is not None:
+        variants = {name: run for name, run in variants.items() if name in only}
     start = time.perf_counter()
-    seconds = best_times(variants, repeats)
+    seconds = best_times(variants, repeats, wait)
     seconds_all = time.perf_counter() - start
+    ms = {name: 1e3 * value / n_parts for name, value in seconds.items()}
+    fulls = {name: value for name, value in ms.items() if name.startswith("full")}
+    if ms == fulls:
+        return {"network": case.name, "batch": batch, "dtype": dtype, "ms": ms}
     # Prefixes of the network, as graphs at the full batch.
     cumulative = {}
     with torch.inference_mode():
@@ -329,6 +373,7 @@ def measure(
     }
     if both is not None:
         ways["stream compiled"] = lambda: both.way("stream", batch)(parts)
+        ways["captured compiled"] = lambda: map(both, parts)
     for name, run in ways.items():
         if name in seconds:
             got = list(run())
@@ -339,8 +384,6 @@ def measure(
             )
             same[name] = [float((theirs == exits).mean()), difference]
     del outs
-    ms = {name: 1e3 * value / n_parts for name, value in seconds.items()}
-    fulls = {name: value for name, value in ms.items() if name.startswith("full")}
     best_full = min(fulls, key=fulls.__getitem__)
     row: dict[str, Any] = {
         "network": case.name,
@@ -374,6 +417,17 @@ def measure(
                 if not name.startswith("full")
             }
         row[f"ideal_ms_{label}"] = ms[best_full] - skipped
+    if both is not None and "compiled" in " ".join(set(ms) - set(fulls)):
+        steps = np.cumsum(segment_times(both))
+        row["compiled_prefix_with_heads_ms"] = (1e3 * steps).tolist()
+        row["compiled_stages"] = compiled_stages(both)
+        skipped = 1e3 * float(np.mean(steps[-1] - steps[exits]))
+        row["skipped_ms_compiled"] = skipped
+        row[f"saved compiled | {best_full}"] = {
+            name: round((ms[best_full] - value) / skipped, 3)
+            for name, value in ms.items()
+            if not name.startswith("full")
+        }
     row["speed_up"] = {
         name: round(ms[best_full] / value, 3)
         for name, value in ms.items()
@@ -382,12 +436,51 @@ def measure(
     return row
 
 
+def captured_steps(fast: EarlyExit) -> list[tuple[Any, list[Tensor]]]:
+    """What `fast` has captured: each segment's function and its input."""
+    captures = fast.captures
+    assert captures is not None
+    for (*_, is_full), lanes in captures._lanes.items():
+        if lanes and not is_full:
+            rings = [[t[: lanes[0].size] for t in ring.tensors] for ring in lanes[0]._rings]
+            return list(zip(lanes[0]._steps, rings, strict=True))
+    (calls,) = captures._calls.values()
+    assert calls._sample is not None
+    tensors, found = calls._sample._inputs, []
+    for step in calls._sample._steps:
+        found.append((step, tensors))
+        tensors = step(tensors).state
+    return found
+
+
+def segment_times(fast: EarlyExit) -> list[float]:
+    """Seconds of each captured segment with its head, alone as a graph."""
+    recorder = Recorder(torch.device(DEVICE), fast.dtype)
+    with inference(torch.device(DEVICE), fast.dtype):
+        return [
+            recorder.record(lambda s=step, i=inputs: s(i)).seconds(torch.device(DEVICE), 20)
+            for step, inputs in captured_steps(fast)
+        ]
+
+
+def compiled_stages(fast: EarlyExit) -> list[bool]:
+    """Which segments run compiled, because that is faster."""
+    with inference(torch.device(DEVICE), fast.dtype):
+        return ["_compile." in step.__qualname__ for step, _ in captured_steps(fast)]
+
+
 def shown(row: dict[str, Any]) -> str:
     ms = "  ".join(f"{name} {value:.2f}" for name, value in row["ms"].items())
+    if "fastest_full" not in row:
+        return f"{row['network']}, batch {row['batch']}, {row['dtype']}: ms: {ms}"
     best = row["fastest_full"]
     saved = "  ".join(f"{k} {v:.2f}" for k, v in row[f"saved | {best}"].items())
     bare = "  ".join(f"{k} {v:.2f}" for k, v in row[f"saved_without_heads | {best}"].items())
     speed = "  ".join(f"{k} {v:.2f}" for k, v in row["speed_up"].items())
+    by_compiled = row.get(f"saved compiled | {best}", {})
+    if by_compiled:
+        bare += "; of compiled stages: " + "  ".join(f"{k} {v:.2f}" for k, v in by_compiled.items())
+        bare += f" ({row['skipped_ms_compiled']:.2f} ms skipped; compiled {row['compiled_stages']})"
     return (
         f"{row['network']}, batch {row['batch']}, {row['dtype']}: ms: {ms}\n"
         f"    ideal {row['ideal_ms_saved_without_heads']:.2f}; against {best}: {speed}\n"
@@ -400,6 +493,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 PUBLISHED = ("msdnet", "dvit", "dyn_perc", "adp_c")
+BATCHES = (1, 16, 64, 256)
 CERTIFIED = ("msdnet_fashion_mnist", "msdnet_cifar10_record", "dvit_tiny_imagenet_100_record")
 
 DEVICE, VERBOSE = "cuda", False
@@ -413,7 +507,7 @@ def cases(names: Sequence[str], dtype: str, small: bool) -> Iterator[Case]:
 def main() -> None:
     global DEVICE, VERBOSE
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    names = (*PUBLISHED, *CERTIFIED)
+    names = (*PUBLISHED, *CERTIFIED, "uvit")
     parser.add_argument("--networks", nargs="+", choices=names, default=names)
     parser.add_argument("--batch", type=int, nargs="+")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
@@ -425,9 +519,35 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="smaller networks, to try this out")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--variants", nargs="+", help="only these, such as 'full captured'")
+    parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) - 2))
+    parser.add_argument("--prepare-seconds", type=float, default=900, help="to compile at most")
+    parser.add_argument("--turn", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     DEVICE, VERBOSE = arguments.device, arguments.verbose
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if "uvit" in arguments.networks and arguments.turn is None:
+        arguments.networks = [name for name in arguments.networks if name != "uvit"]
+        for dtype in arguments.dtype:
+            for batch in arguments.batch or (1, 16, 64):
+                for row in drawn_rows(batch, dtype, DEVICE, arguments.repeats, arguments.small):
+                    rows.append(row)
+                    print(
+                        f"{row['network']}, batch {batch}, {dtype}, {row['variant']}:"
+                        f" {row['ms']:.1f} ms, {row['speed_up']:.2f} x of {row['full_ms']:.1f},"
+                        f" layers saved {100 * row['layers_saved']:.0f} %",
+                        flush=True,
+                    )
+                save(rows, arguments.json)
+    if arguments.compile and arguments.turn is None:
+        rows += compiled_rows(arguments)
+        save(rows, arguments.json)
+        return
+    wait: Callable[[], None] = lambda: None  # noqa: E731
+    if arguments.turn is not None:
+        wait = partial(wait_for_turn, arguments.turn)
+        signal.signal(signal.SIGALRM, _too_late)
+        signal.setitimer(signal.ITIMER_REAL, 0.9 * arguments.prepare_seconds)
     for dtype in arguments.dtype:
         for case in cases(arguments.networks, dtype, arguments.small):
             for batch in arguments.batch or case.batches:
@@ -442,6 +562,8 @@ def main() -> None:
                         repeats=arguments.repeats,
                         n_batches=arguments.n_batches,
                         with_eager=not arguments.no_eager,
+                        only=arguments.variants,
+                        wait=wait,
                     )
                 except Exception as error:
                     print(f"{case.name}, batch {batch}: {type(error).__name__}: {error}"[:600])
@@ -454,8 +576,34 @@ def main() -> None:
                         torch.cuda.empty_cache()
                 rows.append(row)
                 print(shown(row), flush=True)
-                if arguments.json:
-                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+                save(rows, arguments.json)
+
+
+def save(rows: list[dict[str, Any]], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def compiled_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure with one process per network, size and dtype, which compile side by side."""
+    commands, files = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in arguments.dtype:
+            for name in arguments.networks:
+                for batch in arguments.batch or BATCHES:
+                    files.append(Path(folder) / f"{name}_{batch}_{dtype}.json")
+                    command = [__file__, "--networks", name, "--batch", str(batch)]
+                    command += ["--dtype", dtype, "--compile", "--json", str(files[-1])]
+                    command += ["--device", DEVICE, "--repeats", str(arguments.repeats)]
+                    command += ["--prepare-seconds", str(arguments.prepare_seconds)]
+                    command += ["--no-eager"] * arguments.no_eager + ["--small"] * arguments.small
+                    if arguments.n_batches:
+                        command += ["--n-batches", str(arguments.n_batches)]
+                    if arguments.variants:
+                        command += ["--variants", *arguments.variants]
+                    commands.append(command)
+        run_in_turns(commands, Path(folder), arguments.at_once, arguments.prepare_seconds)
+        return [row for file in files if file.exists() for row in json.loads(file.read_text())]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ record = ss.ExitRecord(
     losses={"grade": np.stack([1 - grade_small, 1 - grade_large], axis=1)},
     loss_ranges={"grade": (0, 1)},
     costs={"cents": [0.1, 1.3]},  # cumulative: the large model runs after the small one
+    full_costs={"cents": 1.2},  # the large model alone, which savings are measured against
 )
 
 policy = ss.calibrate(record, risk="gap", loss="grade", epsilon=0.05, delta=0.1)

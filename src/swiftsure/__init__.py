@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import swiftsure.report as report
     from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
     from swiftsure.calibration import calibrate
+    from swiftsure.cascade import Answer, Cascade, Endpoint
+    from swiftsure.cascade.estimator import CertifiedCascade
+    from swiftsure.choosing import calibrate_best
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
@@ -25,14 +28,18 @@ if TYPE_CHECKING:
     from swiftsure.monitor import Monitor
     from swiftsure.paths import Path
     from swiftsure.policy import Certificate, Policy
-    from swiftsure.records import ExitRecord, ThresholdRecord, load_record
+    from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.risks import Risk
     from swiftsure.slices import SlicedPolicy, calibrate_slices
 
 __all__ = [
+    "Answer",
+    "Cascade",
     "Certificate",
+    "CertifiedCascade",
     "Control",
     "ControlResult",
+    "Endpoint",
     "ExitRecord",
     "GrowingCalibration",
     "Loss",
@@ -42,12 +49,14 @@ __all__ = [
     "Policy",
     "Risk",
     "RiskCurve",
+    "ShardedRecord",
     "SlicedPolicy",
     "Study",
     "ThresholdRecord",
     "__version__",
     "bounds",
     "calibrate",
+    "calibrate_best",
     "calibrate_slices",
     "control",
     "evaluate",
@@ -63,9 +72,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "cascade",
+    "Cascade": "cascade",
     "Certificate": "policy",
+    "CertifiedCascade": "cascade.estimator",
     "Control": "control",
     "ControlResult": "control",
+    "Endpoint": "cascade",
     "ExitRecord": "records",
     "GrowingCalibration": "growing",
     "Loss": "losses",
@@ -75,10 +88,12 @@ _HOMES = {
     "Policy": "policy",
     "Risk": "risks",
     "RiskCurve": "curves",
+    "ShardedRecord": "records",
     "SlicedPolicy": "slices",
     "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
+    "calibrate_best": "choosing",
     "calibrate_slices": "slices",
     "evaluate": "evaluation",
     "load_record": "records",

@@ -16,7 +16,7 @@ from swiftsure.growing import GrowingCalibration
 from swiftsure.labelling import Labeller, label_along, shortest
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import Metadata, Policy
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import RISKS, Risk
@@ -25,7 +25,7 @@ __all__ = ["calibrate", "curve_of"]
 
 
 def calibrate(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
     epsilon: float | None = None,
     risk: str | None = None,
@@ -51,6 +51,7 @@ def calibrate(
     weights: ArrayLike | Mapping[str, float] | None = None,
     max_weight: float | None = None,
     estimated_weights: bool = False,
+    cost: str | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Policy:
@@ -65,8 +66,9 @@ def calibrate(
 
     Parameters
     ----------
-    record : ExitRecord, ThresholdRecord or RiskCurve
-        The calibration samples. A curve does not record its score, exits and model, so a policy
+    record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
+        The calibration samples; a `ShardedRecord` may hold more of them than fit into memory. A
+        curve does not record its score, exits and model, so a policy
         made from one cannot be checked against a model, and the runtimes refuse it.
     epsilon : float
         The largest risk allowed; required, unless `risks` are given.
@@ -105,6 +107,11 @@ def calibrate(
         The largest weight that can occur, declared before the data are seen.
     estimated_weights : bool
         Whether the weights were estimated, which the certificate then states as an assumption.
+    cost : str, optional
+        The cost that must not exceed the full model's: if the certified setting needs more of it,
+        the policy runs the full model, and says so. By default the price of a cascade (the first of
+        the record's `full_costs` besides FLOPs and seconds); else a setting must save at least one
+        of the record's costs. This choice is by costs alone, and both settings keep the promise.
     seed : int, optional
         Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
         at random when the record was made and saved in its file, so that calibrating again gives
@@ -136,8 +143,9 @@ def calibrate(
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
     wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
-    if isinstance(record, ExitRecord):
-        score = choose("score", score, record.confidences, preferred="top1")
+    if isinstance(record, ExitRecord | ShardedRecord):
+        known = record.first if isinstance(record, ShardedRecord) else record
+        score = choose("score", score, known.confidences, preferred="top1")
         exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     elif strict or min_exit or missing != "raise":
         raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
@@ -165,7 +173,7 @@ def calibrate(
         record = label_along(record, wanted, path, options, walk, labeller, budget)  # type: ignore[arg-type]
     elif budget is not None:
         raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
-    if isinstance(record, ExitRecord | ThresholdRecord):
+    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
         curves = shortest(
             [record.curve(r.risk, r.loss, score, path, **exits, **counted) for r in wanted]
         )
@@ -201,6 +209,7 @@ def calibrate(
         results,
         chosen,
         max_costs=max_costs,
+        cost=cost,
         data=data.result(),
         score=score,
         pool=pool,
@@ -211,7 +220,7 @@ def calibrate(
 def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
     """Return the path of a walk that asks for labels; raise if there can be none."""
     if not isinstance(record, ExitRecord):
-        raise ValueError("`labeller` is for an ExitRecord.")
+        raise ValueError("`labeller` is for an ExitRecord, in memory.")
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])
@@ -241,7 +250,7 @@ def _weighting(
 
 
 def curve_of(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     risk: str | None,
     loss: str | None,
     score: str | None = None,
@@ -251,7 +260,7 @@ def curve_of(
 ) -> RiskCurve:
     """Return a record's curve; a RiskCurve is returned as it is, with a name if it has none."""
     options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    if isinstance(record, ExitRecord | ThresholdRecord):
+    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
         return record.curve(risk or "gap", loss, score, path, **options)
     if not isinstance(record, RiskCurve):
         raise TypeError(

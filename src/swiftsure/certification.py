@@ -9,7 +9,7 @@ from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult
 from swiftsure.curves import RiskCurve
 from swiftsure.policy import Certificate, Metadata, Policy, Promise
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.risks import Risk
 from swiftsure.sample_order import SampleOrder
 
@@ -17,7 +17,7 @@ __all__ = ["curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
 
 
 def make_policy(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     rule: Control,
     curves: list[RiskCurve],
     results: list[ControlResult],
@@ -30,12 +30,14 @@ def make_policy(
     horizon: int | None = None,
     slices: Mapping[str, int] | None = None,
     max_costs: Mapping[str, float] | None = None,
+    cost: str | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
     """Return the policy for a chosen setting.
 
     `upper` is its upper bound if already computed; `horizon` is that of a calibration that grows;
-    `slices` are those that the promise is about, with their numbers of samples.
+    `slices` are those that the promise is about, with their numbers of samples; `cost` is the one
+    of which the setting must not need more than the full model.
     """
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
@@ -43,10 +45,14 @@ def make_policy(
     shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
     if chosen.index is not None:
         here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
-    not_worth = bool(here) and all(here[name] > full[name] for name in here)
-    if not_worth:  # the setting is safe, but saves nothing in any cost
+    deciding = curve.deciding_costs(cost)
+    not_worth = bool(deciding) and all(here[name] > full[name] for name in deciding)
+    dearer = {name: here[name] for name in deciding} if not_worth else {}
+    if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
         chosen, here = replace(chosen, index=None, threshold=None), full
         shares = curve.exit_shares_at(0) if curve.has_exits else None
+    if curve.price is not None and cost != "exit":  # a cascade: models asked are not a price
+        full = {name: value for name, value in full.items() if name != "exit"}
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,
@@ -77,6 +83,7 @@ def make_policy(
         slices=None if slices is None else dict(slices),
         max_costs={} if max_costs is None else dict(max_costs),
         not_worth=not_worth,
+        dearer_costs=dearer,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=data or curves_fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
@@ -86,16 +93,17 @@ def make_policy(
     if isinstance(record, ThresholdRecord):
         dial, fixed = record.dial, dict(record.settings)
         safe = None if np.isinf(record.thresholds[0]) else float(record.thresholds[0])
+    exits = record if isinstance(record, ExitRecord | ShardedRecord) else None
     threshold = chosen.threshold
     value = list(threshold) if isinstance(threshold, tuple) else threshold
     return Policy(
         threshold=threshold,
         score=score,
-        n_exits=record.n_exits if isinstance(record, ExitRecord) else None,
+        n_exits=None if exits is None else exits.n_exits,
         strict=curve.strict,
         min_exit=curve.min_exit,
-        temperatures=record.temperatures if isinstance(record, ExitRecord) else None,
-        dtype=record.dtype if isinstance(record, ExitRecord) else None,
+        temperatures=None if exits is None else exits.temperatures,
+        dtype=None if exits is None else exits.dtype,
         settings={dial: safe if value is None else value, **fixed},
         certificate=certificate,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
@@ -156,14 +164,14 @@ def within_costs(
         raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
     if curve.cut_from is not None or curve.max_weight is not None:
         raise ValueError("`max_costs` does not go with weights, or with a path cut by labels.")
-    rows = curve.rows_in_order(order.seed)
+    rows, one_by_one = curve.rows_in_order(order.seed), curve.storage.arange(curve.n)
     star = bounds.BOUNDS["star"]
     first = curve.n_settings
     levels = {name: _cost_level(curve, name, limit) for name, limit in max_costs.items()}
     tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
     while first > 0 and first > (chosen.index or 0):
         passed = all(
-            star.passes(tables[name].only(first - 1, rows), np.arange(curve.n), level, delta / 2)[0]
+            star.passes(tables[name].only(first - 1, rows), one_by_one, level, delta / 2)[0]
             for name, (_, level) in levels.items()
         )
         if not passed:

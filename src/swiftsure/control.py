@@ -22,6 +22,7 @@ from swiftsure.curves import RiskCurve, in_range
 from swiftsure.paths import BREAKPOINTS, LEARNED
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
+from swiftsure.storage import blocks
 
 __all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
 
@@ -212,7 +213,9 @@ class Control:
         if curve.selective and self.name not in ("ucb", "ltt"):
             raise ValueError("`risk` of the samples that exit needs ucb, or ltt in fixed sequence.")
         if declared != curve.loss_range:
-            in_range("losses", curve.data.values, declared)
+            for part in blocks(curve.n, curve.data.values[:1].nbytes):
+                place = f" from row {part.start:,} on" * (part.start > 0)
+                in_range(f"losses{place}", curve.data.values[part], declared)
             curve = replace(curve, loss_range=declared)
         if self.uses_bound:
             bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
@@ -308,7 +311,7 @@ class Control:
             if not left.size:
                 return False
             alone = replace(curve, selective=False).only(k, left)
-            order = np.arange(len(left))
+            order = curve.storage.arange(len(left))
             return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
 
         for j, epsilon in enumerate(epsilons.tolist()):
@@ -357,7 +360,7 @@ class Control:
         if self.uses_bound:
             bound = self.bound_for(prepared, prepared.n, pool)
         ordered = bound is not None and bound.uses_order
-        rows = np.arange(prepared.n)
+        rows = prepared.storage.arange(prepared.n)
         if ordered and prepared.has_exits:  # few columns: one sort is faster than indexed access
             prepared = prepared.shuffled(order.seed)
         elif ordered:

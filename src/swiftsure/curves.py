@@ -1,7 +1,7 @@
 """RiskCurve: each sample's loss and cost at each setting of a path, the input to controls."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from swiftsure import _kernels, checks
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
 from swiftsure.sample_order import SampleOrder
+from swiftsure.storage import MEMORY, Storage, blocks
 
 __all__ = ["RiskCurve"]
 
@@ -53,7 +54,8 @@ class RiskCurve:
     costs : mapping
         Costs by name, per exit (or setting), or per sample and exit (or setting).
     full_costs : mapping
-        Cost of running the full model alone, by name, if it differs from the cost of setting 0.
+        Cost of running the full model alone, by name, if it differs from the cost of setting 0:
+        a number, or one per sample, (n,).
     grouped : bool
         Whether rows are groups of samples; see `by_group`.
     n_samples : int or None
@@ -84,6 +86,8 @@ class RiskCurve:
         Whether the risk is the mean loss of the samples that exit early, and not of all.
     data : Losses
         The arrays, as the compiled kernels take them.
+    storage : Storage
+        Where arrays with a row per sample are made: in memory, or in temporary files.
     """
 
     thresholds: NDArray[Any]
@@ -108,9 +112,10 @@ class RiskCurve:
     worst: float | None = None
     max_weight: float | None = None
     selective: bool = False
-    full_costs: Mapping[str, float] = field(default_factory=dict)
+    full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
     data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
+    storage: Storage = field(repr=False, compare=False, default=MEMORY)
     _nested: bool = field(repr=False, default=False)
 
     @classmethod
@@ -227,7 +232,7 @@ class RiskCurve:
         loss: str = UNNAMED,
         order: SampleOrder | int | None = None,
         conditions: tuple[str, ...] = (),
-        full_costs: Mapping[str, float] | None = None,
+        full_costs: Mapping[str, float | Floats] | None = None,
         n_labels: int | None = None,
         selective: bool = False,
     ) -> "RiskCurve":
@@ -257,6 +262,48 @@ class RiskCurve:
             ),
         )
         return curve.along(path)
+
+    @classmethod
+    def joined(cls, parts: Iterable["RiskCurve"], n: int, storage: Storage) -> "RiskCurve":
+        """Return one curve of the samples of several, which must be in exit form and not grouped.
+
+        Parameters
+        ----------
+        parts : iterable of RiskCurve
+            Of one record; each is used and released before the next is asked for.
+        n : int
+            Number of samples in all.
+        storage : Storage
+            Where the arrays are made.
+        """
+        tables: dict[str, NDArray[Any]] = {}
+        shortest: RiskCurve | None = None
+        conditions: dict[str, None] = {}
+        n_labels, done = 0, 0
+        for part in parts:
+            rows = {"values": part.data.values, "confidences": part.confidences}
+            rows |= {f"cost {k}": v for k, v in part.costs.items() if v.ndim == 2}
+            rows |= {f"full {k}": np.asarray(v) for k, v in part.full_costs.items() if np.ndim(v)}
+            for name, values in rows.items():
+                if name not in tables:
+                    tables[name] = storage.empty((n, *values.shape[1:]), values.dtype)
+                tables[name][done : done + part.n] = values
+            done += part.n
+            n_labels += part.n_labels or 0
+            conditions |= dict.fromkeys(part.conditions)
+            if shortest is None or part.n_settings < shortest.n_settings:
+                shortest = part  # where labels are missing, paths are cut
+        if shortest is None or done != n:
+            raise ValueError(f"`parts` must hold {n:,} samples, but hold {done:,}.")
+        return replace(
+            shortest,
+            costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
+            full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
+            conditions=tuple(conditions),
+            n_labels=None if shortest.n_labels is None else n_labels,
+            storage=storage,
+            data=shortest.data._replace(values=tables["values"], confidences=tables["confidences"]),
+        )
 
     def along(self, path: Path) -> "RiskCurve":
         """Return the same samples along another path."""
@@ -357,10 +404,15 @@ class RiskCurve:
 
     def left_at(self, index: int) -> NDArray[np.bool_]:
         """Return which samples exit early at one setting, (n,)."""
-        exits = _kernels.exit_indices(
-            self.confidences, self.data.thresholds[index], self.strict, self.min_exit
+        last = self.confidences.shape[1]
+        return self.storage.mapped(lambda some: self._exits(some, index) < last, self.confidences)
+
+    def _exits(self, confidences: NDArray[np.float32], index: int) -> Rows:
+        """Return the exit that each sample takes at one setting."""
+        exits: Rows = _kernels.exit_indices(
+            confidences, self.data.thresholds[index], self.strict, self.min_exit
         )
-        return np.asarray(exits < self.confidences.shape[1])
+        return exits
 
     def take(self, rows: Rows) -> "RiskCurve":
         """Return the curve of some samples only, in that order."""
@@ -370,6 +422,7 @@ class RiskCurve:
         return replace(
             self,
             costs={k: v if v.ndim == 1 else v[chosen] for k, v in self.costs.items()},
+            full_costs={k: v if np.ndim(v) == 0 else v[chosen] for k, v in self.full_costs.items()},  # type: ignore[index]
             data=self.data._replace(
                 values=self.data.values[chosen], confidences=self.data.confidences[chosen]
             ),
@@ -396,7 +449,7 @@ class RiskCurve:
             self,
             loss_range=LossRange(0, 1, whole=True),
             above=limit,
-            data=self.data._replace(values=(self.data.values > limit).astype(np.float64)),
+            data=self._mapped(lambda losses: (losses > limit).astype(np.float64)),
         )
 
     def worst_mean(self, share: float, above: float = 0.0) -> "RiskCurve":
@@ -423,13 +476,12 @@ class RiskCurve:
         if not 0 <= limit < high:
             raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
         self._refuse_transformed("worst", self.above)
-        values = limit + np.maximum(self.data.values - limit, 0.0) / part
         return replace(
             self,
             loss_range=LossRange(limit, limit + (high - limit) / part),
             above=limit,
             worst=part,
-            data=self.data._replace(values=values),
+            data=self._mapped(lambda losses: limit + np.maximum(losses - limit, 0.0) / part),
         )
 
     def transformed(self, above: float | None, worst: float | None) -> "RiskCurve":
@@ -490,7 +542,7 @@ class RiskCurve:
                 " samples of another whose density, relative to the first, is the weight of each"
                 f" sample{assumed}"
             ),
-            data=self.data._replace(values=self.data.values * values[:, None]),
+            data=self._mapped(lambda losses, weight: losses * weight[:, None], values),
         )
 
     def cost_curve(self, name: str, largest: float) -> "RiskCurve":
@@ -500,8 +552,12 @@ class RiskCurve:
             self,
             loss_range=LossRange(0, 1),
             selective=False,
-            data=self.data._replace(values=np.tile(values, (self.n, 1))),
+            data=self._mapped(lambda losses: np.tile(values, (len(losses), 1))),
         )
+
+    def _mapped(self, function: Callable[..., Floats], *more: Floats) -> _kernels.Losses:
+        """Return the data with a function of the losses, and of other arrays, for the losses."""
+        return self.data._replace(values=self.storage.mapped(function, self.data.values, *more))
 
     def _refuse_transformed(self, name: str, above: float | None = None) -> None:
         if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
@@ -527,17 +583,23 @@ class RiskCurve:
         """Return the losses at one setting, (n,)."""
         if not 0 <= index < self.n_settings:
             raise IndexError(f"`index` must be in [0, {self.n_settings}), but got {index}.")
-        block: Floats = _kernels.gather(self.data, self._rows(None), index, index + 1)
-        return block[:, 0]
+        return self._column(index, self._rows(None))[:, 0]
+
+    def _column(self, index: int, rows: Rows) -> Floats:
+        """Return the losses of some rows at one setting, (n_rows, 1)."""
+        return self.storage.mapped(
+            lambda some: _kernels.gather(self.data, some, index, index + 1), rows
+        )
 
     def only(self, index: int, rows: Rows) -> "RiskCurve":
         """Return a curve with only one setting and some rows, in that order."""
-        column: Floats = _kernels.gather(self.data, self._rows(rows), index, index + 1)
+        column = self._column(index, self._rows(rows))
         nothing = np.empty((len(rows), 0), np.float32), np.empty((1, 0), np.float32)
         return replace(
             self,
             thresholds=self.thresholds[index : index + 1],
             costs={},
+            full_costs={},
             data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
             _nested=False,
         )
@@ -589,33 +651,57 @@ class RiskCurve:
         values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 1:
             return self.exit_shares(rows) @ values if self.has_exits else values
-        per_sample = replace(self, data=self.data._replace(values=values))
-        return per_sample.risk(rows)
+        return self._costs_as_losses(values).risk(rows)
 
     def exit_shares_at(self, index: int) -> Floats:
         """Return the fraction of samples that take each exit at one setting, (n_exits,)."""
-        exits = _kernels.exit_indices(
-            self.confidences, self.data.thresholds[index], self.strict, self.min_exit
-        )
-        counts = np.bincount(exits, minlength=self.confidences.shape[1] + 1)
-        return np.asarray(counts / len(exits))
+        counts = np.zeros(self.confidences.shape[1] + 1, np.int64)
+        for part in blocks(self.n):
+            exits = self._exits(self.confidences[part], index)
+            counts += np.bincount(exits, minlength=len(counts))
+        return np.asarray(counts / self.n)
 
     def mean_cost_at(self, name: str, index: int, shares: Floats | None = None) -> float:
         """Return the mean cost at one setting; `shares` are its exit shares, if they are known."""
         values = self.costs[checks.choice("cost", name, self.costs)]
         if values.ndim == 2:
-            return replace(self, data=self.data._replace(values=values)).risk_at(index)
+            return self._costs_as_losses(values).risk_at(index)
         if not self.has_exits:
             return float(values[index])
         if index == 0 and self.full_model_first:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
-    def full_cost(self, name: str) -> float:
-        """Return the mean cost of running the full model alone."""
-        if name in self.full_costs:
-            return self.full_costs[name]
-        return self.mean_cost_at(name, 0)
+    def _costs_as_losses(self, values: Floats) -> "RiskCurve":
+        """Return a curve with costs in place of losses; costs are means over all samples."""
+        return replace(self, selective=False, data=self.data._replace(values=values))
+
+    def full_cost(self, name: str, rows: Rows | None = None) -> float:
+        """Return the mean cost of running the full model alone, on all samples or some rows."""
+        alone = self.full_costs.get(name)
+        if alone is None:
+            return (
+                self.mean_cost_at(name, 0) if rows is None else float(self.mean_cost(name, rows)[0])
+            )
+        if isinstance(alone, np.ndarray):
+            return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
+        return float(alone)
+
+    @property
+    def price(self) -> str | None:
+        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
+        return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
+
+    def deciding_costs(self, cost: str | None = None) -> list[str]:
+        """Return the costs of which a setting must save at least one to be worth running.
+
+        It is the one named, else the price; else all, without the exit number if there are others.
+        """
+        if cost is not None:
+            return [checks.choice("cost", cost, self.costs)]
+        if self.price is not None:
+            return [self.price]
+        return [name for name in self.costs if name != "exit"] or list(self.costs)
 
     def saving(self, name: str) -> Floats:
         """Return the fraction of the full model's cost that each setting saves, (K,)."""
@@ -650,7 +736,7 @@ class RiskCurve:
             self,
             loss_range=self.loss_range.zero_bounded(),
             risk_name=ZERO_BOUNDED + self.risk_name,
-            data=self.data._replace(values=np.maximum(self.data.values, 0.0)),
+            data=self._mapped(lambda losses: np.maximum(losses, 0.0)),
         )
 
     def shuffled(self, seed: int) -> "RiskCurve":
@@ -660,26 +746,29 @@ class RiskCurve:
         drawn at random unless one was given, so that tests are valid even for sorted samples. With
         any other fixed seed, the samples must be in random order. Never choose among seeds.
         """
-        order = self.rows_in_order(seed)
-        if self.shuffled_with == seed:
+        if self.shuffled_with == checks.count("seed", seed, 0):
             return self
+        order = self.rows_in_order(seed)
+        per_sample = [name for name, costs in self.costs.items() if costs.ndim == 2]
+        alone = {k: np.asarray(v) for k, v in self.full_costs.items() if np.ndim(v)}
+        tables = [self.data.values, self.data.confidences, *(self.costs[k] for k in per_sample)]
+        values, confidences, *costs = self.storage.taken(order, *tables, *alone.values())
+        full_costs = costs[len(per_sample) :]
         return replace(
             self,
-            costs={k: v if v.ndim == 1 else v.take(order, axis=0) for k, v in self.costs.items()},
+            costs={**self.costs, **dict(zip(per_sample, costs, strict=False))},
+            full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
             weights=None if self.weights is None else self.weights.take(order),
             shuffled_with=seed,
             order=self.order.replaced_by(seed),
-            data=self.data._replace(  # `take` is three times as fast as indexing
-                values=self.data.values.take(order, axis=0),
-                confidences=self.data.confidences.take(order, axis=0),
-            ),
+            data=self.data._replace(values=values, confidences=confidences),
         )
 
     def rows_in_order(self, seed: int) -> Rows:
         """Return the row indices shuffled by `seed`; see `shuffled`."""
         checks.count("seed", seed, 0)
         if self.shuffled_with == seed:
-            return np.arange(self.n)
+            return self.storage.arange(self.n)
         if self.shuffled_with is not None:
             raise ValueError(
                 f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
@@ -687,7 +776,7 @@ class RiskCurve:
             )
         # A separate random stream, so that a caller who sampled with the same seed gets an
         # independent order.
-        return np.random.default_rng([seed, SHUFFLE_STREAM]).permutation(self.n)
+        return self.storage.permutation(self.n, np.random.default_rng([seed, SHUFFLE_STREAM]))
 
     def averaged(
         self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
@@ -759,11 +848,16 @@ class RiskCurve:
             elif self.has_exits:
                 every = np.repeat(values[None], self.n, axis=0)
                 costs[name] = means(self.data._replace(values=every))
+        full_costs = {
+            name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone) / divisors
+            for name, alone in self.full_costs.items()
+        }
         table = means(self.data)
         return replace(
             self,
             loss_range=LossRange(self.loss_range.low, self.loss_range.high),
             costs=costs,
+            full_costs=full_costs,
             grouped=True,
             n_samples=self.n,
             average=average,
@@ -793,7 +887,7 @@ class RiskCurve:
 
     def _rows(self, rows: Rows | None) -> Rows:
         if rows is None:
-            return np.arange(self.n)
+            return self.storage.arange(self.n)
         if rows.size and (rows.min() < 0 or rows.max() >= self.n):  # kernels do not look
             raise IndexError(f"`rows` must be in [0, {self.n}), but go up to {rows.max()}.")
         return rows

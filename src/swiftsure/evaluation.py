@@ -28,7 +28,7 @@ from swiftsure.labelling import LabelBudget
 from swiftsure.paths import Path, PathLike
 from swiftsure.policy import average_sentence, average_words
 from swiftsure.progress import steps
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
@@ -45,12 +45,15 @@ Controls = Iterable[str | Control] | Mapping[str, str | Control]
 ROUNDING = 1e-12
 """How far rounding alone may carry a risk above ε."""
 
+LARGEST_POOL = 1_000_000
+"""Number of samples that are drawn of a record on the disk."""
+
 SECONDS = "seconds"
 """Name of the cost that is a time."""
 
 
 def evaluate(
-    record: ExitRecord | ThresholdRecord | RiskCurve,
+    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
     risk: str | None = None,
     loss: str | None = None,
@@ -73,8 +76,9 @@ def evaluate(
 
     Parameters
     ----------
-    record : ExitRecord, ThresholdRecord or RiskCurve
-        The pool; with groups, whole groups are split and drawn.
+    record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
+        The pool; with groups, whole groups are split and drawn. Of a `ShardedRecord`, the pool is
+        at most a million samples, drawn at random with `seed`.
     risk, loss, score, path
         As in `record.curve`; leave them out for a RiskCurve.
     controls : names, Controls, or a mapping of labels to Controls
@@ -86,8 +90,10 @@ def evaluate(
     splits : int
         Number of random splits into calibration and test part.
     cost : str, optional
-        The cost for `mean_cost` and `gain`; by default layers, or the exit number. Gains are
-        relative to running the full model alone.
+        The cost for `mean_cost` and `gain`; by default layers, the price of a cascade (the first of
+        the record's `full_costs` besides FLOPs and seconds), or the exit number. Gains are relative
+        to running the full model alone, which is also chosen where the certified setting would
+        cost more.
     draws : int, optional
         Number of calibration sets drawn with replacement, for the violation rate; `splits` by
         default.
@@ -114,6 +120,8 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
+    if isinstance(record, ShardedRecord):
+        record = record.sample(LARGEST_POOL, seed)
     if getattr(record, "groups", None) is not None and _is_breakpoints(path):
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
     pool = curve_of(record, risk, loss, score, path, average, max_group_size)
@@ -383,7 +391,9 @@ class _Runs:
             checks.choice("cost", cost, pool.costs)
         # Time depends on the machine, so it comes last.
         counted = sorted(pool.costs, key=lambda name: name == SECONDS)
-        self.cost = next((c for c in (cost, "layers", "exit", *counted) if c in pool.costs), None)
+        preferred = (cost, "layers", pool.price, "exit", *counted)
+        self.cost = next((c for c in preferred if c in pool.costs), None)
+        self.deciding = pool.deciding_costs(cost)
         # Each control tests its own form of the curve (zero-bounded, …), prepared once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
         self.rules = {k: replace(c, zero_bounded=False) for k, c in controls.items()}
@@ -405,27 +415,26 @@ class _Runs:
         # What is not in the calibration part is in the test part.
         total, inside, outside = (curve.weight(r) for r in (self.everything, calibration, test))
         means = {name: (total * pool[name] - inside * part[name]) / outside for name in pool}
-        full = {name: self._full(name, values) for name, values in means.items()}
+        full = {name: self._full(name, curve, test) for name in means}
+        full_part = {name: self._full(name, curve, calibration) for name in means}
         for label, chosen in self._choices(calibration).items():
-            index = np.where(self._saves_nothing(part, chosen), -1, chosen)
+            index = np.where(self._saves_nothing(part, full_part, chosen), -1, chosen)
             row = self.found[label]
             row.setdefault("threshold", []).append(self._thresholds(curve, index))
             for name, values in means.items():
                 row.setdefault(name, []).append(_at(values, index, full[name]))
                 row.setdefault(f"full {name}", []).append(np.full(len(index), full[name]))
 
-    def _full(self, name: str, values: Floats) -> float:
+    def _full(self, name: str, curve: RiskCurve, rows: Rows) -> float:
         """Return the risk, or a cost, of the full model alone."""
-        alone = self.pool.full_costs.get(name.removeprefix("cost "), float(values[0]))
-        return 0.0 if name == "risk" else alone
+        return 0.0 if name == "risk" else curve.full_cost(name.removeprefix("cost "), rows)
 
-    def _saves_nothing(self, means: Mapping[str, Floats], index: NDArray[np.int64]) -> Any:
+    def _saves_nothing(
+        self, means: Mapping[str, Floats], full: Mapping[str, float], index: NDArray[np.int64]
+    ) -> Any:
         """Return where a setting costs more than the full model, which `calibrate` would refuse."""
-        costs = {name: values for name, values in means.items() if name != "risk"}
-        dearer = [
-            values[np.maximum(index, 0)] > self._full(name, values)
-            for name, values in costs.items()
-        ]
+        names = [f"cost {name}" for name in self.deciding]
+        dearer = [means[name][np.maximum(index, 0)] > full[name] for name in names]
         return np.all(dearer, axis=0) if dearer else np.zeros(len(index), bool)
 
     def draw(self, calibration: Rows) -> None:
@@ -438,6 +447,7 @@ class _Runs:
     def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
         """Return mean loss and mean costs at each setting."""
         names = [self.cost, *(name for name in ("flops", SECONDS) if name in self.pool.costs)]
+        names += self.deciding
         costs = {f"cost {c}": curve.mean_cost(c, rows) for c in dict.fromkeys(names) if c}
         return {"risk": curve.risk(rows), **costs}
 
@@ -521,7 +531,7 @@ class _Runs:
                 for k, row in found.items()
                 if f"cost {SECONDS}" in row
             },
-            full_seconds=float(self.pool_means.get(f"cost {SECONDS}", [np.nan])[0]),
+            full_seconds=self.pool.full_cost(SECONDS) if SECONDS in self.pool.costs else np.nan,
         )
 
 

@@ -481,7 +481,7 @@ def lowest_epsilon(
         raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
-    full = curve.full_costs.get(name, float(mean_cost[0]))
+    full = ordered.full_cost(name, None if known else part)
     if (budget is None) == (saving is None):
         raise ValueError("`budget` or `saving` must be given, and not both.")
     if saving is not None:
@@ -540,7 +540,7 @@ def lowest_epsilon(
         threshold=result.threshold,
         budget=limit,
         cost=float(outcome[index]),
-        full_cost=curve.full_costs.get(name, float(outcome[0])),
+        full_cost=ordered.full_cost(name, rest),
         n_choice=size,
         n_bound=len(rest),
         policy=policy,

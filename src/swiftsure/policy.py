@@ -20,10 +20,11 @@ from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
 from swiftsure.risks import RISKS, risk_noun
 from swiftsure.signing import proofs, refuse_unsigned
+from swiftsure.tracking import log_to_mlflow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +36,7 @@ __all__ = [
     "Policy",
     "PolicyEvaluation",
     "Promise",
+    "Selection",
     "average_sentence",
     "average_words",
     "fewest_samples",
@@ -138,6 +140,27 @@ class Promise(_Frozen):
         return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
 
 
+class Selection(_Frozen):
+    """How a policy was chosen among several candidates; see `swiftsure.calibrate_best`."""
+
+    method: Literal["pilot", "bonferroni"]
+    candidates: tuple[Name, ...] = Field(min_length=1)
+    chosen: Name
+    cost: Name
+    """The cost by which it was chosen."""
+    n_pilot: Count | None = None
+    """Number of pilot samples that chose it, which calibrated nothing."""
+
+    def __str__(self) -> str:
+        """Return how it was chosen, as a clause."""
+        k = len(self.candidates)
+        if self.method == "pilot":
+            how = f"on {self.n_pilot:,} pilot samples that were not used to calibrate"
+        else:
+            how = f"each tested at δ / {k}, so that all their promises hold at once"
+        return f"chosen for its {self.cost} among {k} candidates, {how}"
+
+
 class Certificate(_Frozen):
     """A policy's promise in numbers, and its conditions."""
 
@@ -188,6 +211,10 @@ class Certificate(_Frozen):
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
+    dearer_costs: dict[Name, float] = Field(default_factory=dict)
+    """If so, the mean costs of that setting that decided this, on the calibration samples."""
+    selection: Selection | None = None
+    """How the policy was chosen among several candidates, if it was."""
 
     def check(self, edited: bool = False) -> None:
         """Raise if the numbers cannot belong together; an edited level need not be certified."""
@@ -202,6 +229,11 @@ class Certificate(_Frozen):
             "index must not be that of the full model, which nothing certifies",
         )
         _require(not self.not_worth or self.index is None, "index must be null if not_worth")
+        dearer = self.dearer_costs.items()
+        _require(
+            all(self.not_worth and cost > self.costs.get(k, (cost,))[0] for k, cost in dearer),
+            "dearer_costs must exceed the full model's, where a setting was not_worth it",
+        )
         _require(
             (self.average == "group") <= (self.unit == "groups"),
             "average must be sample without groups",
@@ -329,8 +361,9 @@ class PolicyEvaluation(NamedTuple):
     risks : tuple of float
         Mean loss for each promise.
     saving : float
-        Fraction of the full model's cost that is saved: FLOPs if the record has them, otherwise its
-        first cost.
+        Fraction of the full model's cost that is saved, negative if more is needed: FLOPs if the
+        record has them; else the price of a cascade, against its last model alone (the first of
+        `full_costs`); else the record's first cost, or the exit number if it has no other.
     savings : dict
         The same for every cost in the record.
     exit_shares : (n_exits,) or None
@@ -458,7 +491,28 @@ class Policy(_Frozen):
             allowed and exit_indices(one, thresholds[exit_index], strict=self.strict)[0] == 0
         )
 
-    def evaluate(self, record: ExitRecord | ThresholdRecord) -> PolicyEvaluation:
+    def log_to_mlflow(self, *, prefix: str = "", artifact: str = "policy.json") -> str:
+        """Log the policy to the active MLflow run, or to a new one; return the id of the run.
+
+        What was fixed and chosen becomes parameters; risks, upper bounds, costs and savings become
+        metrics; the promise in words and the fingerprints of model and data become tags; and the
+        policy's file becomes an artifact, which `Policy.load` reads.
+
+        Parameters
+        ----------
+        prefix : str
+            Put before every name, if a run logs several policies.
+        artifact : str
+            Name of the policy's file among the artifacts of the run.
+
+        Raises
+        ------
+        ImportError
+            If MLflow is missing; the error gives the command that installs its client.
+        """
+        return log_to_mlflow(self, prefix=prefix, artifact=artifact)
+
+    def evaluate(self, record: ExitRecord | ThresholdRecord | ShardedRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
         These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
@@ -482,7 +536,8 @@ class Policy(_Frozen):
             full = curve.full_cost(name)
             here = full if self.runs_full_model else float(curve.mean_cost(name)[index])
             savings[name] = 1 - here / full if full else 0.0
-        first = next((c for c in ("flops", *savings) if c in savings), None)
+        plain = [name for name in savings if name != "exit"]
+        first = next((c for c in ("flops", curve.price, *plain, "exit") if c in savings), None)
         return PolicyEvaluation(
             risk=risks[0],
             risks=risks,
@@ -492,7 +547,9 @@ class Policy(_Frozen):
             n=curve.n,
         )
 
-    def _curve(self, record: ExitRecord | ThresholdRecord, promise: Promise) -> RiskCurve:
+    def _curve(
+        self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
+    ) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
         options: dict[str, Any] = {}
         if record.groups is not None:
@@ -627,10 +684,13 @@ def sentence_parts(policy: Policy) -> tuple[str, str]:
     Joined, they are the sentence; separately, they can be styled differently.
     """
     certificate = policy.certificate
+    best = certificate.selection
     if policy.runs_full_model:
         reason = _budget_in_full if certificate.by_budget else _nothing_certified
-        return f"Always runs the full model: {reason(certificate)}.", ""
-    promise = f"{_action(policy)}{_saving(certificate)}: {promise_sentence(certificate)}"
+        among = "" if best is None else f" of the candidate {best.chosen!r} ({best})"
+        return f"Always runs the full model{among}: {reason(certificate)}.", ""
+    among = "" if best is None else f", in the candidate {best.chosen!r} ({best})"
+    promise = f"{_action(policy)}{among}{_saving(certificate)}: {promise_sentence(certificate)}"
     if certificate.guarantee == "none":
         return promise, f"; it is {UNBOUND}." if certificate.model is None else "."
     conditions = list(certificate.assumptions)
@@ -756,15 +816,16 @@ def _action(policy: Policy) -> str:
     if policy.n_exits is None:
         return f"Runs at {_settings(policy.settings)}"
     sign = "above" if policy.strict else "at least"
+    score = "" if policy.score == "confidence" else f"{policy.score} "
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
     if isinstance(policy.threshold, tuple):
         thresholds = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
-            f"Exits at the first exit{later} whose {policy.score} confidence is {sign} its own of"
+            f"Exits at the first exit{later} whose {score}confidence is {sign} its own of"
             f" {thresholds}"
         )
     return (
-        f"Exits at the first of {policy.n_exits} exits{later} whose {policy.score} confidence is"
+        f"Exits at the first of {policy.n_exits} exits{later} whose {score}confidence is"
         f" {sign} {_number(policy.threshold)}"
     )
 
@@ -818,7 +879,14 @@ def _budget_in_full(certificate: Certificate) -> str:
 
 def _nothing_certified(certificate: Certificate) -> str:
     if certificate.not_worth:
-        return "the setting that was certified costs more than the full model"
+        costs = certificate.costs
+        dearer = [
+            f"{here:.4g} {name} instead of {costs[name][0]:.4g},"
+            f" {percent(here / costs[name][0] - 1)} more"
+            for name, here in certificate.dearer_costs.items()
+        ]
+        numbers = f" ({_and(dearer)}, on the calibration {certificate.unit})" if dearer else ""
+        return f"the setting that was certified costs more than the full model alone{numbers}"
     goals = " and ".join(
         f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
     )

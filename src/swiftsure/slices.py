@@ -262,7 +262,7 @@ def _in_full(
     policy: Policy, slices: Mapping[str, int], record: ExitRecord | ThresholdRecord
 ) -> Policy:
     """Return the policy of a slice that is too small: it runs the full model."""
-    full: dict[str, Any] = {"index": None, "not_worth": False}
+    full: dict[str, Any] = {"index": None, "not_worth": False, "dearer_costs": {}}
     certificate = policy.certificate
     costs = {name: (full_cost, full_cost) for name, (full_cost, _) in certificate.costs.items()}
     shares = certificate.exit_shares and (*[0.0] * (len(certificate.exit_shares) - 1), 1.0)
@@ -313,6 +313,7 @@ def _at(
         results[0],
         score=policy.score,
         slices=certificate.slices,
+        cost=options.get("cost"),
         metadata=policy.metadata,
     )
 

@@ -1,5 +1,6 @@
 """Runs commands in this process, in a folder of their own with records to try them on."""
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +53,21 @@ def files(tmp_path_factory, sample, record, thresholds):
     ss.ExitRecord.from_logits(sample.logits).save(folder / "pool.parquet")
     tenants = np.where(np.arange(800) < 300, "north", "south")
     replace(record, slices=tenants).save(folder / "tenants.parquet")
+    for name, models in {"small": ["small"], "large": ["large"], "proxy": ["mini", "full"]}.items():
+        lines = [
+            {
+                "id": n,
+                "model": model,
+                "answer": "yes",
+                "confidence": 0.9,
+                "cost": 1.0,
+                "label": "yes",
+            }
+            for n in range(50)
+            for model in models
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text)
     (folder / "done.csv").write_text(f"id,label\n7,{sample.labels[7]}\n300,\n")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")

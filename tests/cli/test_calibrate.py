@@ -32,6 +32,20 @@ def test_a_policy_is_written_and_said(run, record, made):
     assert made() == {"policy.json"}
 
 
+def test_a_folder_of_shards_is_a_record(run, record, tmp_path):
+    (tmp_path / "shards").mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(record.n), 3)):
+        record.take(rows).save(tmp_path / "shards" / f"{number}.parquet")
+    shards = tmp_path / "shards"
+    whole = run("calibrate", "record.parquet", *ZERO_ONE, "--json")
+    done = run("calibrate", shards, *ZERO_ONE, "--json", "--figure", tmp_path / "risk.svg")
+    found, expected = (json.loads(each.out) | {"metadata": None} for each in (done, whole))
+    assert found == expected
+    studied = [run("evaluate", each, *ZERO_ONE) for each in (shards, "record.parquet")]
+    assert studied[0].out == studied[1].out
+    assert run("calibrate", shards, *ZERO_ONE, "--path", "breakpoints").status == 0
+
+
 def test_a_pipe_gets_lines_with_tabs(run, record):
     done = run("calibrate", "record.parquet", *ZERO_ONE)
     policy = ss.calibrate(record, loss="zero_one", epsilon=0.05)

@@ -1,5 +1,7 @@
 """Captured stages: the same exits and answers as the plain runtime, on a CPU and on a GPU."""
 
+import gc
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -379,6 +381,27 @@ def test_limits_that_are_none(name, value):
 
 
 @GPU
+def test_old_graphs_are_not_freed_during_a_capture():
+    x = torch.zeros(3, device="cuda")
+    old = Recorder(torch.device("cuda")).record(lambda: x + 1)
+    old.itself = old  # only the garbage collector frees it
+    del old
+    before = gc.get_threshold()
+
+    def allocating():
+        gc.set_threshold(1)
+        return [[x + k] for k in range(100)]
+
+    try:
+        recorded = Recorder(torch.device("cuda")).record(allocating, warm_up=0)
+    finally:
+        gc.set_threshold(*before)
+    recorded.replay()
+    assert recorded.result[7][0].tolist() == [7.0] * 3
+    assert gc.isenabled()
+
+
+@GPU
 def test_too_much_memory():
     model = network().cuda()
     limits = CaptureLimits(memory=1e-9)
@@ -510,6 +533,61 @@ def test_measure_chooses_for_run():
     assert set(exits.tolist()) == {3}
 
 
+def test_run_uses_the_full_model_where_early_exits_are_slower():
+    class Slow(Replayed):
+        def head(self, exit_index, state):
+            if exit_index < self.n_exits - 1:
+                time.sleep(0.003)
+            return super().head(exit_index, state)
+
+    batch = logits(24)
+    _, fast = pair(Slow(4), 0.99)
+    found = measure(fast, batch.split(8), repeats=1)
+    assert found.fastest == "full"
+    assert found.speed_up == 1.0
+    assert "do not pay" in str(found)
+    exits, outputs = joined(fast.run(batch.split(8)))
+    assert set(exits.tolist()) == {3}
+    assert torch.equal(outputs, batch[:, 3])
+
+
+def test_graphs_of_slower_streams_are_dropped():
+    _, fast = pair(network(), 0.5)
+    parts = inputs(64).split(8)
+    found = measure(fast, parts, repeats=1)
+    graphs = {
+        way: sum(lane.n_graphs for lane in lanes)
+        for (*_, full), lanes in fast.captures._lanes.items()
+        for way in ["full" if full else "stream"]
+    }
+    assert set(graphs) == {found.fastest} - {"single"}
+    n_calls = sum(
+        node.graph is not None
+        for calls in fast.captures._calls.values()
+        for node in calls._nodes.values()
+    )
+    assert fast.captures.budget.graphs == found.graphs == n_calls + sum(graphs.values())
+    assert len(joined(fast.way("full", 8)(parts))[0]) == 64  # captured again
+
+
+def test_the_full_model_is_compiled_too(monkeypatch):
+    compiled = []
+
+    def pretended(function, **_):
+        compiled.append(function.__code__.co_name)
+        return function
+
+    monkeypatch.setattr("torch.compile", pretended)
+    model = network()
+    fast = EarlyExit(model, policy_of(0.5, 4), capture=True, compile=True)
+    compiled.clear()
+    list(fast.way("full", 8)(inputs(16).split(8)))
+    assert compiled == ["segment_1"]  # all stages
+    compiled.clear()
+    list(fast.way("stream", 8)(inputs(16).split(8)))
+    assert compiled == [f"segment_{k}" for k in range(1, 5)]
+
+
 def test_without_capture_the_full_model_is_only_timed():
     plain, _ = pair(network(), 0.5)
     found = measure(plain, inputs(16).split(8), repeats=1)
@@ -524,6 +602,7 @@ def test_without_capture_the_full_model_is_only_timed():
 
 
 @GPU
+@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler uses deprecated parts of PyTorch
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_convolutional_network(dtype, compiled):

@@ -6,7 +6,7 @@ import torch
 from pytorch.builders import inputs, middle_threshold, network, policy_of
 from swiftsure.torch import EarlyExit
 from swiftsure.torch.capture import Recorder
-from swiftsure.torch.conditional import can_branch, run_beside, run_if
+from swiftsure.torch.conditional import can_branch, can_choose, run_beside, run_if
 
 GPU = pytest.mark.skipif(not can_branch(), reason="needs a GPU and cuda.bindings")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -35,6 +35,28 @@ def test_parts_run_only_if_their_flag_is_true(device):
             (1, 1, 22.5),
             (0, 0, 1.5),
         ):
+            flags.copy_(torch.tensor([first, second]))
+            recorded.replay()
+            assert x.tolist() == [expected] * 4
+
+
+@pytest.mark.skipif(not can_choose(), reason="needs CUDA 12.8")
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_of_two_parts_runs(device):
+    x, flags = torch.zeros(4, device=device), flags_of(2, device)
+
+    def function():
+        x.fill_(1.0)
+        run_if(
+            flags[0],
+            lambda: run_if(flags[1], lambda: x.add_(10.0), otherwise=lambda: x.add_(20.0)),
+            otherwise=lambda: x.mul_(x + 2.0),
+        )
+        x.add_(0.5)
+
+    with torch.inference_mode():
+        recorded = Recorder(torch.device(device)).record(function)
+        for first, second, expected in ((1, 1, 11.5), (0, 1, 3.5), (1, 0, 21.5), (0, 0, 3.5)):
             flags.copy_(torch.tensor([first, second]))
             recorded.replay()
             assert x.tolist() == [expected] * 4

@@ -255,7 +255,7 @@ def test_times_are_embedded_once_for_all_exits():
     model = random_network()
     with torch.no_grad(), Cosines() as seen:
         every_output(model, batch_for(model))
-    assert seen.count == 2  # of tokens, and of doubts
+    assert seen.count == 1  # for tokens and for doubts
 
 
 def test_a_stage_leaves_the_state_it_was_given_alone():

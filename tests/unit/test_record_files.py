@@ -182,9 +182,13 @@ def expect(path, message):
         assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["missing.parquet", "missing.npz", ""])
+@pytest.mark.parametrize("name", ["missing.parquet", "missing.npz"])
 def test_a_path_that_is_no_file(tmp_path, name):
     expect(tmp_path / name, "`path` must be an existing file, but .* is not one")
+
+
+def test_a_folder_without_records(tmp_path):
+    expect(tmp_path, "must be an existing file, but .* is not one|must hold Parquet files")
 
 
 @pytest.mark.parametrize("content", [b"", b"plain text", b"PAR1" + bytes(40) + b"PAR1"])

@@ -112,6 +112,10 @@ def calibrate(
     promise holds at every moment, however often you look. All options
     must stay the same. Adding a record twice changes nothing.
 
+    The record may be a folder of Parquet files with any number of
+    samples. It is read a part at a time, with temporary files in the
+    folder that the environment variable TMPDIR names.
+
     Write a control's options after its name, each after a colon:
 
         all        zero_bounded
@@ -137,12 +141,15 @@ def calibrate(
         swiftsure calibrate tenants.parquet --loss zero_one --slices --own
     """
     import swiftsure as ss
+    from swiftsure.records import open_record
     from swiftsure.report.figures import figure_kind
 
     check_outputs(output, figure)
     if figure is not None:
         figure_kind(figure)
-    loaded = ss.load_record(record)
+    whole = state is not None or slices or dataset is not None or weights is not None
+    read = ss.load_record if whole or path == "breakpoints" else open_record
+    loaded: Any = read(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     route = _route(record, path, pilot, loss, score)
@@ -225,7 +232,7 @@ def calibrate(
     if figure is not None:
         if policy.certificate.max_weight is not None:
             raise ValueError("`--figure` cannot show a promise about weighted samples.")
-        if not isinstance(loaded, ss.ExitRecord):
+        if isinstance(loaded, ss.ThresholdRecord):
             exits = {}
         curve = loaded.curve(risk, loss, score, route, **exits, **counted)
         ss.report.policy_figure(curve.transformed(above, worst), policy, figure)

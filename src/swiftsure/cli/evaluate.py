@@ -61,6 +61,8 @@ def evaluate(
     with a 95 % interval. δ bounds it for ucb and ltt; crc promises only
     the mean risk.
 
+    Of a folder of Parquet files, at most a million samples are drawn.
+
     [bold]Examples[/bold]
 
         swiftsure evaluate record.parquet --loss zero_one -n 500 \
@@ -74,6 +76,7 @@ def evaluate(
     """
     import swiftsure as ss
     from swiftsure.policy import average_words, percent
+    from swiftsure.records import open_record
 
     check_outputs(figure)
     if pool is not None:
@@ -81,7 +84,7 @@ def evaluate(
             raise ValueError("`--pool` goes with --labels; without them, use --n-calibration.")
         n_calibration = float(pool)
     study = ss.evaluate(
-        ss.load_record(record),
+        open_record(record),
         risk=risk,
         loss=loss,
         controls=[options.parse_control(text, bound) for text in controls.split(",")],

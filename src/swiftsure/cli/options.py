@@ -36,7 +36,8 @@ def optional(text: str, *names: str, default: str | bool = False) -> Any:
 RecordFile = Annotated[
     Path,
     typer.Argument(
-        help="Record (.parquet), or .npz with its arrays or with `logits` and `labels`.",
+        help="Record (.parquet), or a folder of such; or .npz with its arrays or with `logits` and"
+        " `labels`.",
         show_default=False,
     ),
 ]

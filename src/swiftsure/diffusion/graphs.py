@@ -6,6 +6,7 @@ shapes, so exited images stay in the batch, masked, until all have exited.
 
     blocks -> look -> [if anybody exits: estimate] -> [if anybody stays: blocks -> look -> ...]
 
+A single image does one or the other, which takes one conditional part instead of two.
 A small batch leaves the GPU mostly idle, so there the next block starts beside the look. It is
 wasted if all images exit.
 """
@@ -21,13 +22,17 @@ from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
 from swiftsure.torch.capture import CaptureBudget, Recorder
-from swiftsure.torch.conditional import can_branch, run_beside, run_if
+from swiftsure.torch.conditional import can_branch, can_choose, run_beside, run_if
+from swiftsure.torch.rows import has_triton
 from swiftsure.torch.staged import StagedModel
 
 __all__ = ["RecordedSampler", "RecordedSteps", "Sampled"]
 
 MOST_STEPS = 250
 """Steps of a sampler that fit into one graph."""
+
+MOST_FUSED = 8192
+"""Images that one program of the fused kernel decides about."""
 
 Batch = tuple[Tensor, ...]
 Part = Callable[[], None]
@@ -76,6 +81,7 @@ class RecordedSteps:
         for held, new in zip(self._masked.batch, batch, strict=True):
             held.copy_(new)
         self._masked.levels.copy_(levels)
+        self._masked.reset()
         self._run()
         found = self._masked.found
         return found._replace(
@@ -120,7 +126,6 @@ class RecordedSampler:
         self._masked = _MaskedStep(model, batch, rule, looks)
         self._times = sampler.schedule.times(torch.tensor(sampler.times, device=device))
         self._exits = torch.zeros(len(sampler.times), n, dtype=torch.long, device=device)
-        self._skipped, self._taken = torch.zeros(n, device=device), torch.zeros(n, device=device)
         recorder = Recorder(device, dtype, budget)
         if recorder.captures:
             self._masked.choose_ahead(recorder)
@@ -139,33 +144,36 @@ class RecordedSampler:
         for held, new in zip((held_images, *held_labels), (images, *labels), strict=True):
             held.copy_(new)
         self._masked.levels.copy_(levels)
+        self._masked.reset()
+        self._exits.fill_(self._masked.last)
         self._recorded.replay()
-        found = (held_images, self._exits.T, self._skipped, self._taken)
+        _, _, skipped, taken = self._masked.found
+        found = (held_images, self._exits.T, skipped, taken)
         return Sampled(*(each.clone() for each in found))
 
     def _run(self, n_steps: int) -> None:
         images, times = self._masked.batch[:2]
-        self._skipped.fill_(-torch.inf)
-        self._taken.fill_(torch.inf)
         for k in range(n_steps):
             times.copy_(self._times[k].expand(len(images)))
+            self._masked.found = self._masked.found._replace(exits=self._exits[k])
             self._masked.run()
-            noise, exits, skipped, taken = self._masked.found
-            self._exits[k].copy_(exits)
-            torch.maximum(self._skipped, skipped, out=self._skipped)
-            torch.minimum(self._taken, taken, out=self._taken)
+            noise = self._masked.found.noise
             with torch.autocast(images.device.type, enabled=False):
                 images.copy_(self._sampler.step(k, images, noise, None))
 
 
 class _MaskedStep:
-    """A denoising step on fixed tensors: reads `batch` and `levels`, writes `found`."""
+    """A denoising step on fixed tensors: reads `batch` and `levels`, writes `found`.
+
+    Without looks only the noise is written. Confidences in `found` are those of all steps since
+    `reset`.
+    """
 
     def __init__(self, model: StagedModel, batch: Batch, rule: DeeDiffRule, looks: bool) -> None:
         images = batch[0]
         n, device = len(images), images.device
         self._model, self._rule = model, rule
-        self._last = model.n_exits - 1
+        self.last = model.n_exits - 1
         self._looks = rule.looks(model.n_exits) if looks else []
         self.batch = tuple(part.clone() for part in batch)
         self.levels = torch.zeros(n, device=device)
@@ -175,13 +183,22 @@ class _MaskedStep:
             torch.zeros(n, device=device),
             torch.zeros(n, device=device),
         )
+        self.reset()
         self._active = torch.ones(n, dtype=torch.bool, device=device)
         self._leaving = torch.zeros_like(self._active)
         self._anyone_leaves = torch.zeros((), dtype=torch.bool, device=device)
         self._anyone_stays = torch.zeros_like(self._anyone_leaves)
         self._states: dict[int, Any] = {}  # after each stage; kept for estimates and later parts
         self._has_estimates = hasattr(model, "confidence_at")
+        self._is_single = n == 1 and can_choose()
         self._ahead = False
+
+    def reset(self) -> None:
+        """Forget the exits and confidences of earlier steps."""
+        _, exits, stayed, left = self.found
+        exits.fill_(self.last)
+        stayed.fill_(-torch.inf)
+        left.fill_(torch.inf)
 
     def run(self, parts: dict[str, Part] | None = None) -> None:
         """Run a step, by its own parts or captured ones."""
@@ -224,9 +241,13 @@ class _MaskedStep:
             return
         k = self._looks[index]
         parts[f"look {k}"]()
+        go_on, estimate = partial(self._run_from, index + 1, parts), parts[f"estimate {k}"]
+        if self._has_estimates and self._is_single:
+            run_if(self._anyone_stays, go_on, otherwise=estimate)
+            return
         if self._has_estimates:
-            run_if(self._anyone_leaves, parts[f"estimate {k}"])
-        run_if(self._anyone_stays, partial(self._run_from, index + 1, parts))
+            run_if(self._anyone_leaves, estimate)
+        run_if(self._anyone_stays, go_on)
 
     def _alone(self, recorder: Recorder, part: Part) -> Part:
         before = dict(self._states)
@@ -247,9 +268,9 @@ class _MaskedStep:
 
     def _advance(self, until: int) -> None:
         """Run the stages up to `until` that have not run in this step."""
-        first = self._looks[0] if self._looks else self._last
+        first = self._looks[0] if self._looks else self.last
         if until <= first:
-            self._begin()
+            self._states.clear()
             state, done = self._model.begin(self.batch), -1
         else:
             done = max(k for k in self._states if k <= until)
@@ -258,37 +279,59 @@ class _MaskedStep:
             state = self._model.advance(k, state)
         self._states[until] = state
 
-    def _begin(self) -> None:
-        self._states.clear()
-        self._active.fill_(True)
-        _, exits, stayed, left = self.found
-        exits.fill_(self._last)
-        stayed.fill_(-torch.inf)
-        left.fill_(torch.inf)
-
     def _look(self, k: int) -> None:
         scores, output = exit_confidence(self._model, k, self._states[k])
+        self._decide(scores, k)
+        if output is not None:
+            self._write_noise(self._leaving, output)
+
+    def _decide(self, scores: Tensor, k: int) -> None:
+        """Let the confident images exit; the first look of a step begins with all of them."""
+        _, exits, stayed, left = self.found
+        is_first, n = k == self._looks[0], len(scores)
+        if has_triton(scores) and n <= MOST_FUSED:
+            from swiftsure.diffusion._look_kernels import look_kernel
+
+            flags = (self._active, self._leaving, self._anyone_stays, self._anyone_leaves)
+            look_kernel[(1,)](
+                scores.contiguous(),
+                self.levels,
+                *(flag.view(torch.uint8) for flag in flags),
+                exits,
+                stayed,
+                left,
+                n,
+                k,
+                self.last,
+                FIRST=is_first,
+                STRICT=self._rule.strict,
+                BLOCK=1 << max(n - 1, 1).bit_length(),
+            )
+            return
+        if is_first:
+            self._active.fill_(True)
+            exits.fill_(self.last)
         # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
         staying = scores <= self.levels if self._rule.strict else scores < self.levels
         torch.bitwise_and(self._active, ~staying, out=self._leaving)
         self._active &= staying
-        _, exits, stayed, left = self.found
         exits.masked_fill_(self._leaving, k)
-        left.copy_(torch.where(self._leaving, scores, left))
+        left.copy_(torch.where(self._leaving, torch.minimum(left, scores), left))
         stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
         torch.any(self._leaving, dim=0, out=self._anyone_leaves)
         torch.any(self._active, dim=0, out=self._anyone_stays)
-        if output is not None:
-            self._write_noise(self._leaving, output)
 
     def _estimate(self, k: int) -> None:
         self._write_noise(self._leaving, exit_output(self._model, k, self._states[k]))
 
     def _finish(self) -> None:
-        self._advance(self._last)
-        state = self._states[self._last]
-        self._write_noise(self._active, exit_output(self._model, self._last, state))
+        self._advance(self.last)
+        state = self._states[self.last]
+        self._write_noise(self._active, exit_output(self._model, self.last, state))
 
     def _write_noise(self, whose: Tensor, output: Tensor) -> None:
         noise = self.found.noise
-        noise.copy_(torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise))
+        if not self._looks:
+            noise.copy_(output)
+        else:
+            torch.where(whose.view(-1, 1, 1, 1), output.to(noise.dtype), noise, out=noise)

@@ -9,12 +9,14 @@ from swiftsure.losses.classification import BRIER, ZERO_ONE
 from swiftsure.losses.image import LPIPS, MSE, SSIM
 from swiftsure.losses.segmentation import MIOU, MISCOVERAGE, PIXEL_BRIER, PIXEL_LOSSES, VOID
 from swiftsure.losses.tasks import COSINE, SPAN_F1, TOKEN_ERROR
-from swiftsure.losses.text import BLEU, ROUGE_L, TOKEN_F1
+from swiftsure.losses.text import BLEU, CHOICE, EXACT_MATCH, ROUGE_L, TOKEN_F1
 
 __all__ = [
     "BLEU",
     "BRIER",
+    "CHOICE",
     "COSINE",
+    "EXACT_MATCH",
     "LOSSES",
     "LPIPS",
     "MIOU",

@@ -1,4 +1,6 @@
-"""Losses for generated text: 1 minus ROUGE-L, token-F1 or sentence BLEU, each in [0, 1].
+"""Losses for generated text: exact match, multiple choice, ROUGE-L, token-F1, sentence BLEU.
+
+Each is 1 minus a score in [0, 1]; those of exact match and multiple choice are 0 or 1.
 
 Predictions are texts, (n, n_settings), with the full model's in the last column. Labels are one or
 several reference texts per sample; the best match counts. Equal texts have loss 0, even if both are
@@ -18,7 +20,20 @@ from numpy.typing import NDArray
 
 from swiftsure.losses.base import LOSSES, Loss, LossRange
 
-__all__ = ["BLEU", "ROUGE_L", "TOKEN_F1", "bleu", "rouge_l", "token_f1"]
+__all__ = [
+    "BLEU",
+    "CHOICE",
+    "EXACT_MATCH",
+    "ROUGE_L",
+    "TOKEN_F1",
+    "bleu",
+    "chosen_option",
+    "exact_match",
+    "multiple_choice",
+    "normalised",
+    "rouge_l",
+    "token_f1",
+]
 
 Array = NDArray[Any]
 Score = Callable[[str, Sequence[str]], float]
@@ -39,6 +54,52 @@ def token_f1(text: str, references: Sequence[str]) -> float:
     0.8
     """
     return max(_f1(_squad_words(text), _squad_words(each)) for each in references)
+
+
+def exact_match(text: str, references: Sequence[str]) -> float:
+    """Return 1 if the text equals a reference after SQuAD's normalisation, else 0.
+
+    Case, punctuation, articles and spaces do not matter.
+
+    Examples
+    --------
+    >>> exact_match("The Eiffel Tower.", ["eiffel tower"]), exact_match("Big Ben", ["eiffel tower"])
+    (1.0, 0.0)
+    """
+    return float(normalised(text) in [normalised(each) for each in references])
+
+
+def normalised(text: str) -> str:
+    """Return a text in lower case, without punctuation, articles and extra spaces."""
+    return " ".join(_squad_words(text))
+
+
+OPTION = re.compile(
+    r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**\(?([A-Za-z])\b(?![\w'])"
+    r"|^\W*([A-Za-z])(?=[).:,\]*]|\s*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""How texts name an option of a multiple-choice question: "B", "(b) Paris", "The answer is B."."""
+
+
+def chosen_option(text: str) -> str | None:
+    """Return the letter of the option that a text chooses, in upper case; None if it names none.
+
+    The last mention counts, because reasoning comes before the answer.
+
+    Examples
+    --------
+    >>> chosen_option("(b) Paris"), chosen_option("So the answer is **C**."), chosen_option("Hm.")
+    ('B', 'C', None)
+    """
+    found = [first or second for first, second in OPTION.findall(text)]
+    return found[-1].upper() if found else None
+
+
+def multiple_choice(text: str, references: Sequence[str]) -> float:
+    """Return 1 if the text chooses the option of a reference, else 0."""
+    option = chosen_option(text)
+    return float(option is not None and option in [chosen_option(each) for each in references])
 
 
 def bleu(text: str, references: Sequence[str]) -> float:
@@ -107,7 +168,7 @@ def _references(given: str | Iterable[str]) -> list[str]:
     return found
 
 
-def _text_loss(name: str, score: Score) -> Loss:
+def _text_loss(name: str, score: Score, whole: bool = False) -> Loss:
     def against_labels(predictions: Array, labels: Any) -> Array:
         texts = _texts(predictions)
         references = [_references(each) for each in labels]
@@ -121,9 +182,12 @@ def _text_loss(name: str, score: Score) -> Loss:
         texts = _texts(predictions)
         return _table(score, texts, [[row[-1]] for row in texts])
 
-    return LOSSES.register(Loss(name, LossRange(0, 1), "prediction", against_labels, against_last))
+    declared = LossRange(0, 1, whole=whole)
+    return LOSSES.register(Loss(name, declared, "prediction", against_labels, against_last))
 
 
 ROUGE_L = _text_loss("rouge_l", rouge_l)
 TOKEN_F1 = _text_loss("token_f1", token_f1)
 BLEU = _text_loss("bleu", bleu)
+EXACT_MATCH = _text_loss("exact_match", exact_match, whole=True)
+CHOICE = _text_loss("choice", multiple_choice, whole=True)

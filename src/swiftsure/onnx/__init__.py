@@ -11,6 +11,7 @@ except ImportError:
 
 from typing import TYPE_CHECKING, Any
 
+from swiftsure.onnx.audit import Audit, Auditor
 from swiftsure.onnx.folder import Manifest, save_policy
 from swiftsure.onnx.results import ExitOutput, StreamResult
 from swiftsure.onnx.runtime import EarlyExit
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from swiftsure.onnx.exporting import ExportError, export
 
 __all__ = [
+    "Audit",
+    "Auditor",
     "EarlyExit",
     "ExitOutput",
     "ExportError",

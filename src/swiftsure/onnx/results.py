@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from swiftsure._html import html_card
 from swiftsure.onnx.scoring import broken_rows
 
-__all__ = ["ExitOutput", "Gathered", "StreamResult"]
+if TYPE_CHECKING:
+    from swiftsure.onnx.audit import Audit
+
+__all__ = ["ExitOutput", "Gathered", "StreamResult", "refuse_broken"]
 
 Array = NDArray[Any]
 Build = Callable[[list[Array]], Any]
@@ -31,6 +34,8 @@ class ExitOutput:
     confidences : (n, n_exits - 1)
         Confidences that the decisions used; NaN if an exit was not reached or its head not needed.
         None from a stream.
+    audit : Audit, optional
+        Both answers of the audited requests, if the runtime audits.
     """
 
     raw: list[Array]
@@ -38,11 +43,12 @@ class ExitOutput:
     confidences: NDArray[np.float32] | None
     decided: NDArray[np.float32]
     build: Build
+    audit: "Audit | None" = None
 
     @cached_property
     def outputs(self) -> Any:
         """Outputs of all samples, checked on first read."""
-        _refuse_broken(self.raw, self.decided, self.exits, np.arange(len(self.exits)))
+        refuse_broken(self.raw, self.decided, self.exits, np.arange(len(self.exits)))
         return self.build(self.raw)
 
     def __repr__(self) -> str:
@@ -88,7 +94,7 @@ class StreamResult:
     @cached_property
     def outputs(self) -> Any:
         """Outputs of these samples; raises if one is not valid."""
-        _refuse_broken(self.raw, self.decided, np.full(len(self.ids), self.exit), self.ids)
+        refuse_broken(self.raw, self.decided, np.full(len(self.ids), self.exit), self.ids)
         return self.build(self.raw)
 
     def rows(self, first: int, stop: int) -> "StreamResult":
@@ -129,7 +135,7 @@ class Gathered:
         return ExitOutput(self.arrays, self.exits, confidences, self.decided, self._build)
 
 
-def _refuse_broken(
+def refuse_broken(
     arrays: list[Array],
     decided: NDArray[np.float32] | None,
     exits: NDArray[np.int64],

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from swiftsure import files
 from swiftsure.exits import exit_indices
+from swiftsure.monitor import Monitor
+from swiftsure.onnx.audit import Auditor
 from swiftsure.onnx.folder import CHECK, POLICY
 from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
 from swiftsure.onnx.scoring import confidence, score_name, tempered
@@ -43,6 +45,11 @@ class EarlyExit:
         export was checked against it. A policy made from arrays is not bound to a model.
     score : str, optional
         If given, must equal the policy's score.
+    audit : float or Auditor, optional
+        Share of requests that are also run in full, chosen at random; results then hold both
+        answers as `audit`. A `Stream` that you create is not audited: use `run`.
+    monitor : Monitor, optional
+        Receives the audit losses. Must watch a consistency risk that the policy promises.
 
     Raises
     ------
@@ -54,7 +61,15 @@ class EarlyExit:
     Several threads may share one instance.
     """
 
-    def __init__(self, stages: Stages, policy: Policy, *, score: str | None = None) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        policy: Policy,
+        *,
+        score: str | None = None,
+        audit: float | Auditor | None = None,
+        monitor: Monitor | None = None,
+    ) -> None:
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.onnx.collect")
         self.stages = stages
         self.policy = policy
@@ -64,6 +79,7 @@ class EarlyExit:
         if binding.dtype("float32") not in (None, "float32"):
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
+        self.auditor = Auditor.of(audit, monitor, policy)
 
     @classmethod
     def unbound(cls, stages: Stages, policy: Policy) -> "EarlyExit":
@@ -80,6 +96,8 @@ class EarlyExit:
         score: str | None = None,
         providers: str | Sequence[str] | None = None,
         threads: int | None = None,
+        audit: float | Auditor | None = None,
+        monitor: Monitor | None = None,
     ) -> "EarlyExit":
         """Return the model in a folder that `export` wrote, after checking all its files.
 
@@ -97,6 +115,8 @@ class EarlyExit:
             must give the same answers.
         threads : int, optional
             Threads within an operator; the number of cores by default.
+        audit, monitor
+            As in the constructor.
 
         Raises
         ------
@@ -113,7 +133,7 @@ class EarlyExit:
                     " `swiftsure collect`, calibrate, and pass the policy."
                 )
             policy = Policy.load(Path(folder) / POLICY)
-        fast = cls(stages, policy, score=score)
+        fast = cls(stages, policy, score=score, audit=audit, monitor=monitor)
         on_cpu = stages.providers == [SHORT_NAMES["cpu"]]
         if not on_cpu or (given and fast.bound_to_network):
             fast.check()
@@ -133,10 +153,28 @@ class EarlyExit:
         model = self.policy.certificate.model
         return model is not None and model == self.stages.manifest.network
 
-    def __call__(self, batch: Any) -> ExitOutput:
-        """Run a batch and return its results in the same order."""
+    @property
+    def last(self) -> int:
+        """Index of the last exit, the full model's."""
+        return self.stages.n_exits - 1
+
+    def __call__(self, batch: Any, ids: Sequence[str] | None = None) -> ExitOutput:
+        """Run a batch and return its results in the same order.
+
+        Parameters
+        ----------
+        batch
+        ids : list of str, optional
+            Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        """
+        if self.auditor is None:
+            return self._run(batch)
+        audited: ExitOutput = self.auditor.run(self, batch, self._run, ids)
+        return audited
+
+    def _run(self, batch: Any) -> ExitOutput:
         state = self.stages.begin(batch)
-        n, last = len(state[0]), self.stages.n_exits - 1
+        n, last = len(state[0]), self.last
         gathered = Gathered(n, self.stages.output)
         seen = np.full((n, last), np.nan, np.float32)
         if n == 0:
@@ -184,7 +222,11 @@ class EarlyExit:
             if size == 0:
                 yield self(batch)
                 continue
-            yield from Stream(self, size).ordered(_chained(batch, waiting))
+            rest = _chained(batch, waiting)
+            if self.auditor is None:
+                yield from Stream(self, size).ordered(rest)
+            else:
+                yield from self.auditor.follow(self, rest, Stream(self, size).ordered)
 
     def may_fire(self, exit_index: int) -> bool:
         """Return whether any confidence can make a sample exit here."""
@@ -216,10 +258,17 @@ class EarlyExit:
 
     def finish(self, ids: NDArray[np.int64], state: State) -> StreamResult:
         """Return the last exit's answers, from the state at the last exit."""
-        last = self.stages.n_exits - 1
-        arrays = self.stages.head(last, state).arrays
-        raw = tempered(arrays, self._temperature(last))
-        return StreamResult(ids, raw, last, self.stages.output)
+        arrays = self.stages.head(self.last, state).arrays
+        raw = tempered(arrays, self._temperature(self.last))
+        return StreamResult(ids, raw, self.last, self.stages.output)
+
+    def full_outputs(self, state: State) -> list[NDArray[Any]]:
+        """Return the last exit's arrays for inputs that run in full."""
+        if len(state[0]) == 0:
+            return self.stages.empty_output()
+        for k in range(self.stages.n_exits):
+            state = self.stages.advance(k, state)
+        return self.finish(np.arange(len(state[0])), state).raw
 
     def _temperature(self, exit_index: int) -> float:
         temperatures = self.policy.temperatures
@@ -257,7 +306,7 @@ class EarlyExit:
         )
         rule = {"strict": self.policy.strict, "min_exit": self.policy.min_exit}
         expected = exit_indices(seen, self.policy.thresholds, **rule)  # type: ignore[arg-type]
-        self.compare_exits(self(batch).exits, expected, seen)
+        self.compare_exits(self._run(batch).exits, expected, seen)
         return largest
 
     def compare_exits(

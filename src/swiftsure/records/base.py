@@ -48,6 +48,11 @@ class Record:
         }
         changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in record.costs.items()}
         changed["ids"] = record.ids[index]
+        alone = getattr(record, "full_costs", {})
+        if alone:
+            changed["full_costs"] = {
+                k: v if np.ndim(v) == 0 else v[index] for k, v in alone.items()
+            }
         for name in OPTIONAL:
             values = getattr(record, name, None)
             if values is not None:
@@ -101,6 +106,10 @@ class Record:
         each = [name for name, values in first.costs.items() if values.ndim == 2]
         changed["costs"] = dict(first.costs) | joined("costs", each)
         changed["ids"] = np.concatenate([record.ids for record in records])  # type: ignore[attr-defined]
+        alone = getattr(first, "full_costs", {})
+        if alone:
+            each = [name for name, value in alone.items() if np.ndim(value) == 1]
+            changed["full_costs"] = dict(alone) | joined("full_costs", each)
         for name in OPTIONAL:
             parts = [getattr(record, name, None) for record in records]
             if hasattr(first, name):
@@ -139,8 +148,18 @@ def differing(first: Any, other: Any) -> list[str]:
     found = [name for name in first.identity if not same(name)]
     tables = (*first.tables, "costs")
     found += [name for name in tables if set(getattr(other, name)) != set(getattr(first, name))]
+    mine, others = (getattr(each, "full_costs", {}) for each in (first, other))
+    if set(mine) != set(others) or any(not _joins(mine[k], others[k]) for k in mine):
+        found.append("full_costs")
     return found + [
         f"costs['{name}']"
         for name, values in first.costs.items()
         if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
     ]
+
+
+def _joins(mine: float | Array, others: float | Array) -> bool:
+    """Return whether costs of the full model can be joined: both per sample, or equal numbers."""
+    if isinstance(mine, np.ndarray) or isinstance(others, np.ndarray):
+        return isinstance(mine, np.ndarray) and isinstance(others, np.ndarray)
+    return mine == others

@@ -161,13 +161,22 @@ def warn_of_falling_costs(name: str, costs: Array) -> None:
         )
 
 
-def full_cost_mapping(given: Any, costs: Mapping[str, Array]) -> dict[str, float]:
-    """Return costs of the full model alone; each name must be among `costs`."""
+def full_cost_mapping(given: Any, costs: Mapping[str, Array], n: int) -> dict[str, float | Array]:
+    """Return costs of the full model alone, a number or one per sample, by names of `costs`."""
     mapping_of_arrays("full_costs", given)
+    found: dict[str, float | Array] = {}
     for name, value in given.items():
         checks.choice("full_costs", name, costs)
-        checks.between(f"full_costs['{name}']", value, 0.0, np.inf)
-    return {name: float(value) for name, value in given.items()}
+        title = f"full_costs['{name}']"
+        if np.ndim(value) == 0:
+            found[name] = checks.between(title, value, 0.0, np.inf)
+            continue
+        each = checks.finite(title, checks.numbers(title, value, np.float64))
+        checks.of_shape(title, each, {"n": n})
+        if (each < 0).any() or not each.any():
+            raise ValueError(f"`{title}` must not be negative, and not 0 throughout.")
+        found[name] = np.ascontiguousarray(each)
+    return found
 
 
 def gap_is_known_by_agreement(loss: str) -> bool:

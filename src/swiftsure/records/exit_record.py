@@ -77,9 +77,10 @@ class ExitRecord(Record):
         Seed of the order in which betting tests see the samples. By default one is drawn from the
         operating system's random numbers. The record and its file keep it, so that calibrating
         again gives the same policy.
-    full_costs : mapping, optional
+    full_costs : mapping of scalars or (n,), optional
         Cost of running the full model alone, by name, if it differs from the cost of the last exit:
-        in a cascade, the last model without those before it. Savings are measured against it.
+        in a cascade, the last model without those before it, on average or for each sample. Savings
+        are measured against it.
     predictions : (n, n_exits), optional
         Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
 
@@ -103,7 +104,6 @@ class ExitRecord(Record):
         "fingerprint",
         "temperatures",
         "dtype",
-        "full_costs",
     )
 
     confidences: Mapping[str, Array]
@@ -119,7 +119,7 @@ class ExitRecord(Record):
     temperatures: tuple[float, ...] | None = None
     dtype: str | None = None
     order: SampleOrder = None  # type: ignore[assignment]
-    full_costs: Mapping[str, float] = field(default_factory=dict)
+    full_costs: Mapping[str, float | Array] = field(default_factory=dict)
     predictions: Array | None = None
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class ExitRecord(Record):
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
             order=SampleOrder.of(self.order, "order"),
-            full_costs=record_checks.full_cost_mapping(self.full_costs, costs),
+            full_costs=record_checks.full_cost_mapping(self.full_costs, costs, n),
             predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
 

@@ -8,10 +8,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,10 +24,12 @@ from swiftsure.sample_order import SampleOrder
 
 __all__ = [
     "VERSION",
+    "about",
     "checksum",
     "keeps_order",
     "kind",
     "load",
+    "load_parts",
     "logits",
     "packed",
     "reading",
@@ -45,6 +48,9 @@ KEY, CHECKSUM = b"swiftsure", b"swiftsure-checksum"
 
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
 """Attributes of a record that map names to tables, and the prefixes of their columns."""
+
+FULL = "full cost/"
+"""Prefix of the columns of the full model's costs."""
 
 Array = NDArray[Any]
 
@@ -77,6 +83,10 @@ def packed(record: Any) -> pa.Table:
             shared_costs[name] = values.tolist()
         else:
             columns[f"cost/{name}"] = _lists(values)
+    full_costs = dict(getattr(record, "full_costs", {}))
+    for name, values in full_costs.items():
+        if np.ndim(values) == 1:
+            columns[f"{FULL}{name}"] = pa.array(values)
     header: dict[str, Any] = {
         "kind": "thresholds" if hasattr(record, "thresholds") else "exits",
         "version": VERSION,
@@ -89,7 +99,7 @@ def packed(record: Any) -> pa.Table:
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
-        header |= {"full_costs": dict(record.full_costs)}
+        header |= {"full_costs": {k: v for k, v in full_costs.items() if np.ndim(v) == 0}}
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
@@ -162,6 +172,36 @@ def load(
     path: str | os.PathLike[str], expected: str, only: Mapping[str, Iterable[str] | None]
 ) -> dict[str, Any]:
     """Return the arguments for a record's constructor; `only` names the tables to read."""
+    _check_kind(path, expected)
+    only = {**only, "inconsistencies": only.get("losses")}
+    if _is_npz(path):
+        return _load_npz(path, only)
+    layout = _layout(path, only)
+    return _arguments(layout, _columns(path, layout.columns, layout.header))
+
+
+def load_parts(
+    path: str | os.PathLike[str], expected: str, only: Mapping[str, Iterable[str] | None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments for a record's constructor, for each row group of a Parquet file.
+
+    `only` names the tables to read; inconsistencies are named as well as losses. Damage may be
+    noticed only after the last of them.
+    """
+    _check_kind(path, expected)
+    layout = _layout(path, only)
+    for data in _row_groups(path, layout.columns, layout.header):
+        yield _arguments(layout, data)
+
+
+def about(path: str | os.PathLike[str]) -> tuple["_Header", int]:
+    """Return the header of a record in a Parquet file, and its number of samples."""
+    header = _header(path)
+    with Path(path).open("rb") as opened, pq.ParquetFile(opened) as file:
+        return header, int(file.metadata.num_rows)
+
+
+def _check_kind(path: str | os.PathLike[str], expected: str) -> None:
     found = kind(path)
     if found != expected:
         classes = {"exits": "an ExitRecord", "thresholds": "a ThresholdRecord"}
@@ -169,29 +209,38 @@ def load(
             f"{path} holds {classes[found]}, but {classes[expected]} is needed here (to load it as"
             f" what it is: {classes[found].split()[1]}.load)."
         )
-    only = {**only, "inconsistencies": only.get("losses")}
-    return _load_npz(path, only) if _is_npz(path) else _load_parquet(path, only)
 
 
-def _load_parquet(
-    path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]
-) -> dict[str, Any]:
+class _Layout(NamedTuple):
+    """What is read of a file: the names in each table, and the columns."""
+
+    header: "_Header"
+    wanted: dict[str, list[str]]
+    columns: list[str]
+
+
+def _layout(path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]) -> _Layout:
     header = _header(path)
     present = list(header.columns)
-    columns = [name for name in present if "/" not in name or name.startswith("cost/")]
+    columns = [name for name in present if "/" not in name or name.startswith(("cost/", FULL))]
     wanted: dict[str, list[str]] = {}
     for attribute, prefix in TABLES.items():
         names = [c.removeprefix(f"{prefix}/") for c in present if c.startswith(f"{prefix}/")]
         wanted[attribute] = _selection(attribute, names, only.get(attribute))
         columns += [f"{prefix}/{name}" for name in wanted[attribute]]
     _refuse_unknown(only.get("losses"), wanted, present)
-    data = _columns(path, columns, header)
+    return _Layout(header, wanted, columns)
+
+
+def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the arguments for a record's constructor, given the columns."""
+    header = layout.header
     arguments: dict[str, Any] = {
-        attribute: {name: data[f"{prefix}/{name}"] for name in wanted[attribute]}
+        attribute: {name: data[f"{prefix}/{name}"] for name in layout.wanted[attribute]}
         for attribute, prefix in TABLES.items()
     }
     costs: dict[str, Any] = dict(header.costs)
-    costs |= {c.removeprefix("cost/"): data[c] for c in columns if c.startswith("cost/")}
+    costs |= {c.removeprefix("cost/"): data[c] for c in layout.columns if c.startswith("cost/")}
     arguments |= {
         "costs": costs,
         "ids": data["id"],
@@ -208,29 +257,74 @@ def _load_parquet(
         del arguments["confidences"]
         own: tuple[str, ...] = ("thresholds", "dial", "settings")
     else:
-        own = ("temperatures", "dtype", "full_costs")
+        own = ("temperatures", "dtype")
         arguments["predictions"] = data.get("prediction")
+        alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
+        arguments["full_costs"] = header.full_costs | alone
     return arguments | {name: getattr(header, name) for name in own}
 
 
 def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") -> dict[str, Array]:
     """Return columns by name, after comparing each with its digest in the header."""
+    with _opened(path) as file:
+        table = file.read(columns=names)
+        found = {name: _values(table[name]) for name in names}
+    for name, values in found.items():
+        _compare(path, name, _digest(values), header)
+    return found
+
+
+def _row_groups(
+    path: str | os.PathLike[str], names: list[str], header: "_Header"
+) -> Iterator[dict[str, Array]]:
+    """Yield columns by name, a row group at a time; compare them with their digests at the end."""
+    with _opened(path) as file:
+        groups, n = range(file.metadata.num_row_groups), file.metadata.num_rows
+        widths = {name: _width(file, name) for name in names if "/" not in name}
+    digests: dict[str, Any] = {}
+    for group in groups:
+        with _opened(path) as file:
+            table = file.read_row_group(group, columns=names)
+            found = {name: _values(table[name]) for name in names}
+        del table
+        for name, values in found.items():
+            whole = values.astype(f"<U{widths[name]}") if values.dtype.kind == "U" else values
+            if name not in digests:
+                digests[name] = _new_digest(whole.dtype, (n, *whole.shape[1:]))
+            digests[name].update(np.ascontiguousarray(whole).view(np.uint8).data)
+        yield found
+    for name, digest in digests.items():
+        _compare(path, name, digest.hexdigest(), header)
+
+
+def _width(file: pq.ParquetFile, name: str) -> int:
+    """Return the length of the longest text in a column; 0 if it holds numbers."""
+    index = file.schema_arrow.get_field_index(name)
+    if not pa.types.is_string(file.schema_arrow.types[index]):
+        return 0
+    parts = (file.read_row_group(group, columns=[name]) for group in range(file.num_row_groups))
+    return max(pc.max(pc.utf8_length(part[name])).as_py() or 1 for part in parts)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; errors say that it is damaged."""
     try:
         with (
             Path(path).open("rb") as opened,  # pyarrow refuses names that are not UTF-8
             pq.ParquetFile(opened, page_checksum_verification=True) as file,
         ):
-            about = file.metadata
-            groups = range(about.num_row_groups)
-            max_unpacked(path, sum(about.row_group(each).total_byte_size for each in groups))
-            table = file.read(columns=names)
-        found = {name: _values(table[name]) for name in names}
+            metadata = file.metadata
+            groups = range(metadata.num_row_groups)
+            max_unpacked(path, sum(metadata.row_group(each).total_byte_size for each in groups))
+            yield file
     except (pa.ArrowException, OSError, MemoryError, LookupError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or cut short ({shortened(error)}).") from None
-    for name, values in found.items():
-        if _digest(values) != header.columns[name]:
-            raise ValueError(f"{path} is damaged: its column {name!r} does not fit its checksum.")
-    return found
+
+
+def _compare(path: str | os.PathLike[str], name: str, digest: str, header: "_Header") -> None:
+    if digest != header.columns[name]:
+        raise ValueError(f"{path} is damaged: its column {name!r} does not fit its checksum.")
 
 
 def _load_npz(
@@ -381,9 +475,14 @@ def _values(column: pa.Array | pa.ChunkedArray) -> Array:
 
 def _digest(values: Array) -> str:
     """Return a hash of an array's values, type and shape."""
-    found = hashlib.blake2b(f"{values.dtype.str}{values.shape}".encode(), digest_size=16)
+    found = _new_digest(values.dtype, values.shape)
     found.update(np.ascontiguousarray(values).view(np.uint8).data if values.size else b"")
-    return found.hexdigest()
+    return str(found.hexdigest())
+
+
+def _new_digest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Return the hash of an array's type and shape, to be updated with its values."""
+    return hashlib.blake2b(f"{dtype.str}{shape}".encode(), digest_size=16)
 
 
 def _sha256(text: bytes) -> bytes:

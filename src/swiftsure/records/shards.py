@@ -24,7 +24,7 @@ from swiftsure.records import files
 from swiftsure.records.exit_record import ExitRecord
 from swiftsure.records.threshold_record import ThresholdRecord
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "check_shards"]
 
 MANIFEST = "manifest.json"
 SHARD = re.compile(r"shard-([0-9]{5,})\.parquet")
@@ -187,6 +187,18 @@ class Shards(Generic[Record]):
             else:
                 self.records[number] = record
                 self.saved.add(number)
+
+
+def check_shards(folder: Path, paths: list[Path]) -> None:
+    """Raise if these files are not the shards that a folder's manifest names, if it has one."""
+    if not (folder / MANIFEST).exists():
+        return
+    named = _read_manifest(folder / MANIFEST).shards
+    for name in sorted(set(named) - {path.name for path in paths}):
+        raise ValueError(f"{folder / name} is missing, which {MANIFEST} names: resume the run.")
+    for path in paths:
+        if path.name not in named or files.checksum(pq.read_schema(path)) != named[path.name]:
+            raise ValueError(f"{path} is not a shard that {folder / MANIFEST} names.")
 
 
 def _read_manifest(path: Path) -> _Manifest:

@@ -2,6 +2,7 @@
 
 | module | contents |
 |---|---|
+| `auditing` | chooses requests to run in full, and feeds a monitor |
 | `binding` | refuses a policy that was made for another system or model, or for other settings |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
 | `streaming` | gathers samples of several batches before a stage runs |

@@ -4,6 +4,7 @@ A captured function reads and writes tensors at fixed addresses. Functions captu
 `Recorder` share the memory of their intermediate results, so they must not run at the same time.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure import checks
-from swiftsure.torch.conditional import Bodies, GraphPool, can_branch
+from swiftsure.torch.conditional import Bodies, GraphPool, can_branch, no_garbage_collection
 from swiftsure.torch.modes import inference
 
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
@@ -106,6 +107,19 @@ class CaptureBudget:
                     " capture=CaptureLimits(memory=...) with a higher share."
                 )
 
+    @contextmanager
+    def returning(self, graphs: int) -> Iterator[None]:
+        """Count off the graphs that the block drops, and the GPU memory that this frees."""
+        with self.lock:
+            before = _all_reserved()
+            yield
+            if graphs:
+                gc.collect()  # functions that were captured refer to what holds their graphs
+                if before:
+                    torch.cuda.empty_cache()
+            self.graphs -= graphs
+            self.bytes = max(0, self.bytes - max(0, before - _all_reserved()))
+
 
 class Recorded:
     """A captured function: `replay()` runs it again and overwrites the tensors in `result`."""
@@ -115,12 +129,18 @@ class Recorded:
         self._bodies = bodies  # kept: their memory is the graph's
 
     def seconds(self, device: torch.device, repeats: int = 3) -> float:
-        """Return how long a replay takes on a GPU."""
-        torch.cuda.synchronize(device)
+        """Return how long a replay takes."""
+
+        def wait() -> None:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        self.replay()
+        wait()
         start = time.perf_counter()
         for _ in range(repeats):
             self.replay()
-        torch.cuda.synchronize(device)
+        wait()
         return (time.perf_counter() - start) / repeats
 
 
@@ -176,11 +196,14 @@ class Recorder:
             torch.cuda.empty_cache()
             with self.budget.spending(self.device, 1):
                 # thread_local: other threads may allocate memory during the capture.
-                with torch.cuda.graph(
-                    graph,
-                    pool=self._pool.id,
-                    stream=self._side,
-                    capture_error_mode="thread_local",
+                with (
+                    no_garbage_collection(),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool.id,
+                        stream=self._side,
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     result = function()
                 _clear_workspaces()
@@ -211,6 +234,11 @@ class Recorder:
                     kept.copy_(new)
 
         return Recorded(replay, held, None)
+
+
+def _all_reserved() -> int:
+    """Return the bytes that PyTorch holds on all GPUs."""
+    return sum(torch.cuda.memory_reserved(k) for k in range(torch.cuda.device_count()))
 
 
 def _reserved(device: torch.device) -> int:

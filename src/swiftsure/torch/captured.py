@@ -101,6 +101,19 @@ class Captures:
         if self.stale:
             raise _StaleWeightsError
 
+    def keep_way(self, size: int, way: str) -> None:
+        """Drop what was captured to stream batches of a size, except for "stream" or "full"."""
+        with self._lock:
+            lost = [
+                key
+                for key in self._lanes
+                if key[1] == size and ("full" if key[-1] else "stream") != way
+            ]
+            graphs = sum(lane.n_graphs for key in lost for lane in self._lanes[key])
+            with self.budget.returning(graphs):
+                for key in lost:
+                    del self._lanes[key]
+
     @contextmanager
     def lane(self, batch: Any, size: int, max_wait: int, full: bool) -> Iterator[CapturedLane]:
         """Lend a captured lane to one stream; others get their own."""

@@ -163,9 +163,10 @@ class CapturedCalls:
                 row_buffer(leaf, size)[:size] if isinstance(leaf, Tensor) else leaf
                 for leaf in plan.outputs
             ]
+        run = plan.fastest_step(segment, node.inputs, self.recorder)
 
         def step() -> list[Tensor]:
-            found = plan.steps[segment](node.inputs)
+            found = run(node.inputs)
             for held, new in zip(values, found.values, strict=True):
                 if isinstance(held, Tensor):
                     held.copy_(new)

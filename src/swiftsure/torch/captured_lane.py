@@ -11,6 +11,7 @@ from pinned memory, while the next graphs run, and only to know which segment to
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from swiftsure.systems.streaming import StreamError
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
 from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
-from swiftsure.torch.segments import SegmentPlan
+from swiftsure.torch.segments import SegmentPlan, Step
 from swiftsure.torch.staged import batch_size, device_of
 
 if TYPE_CHECKING:
@@ -172,10 +173,13 @@ class CapturedLane:
         self._fired: deque[_Fired] = deque()
         self.failures: list[StreamError] = []  # since the stream last looked
         self._unknown = [0] * n_segments
+        self._steps: list[Callable[[list[Tensor]], Step]] = []
         for k in range(n_segments):
+            inputs = [tensor[:size] for tensor in self._rings[k].tensors]
+            self._steps.append(plan.fastest_step(k, inputs, self.recorder))
             if k < plan.last:  # the next ring is laid out like what this segment gives
                 with budget.timed():
-                    found = plan.steps[k]([t[:size] for t in self._rings[k].tensors])
+                    found = self._steps[k](inputs)
                 large = sum(leaf.nbytes for leaf in found.state) > LARGE
                 with self.recorder.buffers():
                     slots = FEWER_SLOTS if large else SLOTS
@@ -183,6 +187,11 @@ class CapturedLane:
                 del found
             for slot in range(self._rings[k].slots):
                 self._graphs[k, slot, size] = self._capture(k, slot, size)
+
+    @property
+    def n_graphs(self) -> int:
+        """Number of graphs captured."""
+        return len(self._graphs)
 
     def reset(self) -> None:
         """Forget all samples, to serve another stream."""
@@ -379,7 +388,7 @@ class CapturedLane:
         told = self._told[k][slot][:size]
 
         def step() -> None:
-            found = plan.steps[k](inputs)
+            found = self._steps[k](inputs)
             decide(found.scores, level, self._strict, exit_index, decision)
             if after is not None:
                 for source, target in zip(found.state, after.tensors, strict=True):

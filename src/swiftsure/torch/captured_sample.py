@@ -16,7 +16,7 @@ from swiftsure.torch.capture import Recorded, Recorder
 from swiftsure.torch.conditional import run_if
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.rows import row_buffer
-from swiftsure.torch.segments import SegmentPlan
+from swiftsure.torch.segments import SegmentPlan, Step
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
@@ -49,6 +49,11 @@ class CapturedSample:
             # The confidence at every exit but the last, the exit taken, and what decided.
             self._seen = torch.zeros(1, fast.model.n_exits + 1, device=recorder.device)
             self._stays = torch.zeros(1, dtype=torch.bool, device=recorder.device)
+        self._steps: list[Callable[[list[Tensor]], Step]] = []
+        tensors = self._inputs
+        for k in range(len(plan.exits)):
+            self._steps.append(plan.fastest_step(k, tensors, recorder))
+            tensors = self._steps[k]([tensor.clone() for tensor in tensors]).state
         self._graph: Recorded = recorder.record(self._run)
 
     def __call__(self, batch: Any, meanwhile: Callable[[], None]) -> ExitOutput:
@@ -68,7 +73,7 @@ class CapturedSample:
         self._segment(0, self._inputs)
 
     def _segment(self, k: int, tensors: list[Tensor]) -> None:
-        plan, found = self._plan, self._plan.steps[k](tensors)
+        plan, found = self._plan, self._steps[k](tensors)
         for held, new in zip(self._values, found.values, strict=True):
             if isinstance(held, Tensor):
                 held.copy_(new)  # a later exit overwrites it

@@ -7,8 +7,9 @@ later ones pointless: those then cost nothing.
 """
 
 import ctypes
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -17,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Bodies", "GraphPool", "can_branch", "run_beside", "run_if"]
+__all__ = [
+    "Bodies",
+    "GraphPool",
+    "can_branch",
+    "can_choose",
+    "no_garbage_collection",
+    "run_beside",
+    "run_if",
+]
 
 SET_FLAG = b"""
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
@@ -31,10 +40,12 @@ extern "C" __global__ void set_flag(unsigned long long handle, const unsigned ch
 _local = threading.local()
 
 
-def run_if(flag: Tensor, body: Callable[[], None]) -> None:
+def run_if(
+    flag: Tensor, body: Callable[[], None], otherwise: Callable[[], None] | None = None
+) -> None:
     """Run a function if a flag is true when the graph that is being captured is replayed.
 
-    While a `Recorder` warms up, the function runs in any case. Outside of a recorder this is a
+    While a `Recorder` warms up, both functions run in any case. Outside of a recorder this is a
     plain `if`. Tensors that the function allocates stay valid for later parts of the graph, but
     hold garbage if it was skipped; so write results into tensors allocated before.
 
@@ -44,16 +55,19 @@ def run_if(flag: Tensor, body: Callable[[], None]) -> None:
         bool or int8, at a fixed address.
     body
         It may call `run_if`, and must not draw random numbers.
+    otherwise : optional
+        Runs if the flag is false; in graphs only where `can_choose()`.
     """
     bodies: Bodies | None = getattr(_local, "bodies", None)
+    branches = [body] if otherwise is None else [body, otherwise]
     if bodies is None:
-        if bool(flag):
-            body()
+        for branch in branches[:1] if bool(flag) else branches[1:]:
+            branch()
     elif not torch.cuda.is_current_stream_capturing():
-        body()
+        for branch in branches:
+            branch()
     else:
-        with bodies.inside(flag):
-            body()
+        bodies.add(flag, branches)
 
 
 def run_beside(aside: Callable[[], None], main: Callable[[], None]) -> None:
@@ -89,6 +103,27 @@ def can_branch() -> bool:
     return bool(_checked(driver.cuDriverGetVersion()) >= 12040)
 
 
+@cache
+def can_choose() -> bool:
+    """Return whether `run_if` can have an `otherwise` here: in graphs it needs CUDA 12.8."""
+    if not can_branch():
+        return True
+    driver = import_module("cuda.bindings.driver")
+    return bool(_checked(driver.cuDriverGetVersion()) >= 12080)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector: freeing an old graph would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class GraphPool:
     """Memory of captured graphs; it stays valid while graphs that use it come and go."""
 
@@ -96,7 +131,8 @@ class GraphPool:
         self.id = torch.cuda.graph_pool_handle()
         flag = torch.zeros(1, device=device)
         self._graph = torch.cuda.CUDAGraph()  # PyTorch frees a pool that no graph uses
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with no_garbage_collection(), torch.cuda.stream(stream):
             self._graph.capture_begin(self.id, capture_error_mode="thread_local")
             flag.zero_()
             self._graph.capture_end()
@@ -134,24 +170,30 @@ class Bodies:
         finally:
             _local.bodies = before
 
-    @contextmanager
-    def inside(self, flag: Tensor) -> Iterator[None]:
-        """Capture into the body of a new IF node, which follows what was captured so far."""
+    def add(self, flag: Tensor, branches: Sequence[Callable[[], None]]) -> None:
+        """Capture functions into a new IF node, which follows what was captured so far."""
         runtime = import_module("cuda.bindings.runtime")
         if flag.element_size() != 1 or flag.numel() != 1:
             raise TypeError(
                 f"`flag` must be one bool or int8, but got {flag.numel()} of {flag.dtype}."
             )
         outer = torch.cuda.current_stream(self.device).cuda_stream
+        graphs = _add_if_node(runtime, outer, flag, self.device.index, len(branches))
+        for graph, branch in zip(graphs, branches, strict=True):
+            with self._inside(runtime, graph):
+                branch()
+
+    @contextmanager
+    def _inside(self, runtime: Any, graph: Any) -> Iterator[None]:
+        """Capture into a graph."""
         stream = self._at_depth(self._streams)
-        body = _add_if_node(runtime, outer, flag, self.device.index)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         # The allocator knows the outer capture only, so the body's memory needs a pool of its own.
         own = nullcontext() if self._depth else torch.cuda.use_mem_pool(self._pool, self.device)
         self._depth += 1
         with own, torch.cuda.stream(stream):
             begin = runtime.cudaStreamBeginCaptureToGraph
-            _checked(begin(stream.cuda_stream, body, None, None, 0, mode))
+            _checked(begin(stream.cuda_stream, graph, None, None, 0, mode))
             try:
                 yield
             finally:
@@ -159,8 +201,8 @@ class Bodies:
                 _checked(runtime.cudaStreamEndCapture(stream.cuda_stream))
 
 
-def _add_if_node(runtime: Any, stream: int, flag: Tensor, device: int) -> Any:
-    """Add a node that reads the flag and an IF node to a capture; return the IF node's body."""
+def _add_if_node(runtime: Any, stream: int, flag: Tensor, device: int, n_branches: int) -> Any:
+    """Add a node that reads the flag and an IF node to a capture; return the IF node's graphs."""
     driver = import_module("cuda.bindings.driver")
     graph = _checked(runtime.cudaStreamGetCaptureInfo(stream))[2]
     handle = _checked(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
@@ -172,7 +214,7 @@ def _add_if_node(runtime: Any, stream: int, flag: Tensor, device: int) -> Any:
     node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
     node.conditional.handle = driver.CUgraphConditionalHandle(int(handle))
     node.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
-    node.conditional.size = 1
+    node.conditional.size = n_branches
     node.conditional.ctx = _checked(driver.cuCtxGetCurrent())
     edges = (None,) if _takes_edges() else ()
     graph = driver.CUgraph(int(graph))
@@ -184,7 +226,7 @@ def _add_if_node(runtime: Any, stream: int, flag: Tensor, device: int) -> Any:
             stream, [runtime.cudaGraphNode_t(int(added))], *edges, 1, instead
         )
     )
-    return runtime.cudaGraph_t(int(node.conditional.phGraph_out[0]))
+    return [runtime.cudaGraph_t(int(node.conditional.phGraph_out[k])) for k in range(n_branches)]
 
 
 @cache

@@ -27,7 +27,7 @@ class Timings:
     fastest : str
         The way that `EarlyExit.run` uses from now on for batches of this size.
     graphs, graph_bytes, capture_seconds
-        CUDA graphs captured by the runtime so far, their memory, and the time that took.
+        CUDA graphs that the runtime holds, their memory, and the time spent capturing.
     """
 
     batch_size: int
@@ -59,7 +59,7 @@ def measure(fast: EarlyExit, batches: Iterable[Any], repeats: int = 3) -> Timing
     Parameters
     ----------
     fast : EarlyExit
-        With `capture`, the full model is captured too, and may be chosen.
+        With `capture`, the full model is captured too, and compiled if `fast` is. It may be chosen.
     batches : iterable
         Batches as they will come, at least a few: a stream gathers samples from several. The first
         one's size is the size that the choice is for.
@@ -69,8 +69,9 @@ def measure(fast: EarlyExit, batches: Iterable[Any], repeats: int = 3) -> Timing
     Returns
     -------
     timings : Timings
-        Also kept in `fast.fastest`, by batch size. Without `capture`, `run` never uses the full
-        model; `timings.speed_up` below 1 then says that early exits do not pay.
+        Also kept in `fast.fastest`, by batch size. Graphs of slower streams are dropped. Without
+        `capture`, `run` never uses the full model; `timings.speed_up` below 1 then says that early
+        exits do not pay.
 
     Examples
     --------
@@ -108,7 +109,10 @@ def measure(fast: EarlyExit, batches: Iterable[Any], repeats: int = 3) -> Timing
     choices = seconds if fast.captures else {k: v for k, v in seconds.items() if k != "full"}
     fastest = min(choices, key=choices.__getitem__)
     fast.fastest[size] = fastest
-    spent = fast.captures.budget if fast.captures else None
+    spent = None
+    if fast.captures:
+        fast.captures.keep_way(size, fastest)
+        spent = fast.captures.budget
     return Timings(
         size,
         seconds,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Decision", "copy_rows", "decide", "row_buffer"]
+__all__ = ["Decision", "copy_rows", "decide", "has_triton", "row_buffer"]
 
 MAX_FUSED = 8192
 """Rows that one program of the fused kernel decides about."""
@@ -32,7 +32,7 @@ def copy_rows(source: Tensor, target: Tensor, places: Tensor) -> None:
             source.shape, (target.stride(0), *target.stride()[1:]),
             dtype=source.dtype, device=source.device,
         ).copy_(source)  # fmt: skip
-    if not _fused(source):
+    if not has_triton(source):
         target.index_copy_(0, places, source.to(target.dtype))
         return
     from swiftsure.torch._row_kernels import copy_rows_kernel
@@ -90,7 +90,7 @@ def decide(
     `scores` is None at the last exit, where all rows leave. NaN leaves, so that it is noticed.
     """
     b, n_answers = len(it.ids), len(it.exits) - 1
-    if _fused(it.ids) and b <= MAX_FUSED:
+    if has_triton(it.ids) and b <= MAX_FUSED:
         from swiftsure.torch._row_kernels import decide_kernel
 
         unused = it.ids
@@ -149,7 +149,7 @@ def _is_dense(tensor: Tensor) -> bool:
 _found: list[Any] = []
 
 
-def _fused(tensor: Tensor) -> bool:
+def has_triton(tensor: Tensor) -> bool:
     """Return whether Triton can run on this tensor's device."""
     if not _found:
         _found.append(find_spec("triton") is not None)

@@ -61,7 +61,8 @@ class EarlyExit(nn.Module):
     capture : bool or CaptureLimits
         Capture stages, heads and decisions as CUDA graphs, on first use for each batch size, so
         that small kernels are not bound by their launches; see `captures` for their number and
-        memory. With `compile`, the compiled kernels are captured. The model must not draw random
+        memory. With `compile`, the compiled kernels are captured, for each stage and size at which
+        they are faster than the plain ones. The model must not draw random
         numbers or wait for the device. On a CPU the same code runs without graphs.
     audit : float or Auditor, optional
         Fraction of requests, chosen at random, that the full model also answers; results then hold
@@ -120,7 +121,7 @@ class EarlyExit(nn.Module):
             )
         self.model = model
         self.policy = policy
-        self.auditor = _auditor(audit, monitor, policy)
+        self.auditor = Auditor.of(audit, monitor, policy)
         self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
@@ -201,7 +202,8 @@ class EarlyExit(nn.Module):
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
-            return self.auditor.run(self, batch, self._run, ids)
+            audited: ExitOutput = self.auditor.run(self, batch, self._run, ids)
+            return audited
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
@@ -436,17 +438,3 @@ def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Call
 def _has_parameter_on(model: Any, device: torch.device) -> bool:
     """Return whether a model spread over several devices has a parameter on this one."""
     return any(parameter.device == device for parameter in model.parameters())
-
-
-def _auditor(
-    audit: float | Auditor | None, monitor: Monitor | None, policy: Policy
-) -> Auditor | None:
-    if audit is None:
-        if monitor is not None:
-            raise ValueError("`monitor` needs `audit`, the share of requests to feed it with.")
-        return None
-    if isinstance(audit, Auditor) and monitor is not None:
-        raise ValueError("`monitor` must be given to the Auditor, not beside it.")
-    auditor = audit if isinstance(audit, Auditor) else Auditor(audit, monitor)
-    auditor.refuse_policy(policy)
-    return auditor

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swiftsure.torch.capture import Recorder
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import batch_size, exit_output, plain_output, shapes_of
 
@@ -121,6 +122,25 @@ class SegmentPlan:
     def output(self, leaves: Sequence[Any]) -> Any:
         """Return an output from its leaves."""
         return pytree.tree_unflatten(list(leaves), self.output_structure)
+
+    def fastest_step(
+        self, segment: int, tensors: list[Tensor], recorder: Recorder
+    ) -> Callable[[list[Tensor]], Step]:
+        """Return a segment's function; of a compiled one and the plain one, the faster in a graph.
+
+        Inductor's kernels can be slower, where libraries' kernels do most of the work.
+        """
+        compiled = self.steps[segment]
+        if not (self.compiled and recorder.captures):
+            return compiled
+        inputs = [tensor.clone() for tensor in tensors]  # a stage may overwrite its input
+        scratch = Recorder(recorder.device, recorder.dtype)
+
+        def seconds(step: Callable[[list[Tensor]], Step]) -> float:
+            return scratch.record(lambda: step(inputs)).seconds(recorder.device, repeats=10)
+
+        with recorder.budget.timed():
+            return min(compiled, self._step(segment), key=seconds)
 
     def threshold(self, segment: int) -> float:
         """Return the threshold of the exit that ends a segment; 0 for the last, which has none."""

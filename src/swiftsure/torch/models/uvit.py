@@ -177,16 +177,18 @@ class UViT(PublishedModel):
         """Return the initial state of a batch, (images, timesteps[, labels])."""
         images, timesteps, *labels = self.checked(batch)
         tokens = self.patch_embed(images).flatten(2).transpose(1, 2)
-        extras = [waves(timesteps, self.width).to(tokens.dtype)]
+        times = waves(timesteps, self.width)
+        extras = [times.to(tokens.dtype)]
         if self.label_emb is not None:
             extras.insert(0, self.label_emb(labels[0]))
         tokens = torch.cat([torch.stack(extras, dim=1), tokens], dim=1) + self.pos_embed
         state = {"tokens": tokens, "skips": []}
         if self.n_exits > 1:
-            # The time's part of the uncertainty module, computed once for all exits.
-            times = waves(timesteps, self.width // TIME_SHARE).to(tokens.dtype)
+            # The time's part of the uncertainty module, computed once for all exits. Its waves,
+            # `waves(timesteps, width // TIME_SHARE)`, are every fourth of those above.
+            few = times.view(-1, 2, self.width // 2)[:, :, ::TIME_SHARE].flatten(1).to(tokens.dtype)
             into = cast(nn.Linear, self.UEM[0])
-            state["time_doubts"] = linear(times, into.weight[:, self.width :], into.bias)
+            state["time_doubts"] = linear(few, into.weight[:, self.width :], into.bias)
         return state
 
     def advance(self, exit_index: int, state: State) -> State:
@@ -209,7 +211,7 @@ class UViT(PublishedModel):
             return torch.ones(tokens.shape[0], dtype=torch.float32, device=tokens.device)
         # A mean in half precision would be too coarse for thresholds.
         doubts = self.doubts(self._patches(state), state["time_doubts"])
-        return 1 - doubts.float().mean(dim=(1, 2))
+        return 1 - doubts.mean(dim=(1, 2), dtype=torch.float32)
 
     def estimate(self, exit_index: int, state: State, rows: Tensor | None = None) -> Tensor:
         """Return an exit's noise estimate for all images, or for some rows."""

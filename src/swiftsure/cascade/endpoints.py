@@ -1,0 +1,283 @@
+"""`Endpoint`: a language model behind an OpenAI-compatible API."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from swiftsure import checks
+from swiftsure.cascade.answers import Answer
+from swiftsure.cascade.models import Model
+from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
+from swiftsure.files import shortened
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+__all__ = ["Endpoint", "answer_of_response", "usage_cost"]
+
+
+@dataclass(eq=False)
+class Endpoint(Model):
+    """A model behind an OpenAI-compatible API, as many servers and providers offer it.
+
+    Parameters
+    ----------
+    base_url : str
+        Such as "https://api.openai.com/v1" or "http://localhost:8000/v1".
+    model : str
+    key : str, optional
+        Name of the environment variable that holds the API key; it is read at each request and
+        stored nowhere. None sends no key.
+    per_million : (input, output) or (input, output, cached input), optional
+        Prices of a million tokens, as providers list them.
+    unit : str
+        Currency of the prices.
+    kind : {"chat", "completions"}
+    logprobs : int or None
+        How many of the most probable tokens to ask for at each position, besides the
+        log-probability of the chosen ones; None asks for no log-probabilities.
+    prompt : str, optional
+        Template of the prompt; `{input}` stands for the input.
+    system : str, optional
+        System message, for "chat".
+    parameters : mapping, optional
+        Others of the request; by default `{"temperature": 0}`.
+    timeout : float
+        Seconds until a request is given up.
+    name : str, optional
+        By default the model's.
+
+    Examples
+    --------
+    >>> small = Endpoint("http://localhost:8000/v1", "small", key=None, per_million=(0.15, 0.6))
+    >>> small.body("Is 7 prime?")["messages"]
+    [{'role': 'user', 'content': 'Is 7 prime?'}]
+    """
+
+    base_url: str
+    model: str
+    key: str | None = "OPENAI_API_KEY"
+    per_million: Sequence[float] | None = None
+    unit: str = "usd"
+    kind: Literal["chat", "completions"] = "chat"
+    logprobs: int | None = 5
+    prompt: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
+    timeout: float = 60.0
+    name: str = ""
+    connections: int = 100
+    _sessions: dict[asyncio.AbstractEventLoop, "ClientSession"] = field(
+        default_factory=dict, repr=False, init=False
+    )
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        checks.choice("kind", self.kind, ["chat", "completions"])
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"`base_url` must start with http:// or https://: {self.base_url!r}.")
+        self.base_url = self.base_url.rstrip("/")
+        if self.logprobs is not None:
+            checks.count("logprobs", self.logprobs, 0)
+        if self.per_million is not None:
+            prices = tuple(checks.number("per_million", each) for each in self.per_million)
+            if not 2 <= len(prices) <= 3 or any(not 0 <= each < 1e9 for each in prices):
+                raise ValueError("`per_million` must be (input, output), prices of at least 0.")
+            self.per_million = prices
+        self.name = self.name or self.model
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        path = "chat/completions" if self.kind == "chat" else "completions"
+        return f"{self.base_url}/{path}"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what answers depend on: address, model, prompt and parameters."""
+        return {
+            "endpoint": self.base_url,
+            "model": self.model,
+            "kind": self.kind,
+            "prompt": self.prompt,
+            "system": self.system,
+            "logprobs": self.logprobs,
+            "parameters": dict(self.parameters),
+        }
+
+    def body(self, value: Any) -> dict[str, Any]:
+        """Return the JSON of a request for an input: a text, a list of messages, or a request."""
+        asked: dict[str, Any] = {"model": self.model, **self.parameters}
+        if self.kind == "chat":
+            if self.logprobs is not None:
+                asked |= {"logprobs": True, "top_logprobs": self.logprobs}
+        elif self.logprobs is not None:
+            asked |= {"logprobs": self.logprobs}
+        if isinstance(value, Mapping):  # a whole request, as a client sent it
+            return {**asked, **value, "model": self.model}
+        if isinstance(value, str) and self.prompt is not None:
+            value = self.prompt.replace("{input}", value)
+        if self.kind == "completions":
+            return {**asked, "prompt": value}
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else list(value)
+        if self.system is not None:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return {**asked, "messages": messages}
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the answer to one input."""
+        return self.answer_of(await self.complete(self.body(value)))
+
+    def answer_of(self, response: Any) -> Answer:
+        """Return the answer in the JSON of a response, with its price."""
+        cost = usage_cost(response, self.per_million, self.unit)
+        return answer_of_response(response).with_cost(cost)
+
+    async def complete(self, body: Mapping[str, Any]) -> Any:
+        """Send a request and return the JSON of its response."""
+        import aiohttp
+
+        async with self.post(body) as response:
+            try:
+                return await response.json(content_type=None)
+            except (ValueError, aiohttp.ClientError) as error:
+                raise UpstreamError(
+                    f"{self.name} sent no JSON ({shortened(error)}).", temporary=True
+                ) from None
+
+    @asynccontextmanager
+    async def post(self, body: Mapping[str, Any]) -> AsyncIterator["ClientResponse"]:
+        """Send a request and yield its response, of status 200; for streams too.
+
+        Raises
+        ------
+        UpstreamError
+            For any other status, and if the connection fails or takes too long.
+        """
+        import aiohttp
+
+        headers = {}
+        if self.key is not None:
+            secret = os.environ.get(self.key)
+            if not secret:
+                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
+            headers["Authorization"] = f"Bearer {secret}"
+        limit = aiohttp.ClientTimeout(total=self.timeout)
+        try:
+            async with self._session().post(
+                self.url, json=dict(body), headers=headers, timeout=limit
+            ) as response:
+                if response.status != 200:
+                    raise await self._refused(response)
+                yield response
+        except TimeoutError:
+            raise UpstreamError(
+                f"{self.name} did not answer within {self.timeout:g} s.", temporary=True
+            ) from None
+        except aiohttp.ClientError as error:
+            raise UpstreamError(
+                f"{self.name} cannot be reached ({shortened(error)}).", temporary=True
+            ) from None
+
+    async def _refused(self, response: "ClientResponse") -> UpstreamError:
+        """Return the error for a response that is not an answer."""
+        text = (await response.content.read(10_000)).decode("utf-8", "replace")
+        return UpstreamError(
+            f"{self.name} answered with status {response.status}: {shortened(text)}",
+            status=response.status,
+            temporary=response.status in TEMPORARY,
+            retry_after=retry_after(response.headers),
+        )
+
+    def _session(self) -> "ClientSession":
+        """Return the session of the running event loop."""
+        try:
+            import aiohttp
+        except ImportError:
+            raise ImportError("Endpoint needs aiohttp: pip install 'swiftsure[api]'.") from None
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            connector = aiohttp.TCPConnector(limit=self.connections)
+            session = aiohttp.ClientSession(connector=connector)
+            self._sessions = {k: v for k, v in self._sessions.items() if not k.is_closed()}
+            self._sessions[loop] = session
+        return session
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+
+def usage_cost(
+    response: Any, per_million: Sequence[float] | None, unit: str = "usd"
+) -> dict[str, float]:
+    """Return the cost of a response by unit: its price, if prices are known, and its tokens.
+
+    Examples
+    --------
+    >>> usage_cost({"usage": {"prompt_tokens": 100, "completion_tokens": 10}}, (1.0, 5.0))
+    {'usd': 0.00015, 'tokens': 110.0}
+    """
+    usage = response.get("usage") if isinstance(response, Mapping) else None
+    if not isinstance(usage, Mapping):
+        if per_million is not None:
+            raise UpstreamError("The response has no `usage`, so its price is not known.")
+        return {}
+    read, written = (_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+    if per_million is None:
+        return {"tokens": float(read + written)}
+    details = usage.get("prompt_tokens_details")
+    cached = _tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    known = per_million[2] if len(per_million) > 2 else per_million[0]
+    price = (read - cached) * per_million[0] + cached * known + written * per_million[1]
+    return {unit: price / 1e6, "tokens": float(read + written)}
+
+
+def _tokens(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name) or 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UpstreamError(f"`usage.{name}` must be a number of tokens, but got {value!r:.80}.")
+    return value
+
+
+def answer_of_response(response: Any) -> Answer:
+    """Return the text and log-probabilities of an OpenAI-style response, chat or completion.
+
+    Raises
+    ------
+    UpstreamError
+        If it has another form.
+    """
+    try:
+        choice = response["choices"][0]
+        text = choice["message"].get("content") if "message" in choice else choice["text"]
+        if not isinstance(text, str):
+            raise TypeError("it holds no text")
+        logprobs, top = _logprobs(choice.get("logprobs"))
+        return Answer(text, logprobs=logprobs, top_logprobs=top)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UpstreamError(
+            f"The response is not an answer of a language model ({type(error).__name__}:"
+            f" {shortened(error)})."
+        ) from None
+
+
+def _logprobs(given: Any) -> tuple[Any, Any]:
+    """Return the log-probabilities of tokens, and of the alternatives at each token."""
+    if not given:
+        return None, None
+    if "content" in given or "tokens" not in given:  # chat
+        tokens = given.get("content") or []
+        top = [
+            {each["token"]: each["logprob"] for each in token.get("top_logprobs") or ()}
+            for token in tokens
+        ]
+        return [token["logprob"] for token in tokens], top if any(top) else None
+    values = [each for each in given["token_logprobs"] if each is not None]
+    tops = given.get("top_logprobs")
+    return values, None if not tops else [dict(each or {}) for each in tops]

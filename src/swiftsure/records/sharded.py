@@ -1,0 +1,219 @@
+"""ShardedRecord: a record in a folder of Parquet files, read a part at a time."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure import checks
+from swiftsure.curves import RiskCurve
+from swiftsure.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.records import files
+from swiftsure.records.base import differing
+from swiftsure.records.exit_record import ExitRecord, Missing
+from swiftsure.records.repeated_ids import RepeatedIds
+from swiftsure.records.shards import check_shards
+from swiftsure.storage import Scratch
+
+__all__ = ["ShardedRecord", "record_files"]
+
+IN_MEMORY = "Load the folder into memory for that: swiftsure.load_record(folder)."
+
+
+class ShardedRecord:
+    """The samples of all Parquet files in a folder, in the order of the files' names.
+
+    `calibrate`, `evaluate` and `policy.evaluate` take it for an ExitRecord. It is read a row group
+    at a time, and arrays with a row per sample are temporary files, so that memory does not grow
+    with the number of samples. The result of a calibration is exactly that of the whole record in
+    memory. `evaluate` draws a sample of it.
+
+    Parameters
+    ----------
+    folder : path
+        With files written by `ExitRecord.save`, or by `collect(..., shards=folder)`.
+    scores, losses : names, optional
+        Read only these.
+    scratch : path, optional
+        Folder for temporary files, on a disk; by default the operating system's. Calibrating needs
+        about 24 bytes in it for each sample and exit, and 32 for each sample.
+
+    Attributes
+    ----------
+    n, n_exits : int
+        Number of samples, and of exits.
+    first : ExitRecord
+        The first sample alone, which shows the names of scores, losses and costs.
+    order : SampleOrder
+        Seed of the order in which betting tests see the samples: that of the first file.
+
+    Raises
+    ------
+    ValueError
+        If there are no records in the folder, or they were not made with one model. Damaged files
+        and ids that are used twice are noticed when the record is read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from swiftsure.simulate import Population
+    >>> sample = Population().sample(600, seed=0)
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record.take(range(300)).save(f"{folder}/1.parquet")
+    ...     record.take(range(300, 600)).save(f"{folder}/2.parquet")
+    ...     len(ShardedRecord(folder))
+    600
+    """
+
+    groups: None = None
+    """Samples with groups can be loaded, but not calibrated on from the disk."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        scores: Iterable[str] | None = None,
+        losses: Iterable[str] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.folder = FilePath(folder)
+        self._files = record_files(folder)
+        self._storage = Scratch(scratch)
+        found = [files.about(path) for path in self._files]
+        self._sizes = [n for _, n in found]
+        self.n = sum(self._sizes)
+        # A shard of `collect` that lacks a label lacks the losses that need every label.
+        names = {
+            table: [
+                column.removeprefix(prefix)
+                for column in found[0][0].columns
+                if column.startswith(prefix) and all(column in each.columns for each, _ in found)
+            ]
+            for table, prefix in (("losses", "loss/"), ("inconsistencies", "inconsistency/"))
+        }
+        if losses is not None:
+            known = dict.fromkeys([*names["losses"], *names["inconsistencies"]])
+            kept = [checks.choice("losses", name, known) for name in losses]
+            names = {table: [n for n in some if n in kept] for table, some in names.items()}
+        self._only: dict[str, Any] = {
+            **names,
+            "confidences": None if scores is None else list(scores),
+        }
+        self.first = next(self._parts_of(0)).take([0])
+        self._ids_checked = False
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        """Return a one-line summary of the record."""
+        return f"ShardedRecord({str(self.folder)!r}, n={self.n:,}, files={len(self._files):,})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what all samples share, such as the order, the fingerprint and `n_exits`."""
+        if name in ("order", "n_exits", *ExitRecord.identity):
+            return getattr(self.first, name)
+        raise AttributeError(f"a ShardedRecord has no attribute {name!r}")
+
+    def parts(self) -> Iterator[ExitRecord]:
+        """Yield the samples in order, as records of one row group each.
+
+        Raises
+        ------
+        ValueError
+            For anything that would void a guarantee, as in `ExitRecord`; ids that are used twice
+            in different parts are noticed after the last part.
+        """
+        ids = None if self._ids_checked else RepeatedIds(self.n, self._storage)
+        for number in range(len(self._files)):
+            for part in self._parts_of(number):
+                if ids is not None:
+                    ids.add(part.ids)
+                yield part
+        if ids is not None:
+            ids.check(self._ids)
+            self._ids_checked = True
+
+    def _ids(self) -> Iterator[NDArray[Any]]:
+        """Yield the ids of all parts."""
+        for number in range(len(self._files)):
+            for part in self._parts_of(number):
+                yield part.ids
+
+    def _parts_of(self, number: int) -> Iterator[ExitRecord]:
+        path = self._files[number]
+        with files.reading(path):
+            for arguments in files.load_parts(path, "exits", self._only):
+                part = ExitRecord(**arguments)
+                if number:
+                    different = differing(self.first, part)
+                    if different:
+                        raise ValueError(
+                            f"`{different[0]}` must be the same as in {self._files[0]}."
+                        )
+                yield part
+
+    def curve(
+        self,
+        risk: str = "gap",
+        loss: str | None = None,
+        score: str | None = None,
+        path: PathLike = None,
+        *,
+        missing: Missing = "raise",
+        strict: bool = False,
+        min_exit: int = 0,
+        average: str | None = None,
+        max_group_size: int | None = None,
+    ) -> RiskCurve:
+        """Return the losses and costs along a path, as `ExitRecord.curve`; its arrays are files."""
+        self._refuse_groups()
+        route = Path.of(path, np.empty((0, 0))) if isinstance(path, str) else path
+        if isinstance(route, Path) and route.kind == BREAKPOINTS:
+            raise ValueError(f"`path` of a folder must be a grid, not breakpoints. {IN_MEMORY}")
+        options: dict[str, Any] = {
+            "missing": missing,
+            "strict": strict,
+            "min_exit": min_exit,
+            "average": average,
+            "max_group_size": max_group_size,
+        }
+        curves = (part.curve(risk, loss, score, route, **options) for part in self.parts())
+        return RiskCurve.joined(curves, self.n, self._storage)
+
+    def sample(self, n: int, seed: int = 0) -> ExitRecord:
+        """Return a record of n samples drawn at random, or of all if there are not more."""
+        self._refuse_groups()
+        size = checks.count("n", n)
+        if size >= self.n:
+            return self.load()
+        rows = np.random.default_rng(seed).choice(self.n, size, replace=False, shuffle=False)
+        rows.sort()
+        drawn, done = [], 0
+        for part in self.parts():
+            here = rows[np.searchsorted(rows, done) : np.searchsorted(rows, done + part.n)] - done
+            if here.size:
+                drawn.append(part.take(here))
+            done += part.n
+        return ExitRecord.concatenate(drawn)
+
+    def load(self) -> ExitRecord:
+        """Return the whole record in memory."""
+        return ExitRecord.concatenate(list(self.parts()))
+
+    def _refuse_groups(self) -> None:
+        if self.first.groups is not None:
+            raise ValueError(f"{self.folder} holds samples with groups. {IN_MEMORY}")
+
+
+def record_files(folder: str | os.PathLike[str]) -> list[FilePath]:
+    """Return the Parquet files in a folder by name; raise if it has none, or some are missing."""
+    paths = sorted(FilePath(folder).glob("*.parquet"))
+    if not paths:
+        raise ValueError(f"`folder` must hold Parquet files of a record, but {folder} has none.")
+    check_shards(FilePath(folder), paths)
+    return paths

@@ -1,0 +1,173 @@
+"""Endpoints over HTTP: answers, prices, retries, faults."""
+
+import asyncio
+import math
+import time
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure.cascade import Backoff, CollectionError, UpstreamError
+from swiftsure.cascade.retrying import retry_after
+
+pytest.importorskip("aiohttp")
+
+QUICK = Backoff(retries=3, first=0.01)
+
+
+def pair(server, **options):
+    return [
+        ss.Endpoint(server.url, "small", key=None, per_million=(1.0, 2.0), **options),
+        ss.Endpoint(server.url, "large", key=None, per_million=(10.0, 20.0), **options),
+    ]
+
+
+async def ask(endpoint, value):
+    try:
+        return await endpoint.answer(value)
+    finally:
+        await endpoint.close()
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_an_answer_with_logprobs_and_price(server, kind):
+    small, _ = pair(server, kind=kind, prompt="Even or odd: {input}?")
+    answer = asyncio.run(ask(small, "12"))
+    assert answer.answer == "even"
+    assert answer.logprobs[0] == pytest.approx(math.log(0.95))
+    assert answer.cost == {"usd": pytest.approx(24e-6), "tokens": 22}
+    path, body = server.requests[0]
+    assert path == ("/v1/chat/completions" if kind == "chat" else "/v1/completions")
+    assert body["temperature"] == 0
+    assert "Even or odd: 12?" in str(body)
+
+
+def test_the_key_comes_from_the_environment_and_is_shown_nowhere(server, monkeypatch):
+    endpoint = ss.Endpoint(server.url, "small", key="TEST_KEY")
+    monkeypatch.delenv("TEST_KEY", raising=False)
+    with pytest.raises(ValueError, match="environment variable TEST_KEY is not set"):
+        asyncio.run(ask(endpoint, "1"))
+    monkeypatch.setenv("TEST_KEY", "secret-1")
+    asyncio.run(ask(endpoint, "1"))
+    assert server.headers[-1]["Authorization"] == "Bearer secret-1"
+    assert "secret-1" not in repr(endpoint) + str(endpoint.identity())
+
+
+def test_collect_calibrate_and_run(server, tmp_path):
+    cascade = ss.Cascade(pair(server), scores=["confidence", "min_logprob", "first_margin"])
+    numbers = [str(n) for n in range(200)]
+    labels = [["even", "odd"][n % 2] for n in range(200)]
+    record = cascade.collect(numbers, labels, folder=tmp_path, progress=False)
+    assert len(server.requests) == 400
+    assert record.n == 200
+    assert list(record.costs) == ["exit", "usd", "tokens", "seconds"]
+    np.testing.assert_allclose(record.costs["usd"][0], [24e-6, 264e-6])
+    np.testing.assert_allclose(record.full_costs["usd"], 240e-6)
+    assert record.losses["exact_match"].mean(axis=0).tolist() == [0.1, 0.0]
+    assert record.fingerprint == cascade.fingerprint
+    again = cascade.collect(numbers, labels, folder=tmp_path, progress=False)
+    assert len(server.requests) == 400  # nothing is paid twice
+    np.testing.assert_array_equal(again.confidences["confidence"], record.confidences["confidence"])
+    policy = cascade.calibrate(record, epsilon=0.05)
+    assert policy.certificate.model == cascade.fingerprint
+    out = cascade.run(policy)(["7", "20"])
+    assert out.answers == ["odd", "even"]
+    assert out.exits.tolist() == [0, 1]
+    assert out.cost["usd"] == pytest.approx(24e-6 + 264e-6)
+    other = ss.Cascade([pair(server)[0], ss.Endpoint(server.url, "larger", key=None)])
+    with pytest.raises(ValueError, match="made for another model"):
+        other.run(policy)
+
+
+def test_temporary_faults_are_retried_and_retry_after_is_kept(server):
+    server.faults = [
+        (429, {"Retry-After": "0.2"}, b"slow down"),
+        (500, {}, b"oops"),
+        (200, {}, b"{not json"),
+    ]
+    small, _ = pair(server)
+    start = time.perf_counter()
+
+    async def run():
+        try:
+            return await QUICK.call(lambda: small.answer("3"))
+        finally:
+            await small.close()
+
+    assert asyncio.run(run()).answer == "odd"
+    assert time.perf_counter() - start >= 0.2
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ((401, {}, b"no such key"), "status 401: no such key"),
+        ((200, {}, b'{"choices": []}'), "no `usage`"),
+        ((200, {}, b'{"choices": [], "usage": {}}'), "not an answer"),
+        (
+            (
+                200,
+                {},
+                b'{"choices": [{"text": "a", "logprobs": {"tokens": 3, "token_logprobs": 4}}],'
+                b' "usage": {}}',
+            ),
+            "not an answer",
+        ),
+        ("cut", "cannot be reached"),
+    ],
+)
+def test_other_faults_are_errors(server, fault, message):
+    server.faults = [fault]
+    small, _ = pair(server)
+    with pytest.raises(UpstreamError, match=message):
+        asyncio.run(ask(small, "3"))
+
+
+def test_a_collection_that_fails_keeps_its_answers_and_resumes(server, tmp_path):
+    cascade = ss.Cascade(pair(server))
+    server.faults = [None] * 10 + [(403, {}, b"no credit")] * 3
+    with pytest.raises(CollectionError, match="no credit") as error:
+        cascade.collect(["1", "2", "3", "4"] * 10, folder=tmp_path, concurrency=2, progress=False)
+    assert 60 <= error.value.missing < 80
+    server.faults = []
+    before = len(server.requests)
+    record = cascade.collect(["1", "2", "3", "4"] * 10, folder=tmp_path, progress=False)
+    assert record.n == 40
+    assert len(server.requests) - before == error.value.missing
+
+
+def test_a_failing_small_model_escalates_and_a_failing_large_one_raises(server):
+    cascade = ss.Cascade(pair(server))
+    record = cascade.collect([str(n) for n in range(100)], progress=False)
+    policy = cascade.calibrate(record, epsilon=0.3, risk="consistency")
+    run = cascade.run(policy, backoff=Backoff(retries=0))
+    server.faults = [(503, {}, b"busy")]
+    out = run(["7"])
+    assert (out.answers, out.exits.tolist()) == (["odd"], [1])
+    assert out.failures == [(0, "small answered with status 503: busy")]
+    server.faults = [(503, {}, b"busy")] * 2
+    with pytest.raises(UpstreamError, match="large answered with status 503"):
+        run(["7"])
+
+
+def test_an_event_loop_may_run_already(server):
+    async def inside():
+        cascade = ss.Cascade(pair(server))
+        record = cascade.collect(["1", "2"] * 30, progress=False)
+        async with cascade.run(None) as fast:
+            decision = await fast.answer("4")
+        return record.n, decision.exit
+
+    assert asyncio.run(inside()) == (60, 1)
+
+
+def test_dates_of_retry_after():
+    assert retry_after({"retry-after-ms": "250"}) == 0.25
+    assert retry_after({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, now=1445412470) == 10.0
+    assert retry_after({"Retry-After": "soon"}) is None
+    assert retry_after({}) is None
+    waits = [Backoff(first=1.0, longest=3.0).wait(k, TimeoutError()) for k in range(5)]
+    assert all(0.5 * m <= w <= m for w, m in zip(waits, [1, 2, 3, 3, 3], strict=True))
+    assert Backoff().wait(0, UpstreamError("", temporary=True, retry_after=1e4)) is None

@@ -1,0 +1,117 @@
+"""`calibrate_best` keeps its promise among candidates whose risk is just above ε."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+import swiftsure as ss
+from swiftsure.choosing import calibrate_best
+
+EPSILON, DELTA, N, K, TRIALS = 0.05, 0.1, 200, 8, 300
+RISK = EPSILON + 1e-4
+
+
+def candidates(rng):
+    """K pairs whose small model disagrees a little too often; exits save much."""
+    wrong = rng.random((K, N)) < RISK
+    return [
+        ss.ExitRecord(
+            np.ones((N, 1)),
+            inconsistencies={"zero_one": np.column_stack([row, np.zeros(N)])},
+            costs={"usd": [0.1 + 0.01 * k, 1.1]},
+            full_costs={"usd": 1.0},
+        )
+        for k, row in enumerate(wrong)
+    ]
+
+
+PROMISE = {"risk": "consistency", "epsilon": EPSILON, "delta": DELTA, "path": [0.5]}
+
+
+def uncorrected(records):
+    """The broken way: calibrate all of them at δ and keep the cheapest."""
+    made = [ss.calibrate(record, **PROMISE) for record in records]
+    return min(made, key=lambda policy: policy.certificate.costs["usd"][1])
+
+
+def pilot_reused(records):
+    """The broken way: choose on some samples and calibrate on all of them."""
+    risks = [record.inconsistencies["zero_one"][:, 0].mean() for record in records]
+    return ss.calibrate(records[int(np.argmin(risks))], **PROMISE)
+
+
+def violations(choose):
+    """How often a setting is chosen although its risk is above ε."""
+    rng = np.random.default_rng(0)
+    chosen = [choose(candidates(rng)) for _ in range(TRIALS)]
+    return sum(not policy.runs_full_model for policy in chosen)
+
+
+@pytest.mark.parametrize(
+    "how", [{"correction": "bonferroni"}, {"split": 0.3}], ids=["bonferroni", "pilot"]
+)
+def test_the_choice_keeps_the_promise(how):
+    found = violations(lambda records: calibrate_best(records, **PROMISE, **how))
+    assert binomtest(found, TRIALS, DELTA, alternative="greater").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("broken", [uncorrected, pilot_reused])
+def test_that_test_fails_without_a_correction(broken):
+    found = violations(broken)
+    assert binomtest(found, TRIALS, DELTA, alternative="greater").pvalue < 1e-6
+
+
+def good(seed=0, n=1000):
+    rng = np.random.default_rng(seed)
+    sure = {"a": rng.random((n, 1)), "b": rng.random((n, 1))}
+    wrong = (sure["a"][:, 0] < 0.5) & (rng.random(n) < 0.4)
+    return ss.ExitRecord(
+        sure,
+        losses={"zero_one": np.column_stack([wrong, np.zeros(n)])},
+        costs={"usd": [0.1, 1.1]},
+        full_costs={"usd": 1.0},
+    )
+
+
+def test_the_certificate_says_how_it_was_chosen(tmp_path):
+    record = good()
+    policy = calibrate_best(record, epsilon=0.05, correction="bonferroni")
+    selection = policy.certificate.selection
+    assert (policy.score, selection.chosen, selection.candidates) == ("a", "a", ("a", "b"))
+    assert policy.certificate.delta == 0.1
+    alone = ss.calibrate(record, epsilon=0.05, score="a", delta=0.05)
+    assert policy.threshold == alone.threshold
+    assert "among 2 candidates, each tested at δ / 2, so that all their promises hold" in str(
+        policy
+    )
+    policy.save(tmp_path / "policy.json")
+    assert ss.Policy.load(tmp_path / "policy.json") == policy
+    pilot = calibrate_best(record, epsilon=0.05, split=300)
+    assert (pilot.certificate.n, pilot.certificate.selection.n_pilot) == (700, 300)
+    assert "on 300 pilot samples that were not used to calibrate" in str(pilot)
+    assert calibrate_best(record, epsilon=0.05, split=300).threshold == pilot.threshold
+    named = calibrate_best({"x": (record, "b"), "y": (record, "a")}, epsilon=0.05, split=0.3)
+    assert named.certificate.selection.chosen == "y"
+    assert ss.calibrate_best is calibrate_best
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "`split` or `correction` must be given"),
+        ({"split": 0.5, "correction": "bonferroni"}, "and not both"),
+        ({"correction": "bonferroni", "control": "crc"}, "`control`"),
+        ({"correction": "bonferroni", "cost": "eur"}, "`cost`"),
+        ({"split": 1000}, "leave samples to calibrate"),
+    ],
+)
+def test_what_it_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate_best(good(), epsilon=0.05, **options)
+
+
+def test_a_split_needs_the_same_samples():
+    other = good(1).take(np.arange(999))
+    with pytest.raises(ValueError, match="same samples"):
+        calibrate_best([good(), other], epsilon=0.05, split=0.3)
+    assert calibrate_best([good(), other], epsilon=0.05, correction="bonferroni").score
