@@ -8,7 +8,7 @@ import pytest
 if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "uvicorn")):
     pytest.skip("the live page needs the extra `serve`", allow_module_level=True)
 
-from serving.builders import Adder, Client, policy_of
+from serving.builders import Adder, Client, guard_of, policy_of
 from serving.test_watching import watcher_of
 from swiftsure.serving import ExitCosts, Limits, create_app, start
 
@@ -44,7 +44,7 @@ def served(tmp_path, monkeypatch):
     engine = Adder(policy_of())
     engine.costs = {"flops": ExitCosts((1.0, 2.0, 4.0), 4.0)}
     watcher = watcher_of(engine, tmp_path)
-    app = create_app(engine, Limits(max_wait_ms=0), watcher=watcher, audit_rate=1.0)
+    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
     with start(app) as address:
         yield engine, address
 

@@ -1,6 +1,5 @@
-"""Templates: the ASGI application on the loopback, and the Triton repository."""
+"""The ASGI application on the loopback, and the Triton repository."""
 
-import asyncio
 import importlib.util
 import json
 import socket
@@ -18,70 +17,35 @@ import pytest
 
 from pytorch.builders import inputs
 from swiftsure import onnx
-from swiftsure.onnx.asgi import App
 from swiftsure.onnx.triton import write_repository
 
 
-def asgi_request(app, method, path, body=b"", kind="application/json"):
-    """One request to an ASGI application, without a server."""
-    sent = []
+def test_the_engine_answers_as_the_runtime_does(exported):
+    pytest.importorskip("starlette")
+    from swiftsure.serving import InvalidRequestError
+    from swiftsure.serving.onnx_engine import OnnxEngine
 
-    async def run():
-        async def receive():
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message):
-            sent.append(message)
-
-        headers = [(b"content-type", kind.encode())]
-        scope = {"type": "http", "method": method, "path": path, "headers": headers}
-        await app(scope, receive, send)
-
-    return run(), sent
-
-
-def answers(app, *bodies):
-    """Status and content of requests that arrive together."""
-    requests = [asgi_request(app, "POST", "/predict", json.dumps(body).encode()) for body in bodies]
-
-    async def together():
-        await asyncio.gather(*(run for run, _ in requests))
-
-    asyncio.run(together())
-    return [(sent[0]["status"], json.loads(sent[1]["body"])) for _, sent in requests]
-
-
-def test_requests_that_arrive_together_run_as_one_batch(exported):
-    fast = onnx.EarlyExit.load(exported)
-    sizes = []
-
-    class Counting(App):
-        async def _run(self, waiting):
-            sizes.append(len(waiting))
-            await super()._run(waiting)
-
-    x = inputs(7).numpy()
-    app = Counting(fast, batch_size=32, max_wait=0.2)
-    found = answers(app, *({"inputs": part.tolist()} for part in np.split(x, [2, 3])))
-    expected = fast(x)
-    assert sizes == [3]
-    assert [status for status, _ in found] == [200] * 3
-    assert [each for _, content in found for each in content["exits"]] == expected.exits.tolist()
-    got = np.concatenate([content["outputs"] for _, content in found])
-    np.testing.assert_allclose(got, expected.outputs, rtol=1e-5)
-    assert [each for _, content in found for each in content["predictions"]] == (
-        expected.predictions.tolist()
-    )
-
-
-def test_one_bad_request_does_not_fail_the_others(exported):
-    app = App(onnx.EarlyExit.load(exported), max_wait=0.2)
-    good = {"inputs": inputs(2).tolist()}
-    bad = {"inputs": [[float("nan")] * 6]}
-    results = answers(app, good, bad, {"inputs": [[1.0]]}, {"x": 1})
-    assert [status for status, _ in results] == [200, 400, 400, 400]
-    assert "NaN" in results[1][1]["error"]
-    assert "shape" in results[2][1]["error"]
+    engine = OnnxEngine.load(exported)
+    x = inputs(20).numpy()
+    samples = [engine.inputs.sample(row.tolist()) for row in x]
+    out = engine.fast(x)
+    early, full = (engine.answer(samples, full=each) for each in (False, True))
+    assert [each.exit for each in early] == out.exits.tolist()
+    assert [each.content["prediction"] for each in early] == out.predictions.tolist()
+    assert {each.exit for each in full} == {engine.n_exits - 1}
+    assert len(engine.costs["flops"].exits) == engine.n_exits
+    for sample, one, two in zip(samples, early, full, strict=True):
+        differ = float(one.content["prediction"] != two.content["prediction"])
+        assert engine.compare(sample, one, "zero_one").inconsistency == differ
+        assert engine.compare(sample, two, "zero_one").inconsistency == 0.0
+        assert 0 < one.confidence <= 1
+    assert len({each.exit for each in early}) > 1
+    with pytest.raises(InvalidRequestError, match="finite"):
+        engine.inputs.sample([float("nan")] * 6)
+    broken = engine.answer([np.full(6, np.nan, np.float32)], full=False)
+    assert isinstance(broken[0], InvalidRequestError)
+    engine.check(engine.policy)
+    engine.install(engine.policy)
 
 
 def test_the_application_starts_on_the_loopback(exported, tmp_path):
@@ -92,7 +56,7 @@ def test_the_application_starts_on_the_loopback(exported, tmp_path):
     command = [sys.executable, "-c", (
         "import sys, os, uvicorn\n"
         "os.environ['SWIFTSURE_FOLDER'] = sys.argv[1]\n"
-        "from swiftsure.onnx.asgi import app\n"
+        "from swiftsure.serving.asgi import app\n"
         "assert 'torch' not in sys.modules\n"
         "uvicorn.run(app, port=int(sys.argv[2]), log_level='warning')"
     ), str(exported), str(port)]  # fmt: skip
@@ -114,7 +78,7 @@ def test_the_application_starts_on_the_loopback(exported, tmp_path):
             request = urllib.request.Request(f"{url}/predict", data=body)
             request.add_header("Content-Type", "application/x-npy")
             with urllib.request.urlopen(request) as answer:
-                return json.load(answer)["exits"]
+                return [each["exit"] for each in json.load(answer)["answers"]]
 
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(post, range(8)))

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 import swiftsure as ss
-from swiftsure.serving import Answer, InvalidRequestError
-from swiftsure.serving.bodies import checked_array
+from swiftsure.serving import Answer, Comparison, Guard, InvalidRequestError
+from swiftsure.serving.inputs import InputForm
 from swiftsure.simulate import Population
 
 
@@ -24,6 +24,9 @@ class Adder:
     """Answers the sum of three numbers at exit 0; the full model, at exit 2, may disagree."""
 
     n_exits = 3
+    lanes = 1
+    costs = {}  # noqa: RUF012
+    inputs = InputForm(((3,), np.dtype(np.float32)))
 
     def __init__(self, policy):
         self.policy = policy
@@ -33,8 +36,12 @@ class Adder:
         self.gate = threading.Event()  # nothing is answered while it is clear
         self.gate.set()
 
-    def sample(self, inputs):
-        return checked_array("inputs", inputs, (3,), np.dtype(np.float32))
+    def check(self, policy):
+        if policy.certificate.promises[0].epsilon > 0.5:
+            raise ValueError("`policy` was made for another model.")
+
+    def install(self, policy):
+        self.policy = policy
 
     def answer(self, samples, *, full):
         self.gate.wait(10)
@@ -49,10 +56,16 @@ class Adder:
             return InvalidRequestError("its sum is negative")
         return Answer({"outputs": total}, 2 if full else 0, 0.5, total)
 
-    def inconsistency(self, sample, answer, loss):
+    def compare(self, sample, answer, loss):
         if self.audit_fails:
             raise RuntimeError("no memory")
-        return float(answer.exit == 0) * self.wrong
+        lost = float(answer.exit == 0) * self.wrong
+        return Comparison(lost, [1 - lost, lost, 0.0], [1.0, 0.0, 0.0])
+
+
+def guard_of(watcher):
+    """A guard that watches one policy with this watcher."""
+    return Guard(watcher.policy, watch=lambda _: watcher)
 
 
 class Client:
@@ -63,7 +76,7 @@ class Client:
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def send(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection(self.place, timeout=10)
+        connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             connection.request(method, path, body, self.headers | headers)
             response = connection.getresponse()

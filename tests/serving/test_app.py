@@ -223,6 +223,7 @@ def test_the_policy_and_its_sentence_are_served(client, policy):
     assert client.get("/health")[1] == {
         "status": "ok",
         "policy": content["version"],
+        "policy_number": 1,
         "queue": 0,
         "alarm": None,
         "fault": None,

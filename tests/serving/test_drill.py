@@ -10,17 +10,17 @@ import time
 import pytest
 import torch
 
-from serving.builders import Client
+from serving.builders import Client, guard_of
 from swiftsure import assets
 from swiftsure.serving import Limits, Watcher, create_app, drill, start, watched_monitor
 
 
 def demo_engine(monkeypatch):
-    from swiftsure.cli.serve import _engine
+    from swiftsure.serving.loading import demo_engine as load_demo
 
     torch.set_num_threads(1)
     monkeypatch.setattr(assets, "installed", lambda: False)  # the small network
-    return _engine(None)
+    return load_demo()
 
 
 @pytest.mark.slow
@@ -30,8 +30,8 @@ def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeyp
     monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
     engine = demo_engine(monkeypatch)
-    watcher = Watcher(engine, watched_monitor(engine.policy, 0.01), tmp_path)
-    app = create_app(engine, Limits(max_wait_ms=0), watcher=watcher, audit_rate=1.0)
+    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01), tmp_path)
+    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
     images = prepared(assets.sample_images(small=True).images).numpy()
     with start(app) as address:
         found = drill(address, images, clean=100, most=3000)
@@ -70,7 +70,7 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path):
         process.kill()
         process.wait()
     started = json.loads(out)
-    assert started["fallback"] is None
+    assert started["alarm"] is None
     # The audit was made before the end.
     (log,) = (tmp_path / "serving").glob("*/audits-*.jsonl")
     assert json.loads(log.read_text())["request"] == answer[1]["id"]

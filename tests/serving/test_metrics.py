@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.builders import Adder, Client, policy_of
+from serving.builders import Adder, Client, guard_of, policy_of
 from serving.test_watching import wait_until, watcher_of
 from swiftsure.serving import ExitCosts, Limits, create_app, start
 
@@ -20,7 +20,7 @@ def samples(tmp_path_factory):
     engine = Adder(policy_of())
     engine.costs = {"money": ExitCosts((1.0, 3.0, 7.0), 4.0)}
     watcher = watcher_of(engine, tmp_path_factory.mktemp("state"))
-    app = create_app(engine, Limits(max_wait_ms=0), watcher=watcher, audit_rate=1.0)
+    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
     with start(app) as address:
         client = Client(address)
         for _ in range(9):
@@ -58,6 +58,7 @@ def test_the_dashboard_uses_only_metrics_that_exist(samples):
     assert used <= known
     shown = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in used}
     hidden = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in known} - shown
-    assert hidden <= {"swiftsure_losses", "swiftsure_requests", "swiftsure_answers"}
+    names = ("losses", "requests", "answers", "policy_number")
+    assert hidden <= {f"swiftsure_{name}" for name in names}
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)

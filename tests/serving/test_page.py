@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from serving.builders import Adder, Client, policy_of
+from serving.builders import Adder, Client, guard_of, policy_of
 from serving.test_watching import audited, wait_until, watcher_of
 from swiftsure.serving import Limits, create_app, start
 from swiftsure.serving.history import History
@@ -23,7 +23,7 @@ def test_the_status_says_what_was_served_and_audited(tmp_path, policy):
     engine = Adder(policy)
     watcher = watcher_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(create_app(engine, limits, watcher=watcher, audit_rate=1.0)) as address:
+    with start(create_app(engine, limits, guard=guard_of(watcher), audit_rate=1.0)) as address:
         client = Client(address)
         for k in range(12):
             client.predict([1, 2, 3], id=f"request {k}")
@@ -69,9 +69,10 @@ def test_the_page_loads_nothing_and_names_its_elements(policy):
 
 
 def test_clients_cannot_break_the_log_with_their_ids(tmp_path, policy):
-    watcher = watcher_of(Adder(policy), tmp_path)
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
     for _ in range(3):
-        watcher.audit(audited(request='"}\\n{"loss": 5}'))
+        watcher.audit(audited(request='"}\\n{"loss": 5}'), engine)
     watcher.close()
     assert (watcher.monitor.n, watcher.fault) == (3, None)
 

@@ -20,7 +20,7 @@ def engine():
 
 def test_answers_are_those_of_early_exit(engine):
     batch = inputs(30, seed=3)
-    samples = [engine.sample(row.tolist()) for row in batch]
+    samples = [engine.inputs.sample(row.tolist()) for row in batch]
     samples[4] = np.full(6, np.nan, np.float32)  # `sample` refuses it; the model must not break
     found, out = engine.answer(samples, full=False), engine.fast(batch)
     assert isinstance(found[4], InvalidRequestError)
@@ -36,15 +36,15 @@ def test_answers_are_those_of_early_exit(engine):
 
 def test_the_full_model_answers_and_audits(engine):
     batch = inputs(30, seed=4)
-    samples = [engine.sample(row.numpy()) for row in batch]
+    samples = [engine.inputs.sample(row.numpy()) for row in batch]
     fast, full = (engine.answer(samples, full=each) for each in (False, True))
     last = engine.fast.model(batch)[-1].argmax(dim=1).tolist()
     assert [each.content["prediction"] for each in full] == last
     assert {each.exit for each in full} == {3}
     for sample, one, two in zip(samples, fast, full, strict=True):
         differ = float(one.content["prediction"] != two.content["prediction"])
-        assert engine.inconsistency(sample, one, "zero_one") == differ
-        assert engine.inconsistency(sample, two, "zero_one") == 0.0
+        assert engine.compare(sample, one, "zero_one").inconsistency == differ
+        assert engine.compare(sample, two, "zero_one").inconsistency == 0.0
     assert sum(one.exit < 3 for one in fast) > 5
 
 
@@ -57,7 +57,7 @@ def test_a_folder_of_transformers_is_served(tmp_path):
     engine = TorchEngine.from_pretrained(tmp_path)
     batch = sentences(4, seed=1)
     samples = [
-        engine.sample({name: values[k].tolist() for name, values in batch.items()})
+        engine.inputs.sample({name: values[k].tolist() for name, values in batch.items()})
         for k in range(4)
     ]
     short = {name: values[:3] for name, values in samples[1].items()}
@@ -73,4 +73,4 @@ def test_a_folder_of_transformers_is_served(tmp_path):
     assert isinstance(alone[0], InvalidRequestError)
     for bad in ([1, 2], {"input_ids": [1, 2]}, {**samples[0], "input_ids": [1.5] * 8}):
         with pytest.raises(InvalidRequestError):
-            engine.sample(bad)
+            engine.inputs.sample(bad)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from serving.builders import Adder, Client, policy_of
+from serving.builders import Adder, Client, guard_of, policy_of
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.serving import Batcher, Limits, Watcher, create_app, start, watched_monitor
 from swiftsure.serving.batching import Audited
@@ -24,11 +24,11 @@ def policy():
 
 
 def watcher_of(engine, folder, alpha=0.01):
-    return Watcher(engine, watched_monitor(engine.policy, alpha), folder)
+    return Watcher(engine.policy, watched_monitor(engine.policy, alpha), folder)
 
 
 def audited(exit_=0, request="same"):
-    return Audited(request, np.zeros(3), Answer({}, exit_, 0.5, 0.0))
+    return Audited(request, np.zeros(3), Answer({}, exit_, 0.5, 0.0), None)
 
 
 def lines(folder):
@@ -49,7 +49,7 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
     engine = Adder(policy)
     watcher = watcher_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(create_app(engine, limits, watcher=watcher, audit_rate=1.0)) as address:
+    with start(create_app(engine, limits, guard=guard_of(watcher), audit_rate=1.0)) as address:
         client = Client(address)
         for _ in range(20):
             assert client.predict([1, 2, 3])[1]["exit"] == 0
@@ -72,7 +72,7 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
         client.predict([1, 2, 3])
     assert watcher.made <= made + 1  # what the full model answered is not audited
     again = watcher_of(engine, tmp_path)
-    with start(create_app(engine, limits, watcher=again, audit_rate=1.0)) as address:
+    with start(create_app(engine, limits, guard=guard_of(again), audit_rate=1.0)) as address:
         assert Client(address).predict([1, 2, 3])[1]["exit"] == 2
         with pytest.raises(ValueError, match="locked"):
             resume(policy, tmp_path)
@@ -93,10 +93,10 @@ def test_a_damaged_fallback_still_falls_back(tmp_path, policy):
 def test_failed_audits_and_unanswered_requests_count_as_the_lowest_loss(tmp_path, policy):
     engine = Adder(policy)
     watcher, engine.wrong = watcher_of(engine, tmp_path), 1.0
-    watcher.audit(audited())
-    watcher.audit(Audited("invalid", np.zeros(3), None))
+    watcher.audit(audited(), engine)
+    watcher.audit(Audited("invalid", np.zeros(3), None, None), engine)
     engine.audit_fails = True
-    watcher.audit(audited())
+    watcher.audit(audited(), engine)
     watcher.close()
     assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0, 0.0]
     assert (watcher.made, watcher.failed, watcher.monitor.n) == (2, 1, 3)
@@ -107,8 +107,8 @@ def test_processes_share_one_monitor(tmp_path, policy):
     engine = Adder(policy)
     one, two = watcher_of(engine, tmp_path), watcher_of(engine, tmp_path)
     for _ in range(5):
-        one.audit(audited())
-        two.audit(audited())
+        one.audit(audited(), engine)
+        two.audit(audited(), engine)
     two.close()  # does not hold the lock, so only the first one folds
     assert two.monitor.n == 0
     one.close()
@@ -123,7 +123,7 @@ def test_an_alarm_of_another_process_is_obeyed(tmp_path, policy):
     one, two = watcher_of(engine, tmp_path), watcher_of(engine, tmp_path)
     engine.wrong = 1.0
     for _ in range(200):
-        two.audit(audited())
+        two.audit(audited(), engine)
     one.close()
     assert two.fallback is None
     two.close()
@@ -139,9 +139,10 @@ def test_kills_lose_no_acknowledged_audit_and_double_none(tmp_path, policy, monk
     acknowledged = context.Value("i", 0)
 
     def work():
-        watcher = watcher_of(Adder(policy), tmp_path)
+        engine = Adder(policy)
+        watcher = watcher_of(engine, tmp_path)
         for _ in range(1000):
-            watcher.audit(audited())
+            watcher.audit(audited(), engine)
             acknowledged.value += 1
             watcher.tick()
 
@@ -165,14 +166,21 @@ def test_audits_are_dropped_by_load_alone_and_counted(policy):
     """Chosen and dropped when a request is accepted, before anything is known about it."""
     engine, seen = Adder(policy), []
     batcher = Batcher(
-        engine, max_batch=4, max_queue=500, audit_rate=0.5, max_audits=10, on_audit=seen.append
+        engine,
+        max_batch=4,
+        max_queue=500,
+        audit_rate=0.5,
+        max_audits=10,
+        on_audit=lambda audited, _: seen.append(audited),
     )
     engine.gate.clear()
     futures = [batcher.submit(str(k), np.full(3, k, np.float32)) for k in range(400)]
     dropped = batcher.dropped
     engine.gate.set()
     batcher.close()
-    assert all(future.result().content["outputs"] == 3 * k for k, future in enumerate(futures))
+    assert all(
+        future.result().answer.content["outputs"] == 3 * k for k, future in enumerate(futures)
+    )
     assert [int(each.request) for each in seen] == sorted(int(each.request) for each in seen)
     assert len(seen) == 10
     assert dropped == batcher.dropped
@@ -180,22 +188,30 @@ def test_audits_are_dropped_by_load_alone_and_counted(policy):
 
 
 def test_an_audit_that_raises_does_not_end_the_service(policy, caplog):
-    def broken(_):
+    def broken(*_):
         raise TypeError("a bug")
 
     batcher = Batcher(Adder(policy), audit_rate=1.0, on_audit=broken, on_idle=broken)
     for k in range(3):
-        assert batcher.submit(str(k), np.zeros(3, np.float32)).result(5).content["outputs"] == 0
+        assert (
+            batcher.submit(str(k), np.zeros(3, np.float32)).result(5).answer.content["outputs"] == 0
+        )
     batcher.close()
     assert "a bug" in caplog.text
 
 
 def test_withdrawn_requests_give_their_place_back(policy):
     engine, seen = Adder(policy), []
-    batcher = Batcher(engine, max_batch=1, audit_rate=1.0, max_audits=2, on_audit=seen.append)
+    batcher = Batcher(
+        engine,
+        max_batch=1,
+        audit_rate=1.0,
+        max_audits=2,
+        on_audit=lambda audited, _: seen.append(audited),
+    )
     engine.gate.clear()
     first = batcher.submit("0", np.zeros(3, np.float32))
-    wait_until(first.running)
+    wait_until(lambda: batcher.depth == 0)
     assert batcher.submit("1", np.zeros(3, np.float32)).cancel()
     engine.gate.set()
     first.result()
@@ -235,7 +251,7 @@ def test_what_is_watched():
 def test_another_risk_in_the_same_folder_is_a_fault(tmp_path, policy):
     engine = Adder(policy)
     watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited())
+    watcher.audit(audited(), engine)
     watcher.close()
-    other = Watcher(engine, Monitor(0.3, risk="consistency", loss="zero_one"), tmp_path)
+    other = Watcher(policy, Monitor(0.3, risk="consistency", loss="zero_one"), tmp_path)
     assert "watches another risk" in other.fault

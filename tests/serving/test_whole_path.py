@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from serving.builders import Adder, policy_of
+from serving.builders import Adder, guard_of, policy_of
 from swiftsure.monitor import Monitor, Watch
-from swiftsure.serving import Limits, create_app, watched_monitor
+from swiftsure.serving import Comparison, Limits, create_app, watched_monitor
 from swiftsure.serving.watching import Watcher
 
 ALPHA = 0.2
@@ -22,15 +22,15 @@ class Drawing(Adder):
         super().__init__(policy)
         self.rate, self.rng = rate, rng
 
-    def inconsistency(self, sample, answer, loss):
-        return float(self.rng.random() < self.rate)
+    def compare(self, sample, answer, loss):
+        return Comparison(float(self.rng.random() < self.rate))
 
 
 class Picky(Drawing):
     """Broken on purpose: half of the audits of right answers are left out for the next one."""
 
-    def inconsistency(self, sample, answer, loss):
-        while not (found := super().inconsistency(sample, answer, loss)):
+    def compare(self, sample, answer, loss):
+        while not (found := super().compare(sample, answer, loss)).inconsistency:
             if self.rng.random() < 0.5:
                 break
         return found
@@ -47,13 +47,13 @@ def serve(engines, folder, n, monkeypatch):
     monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.0)
     monkeypatch.setattr("swiftsure.serving.watching.os.fsync", lambda _: None)  # for speed
     watchers = [
-        Watcher(engine, watched_monitor(engine.policy, ALPHA), folder) for engine in engines
+        Watcher(engine.policy, watched_monitor(engine.policy, ALPHA), folder) for engine in engines
     ]
     limits = Limits(max_wait_ms=0, max_audits=8)
 
     async def send():
         apps = [
-            create_app(engine, limits, watcher=watcher, audit_rate=0.7)
+            create_app(engine, limits, guard=guard_of(watcher), audit_rate=0.7)
             for engine, watcher in zip(engines, watchers, strict=True)
         ]
         first, second = (app.router.lifespan_context(app) for app in apps)

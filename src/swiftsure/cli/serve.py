@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,8 @@ from swiftsure.cli.options import optional
 from swiftsure.cli.output import print_json, print_policy, print_text
 
 if TYPE_CHECKING:
-    from swiftsure.serving import Watcher
-    from swiftsure.serving.torch_engine import TorchEngine
+    from swiftsure.policy import Policy
+    from swiftsure.serving import Guard, Watcher
 
 __all__ = ["serve"]
 
@@ -25,7 +26,9 @@ TOKEN = "SWIFTSURE_TOKEN"
 def serve(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Folder from EarlyExit.save_pretrained.", show_default=False),
+        typer.Argument(
+            help="Folder from EarlyExit.save_pretrained or `swiftsure export`.", show_default=False
+        ),
     ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the network that comes with the library.")
@@ -37,16 +40,28 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     max_batch: Annotated[int, typer.Option(help="Most requests in a batch.")] = 16,
-    max_wait_ms: Annotated[float, typer.Option(help="Longest wait for a batch to fill.")] = 5.0,
+    max_wait_ms: Annotated[float, typer.Option(help="Longest wait for a batch to fill.")] = 0.0,
     max_queue: Annotated[int, typer.Option(help="Most requests that wait; then 429.")] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds until 504.")] = 30.0,
     max_body: Annotated[int, typer.Option(help="Largest body, in bytes.")] = 8 << 20,
+    workers: Annotated[
+        int, typer.Option(help="Processes that run the model; 0: a thread of the server.")
+    ] = 0,
     audit: Annotated[
         float, typer.Option(help="Share of requests that the full model answers too.")
     ] = 0.0,
     epsilon: Annotated[
         float | None,
         optional("Largest inconsistency allowed in audits, if the policy promises a gap."),
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Watch the promised gap; labels come to /labels.")
+    ] = False,
+    policy: Annotated[
+        Path | None, optional("Policy file to install, and to watch for changes.")
+    ] = None,
+    fallback: Annotated[
+        Path | None, optional("Safer policy for after an alarm.", default="the full model")
     ] = None,
     alpha: Annotated[
         float, typer.Option(help="Probability of a false alarm, over all time.")
@@ -75,6 +90,7 @@ def serve(
         swiftsure serve model/ --audit 0.05
     """
     from swiftsure.serving.app import Limits, create_app
+    from swiftsure.serving.loading import load_engines
     from swiftsure.serving.running import run
 
     if demo == (folder is not None):
@@ -90,19 +106,35 @@ def serve(
         timeout=timeout,
         max_body=max_body,
     )
-    engine = _engine(folder)
-    watcher = _watcher(engine, audit, epsilon, alpha, state, resume)
+    if not 0 <= audit <= 1:
+        raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
+    engines = load_engines(folder, workers)
+    guard = _guard(
+        engines[0].policy,
+        _watch(audit, epsilon, labels, alpha, state),
+        state,
+        policy,
+        fallback,
+        resume,
+    )
     app = create_app(
-        engine, limits, watcher=watcher, audit_rate=audit, token=os.environ.get(TOKEN) or None
+        engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN) or None
     )
     address = f"http://{host}:{port}"
-    fallback = None if watcher is None else watcher.fallback
     if json:
-        print_json({"address": address, "sentence": str(engine.policy), "fallback": fallback})
+        print_json(
+            {
+                "address": address,
+                "sentence": str(guard.policy),
+                "state": guard.state,
+                "alarm": guard.alarm,
+                "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
+            }
+        )
     else:
-        print_policy(engine.policy)
-        if fallback is not None:
-            print_text(f"The full model answers: {fallback['reason']}", "bold red")
+        print_policy(guard.policy)
+        if guard.alarm is not None:
+            print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
         print_text(f"Serving on {address}")
     sys.stdout.flush()
     if drift:
@@ -129,42 +161,44 @@ def _drill(address: str) -> None:
         )
 
 
-def _watcher(
-    engine: "TorchEngine",
-    audit: float,
-    epsilon: float | None,
-    alpha: float,
+def _guard(
+    own: "Policy",
+    watch: "Callable[[Policy], Watcher | None]",
     state: Path,
+    file: Path | None,
+    fallback: Path | None,
     resume: bool,
-) -> "Watcher | None":
-    from swiftsure import serving
-    from swiftsure.serving import watching
+) -> "Guard":
+    from swiftsure.policy import Policy
+    from swiftsure.serving.guarding import Guard, PolicyStore
 
-    if not 0 <= audit <= 1:
-        raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
+    if file is not None:
+        own = Policy.load(file)
+    guard = Guard(
+        own,
+        watch=watch,
+        fallback=None if fallback is None else Policy.load(fallback),
+        store=PolicyStore(state),
+        file=file,
+    )
     if resume:
-        aside = watching.resume(engine.policy, state)
-        print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
-    before = (state / watching.policy_version(engine.policy) / "monitor.json").exists()
-    if audit == 0 and not before:  # an alarm of before holds even if nothing is audited now
-        return None
-    monitor = serving.watched_monitor(engine.policy, alpha, epsilon)
-    return serving.Watcher(engine, monitor, state)
+        print_text("The alarm was put aside." if guard.resume() else "There was no alarm.")
+    return guard
 
 
-def _engine(folder: Path | None) -> "TorchEngine":
-    from swiftsure.serving.torch_engine import TorchEngine
+def _watch(
+    audit: float, epsilon: float | None, labels: bool, alpha: float, state: Path
+) -> "Callable[[Policy], Watcher | None]":
+    """Return a function that returns the watcher of a policy; None if it need not be watched."""
 
-    if folder is not None:
-        return TorchEngine.from_pretrained(folder)
-    import swiftsure as ss
-    from swiftsure import assets
-    from swiftsure.torch import EarlyExit, StagedModel
-    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+    def watch(policy: "Policy") -> "Watcher | None":
+        from swiftsure import serving
+        from swiftsure.serving.watching import policy_version
 
-    small = not assets.installed()
-    record = assets.calibration_record(small)
-    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.03, seed=0)
-    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
-    example = prepared(assets.sample_images(small).images[:1])
-    return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)
+        # An alarm of before holds even if nothing is audited now.
+        if audit == 0 and not (state / policy_version(policy) / "monitor.json").exists():
+            return None
+        monitor = serving.watched_monitor(policy, alpha, epsilon, labels=labels)
+        return serving.Watcher(policy, monitor, state)
+
+    return watch

@@ -12,22 +12,38 @@ except ImportError:
 from swiftsure.serving.app import Limits, create_app
 from swiftsure.serving.batching import Batcher, BusyError
 from swiftsure.serving.drill import DrillResult, drill
-from swiftsure.serving.engine import Answer, Engine, ExitCosts, InvalidRequestError
+from swiftsure.serving.engine import (
+    Answer,
+    Comparison,
+    Engine,
+    ExitCosts,
+    Inputs,
+    InvalidRequestError,
+)
+from swiftsure.serving.guarding import Guard, PolicyStore
+from swiftsure.serving.loading import load_engine
 from swiftsure.serving.running import start
 from swiftsure.serving.watching import Watcher, watched_monitor
+from swiftsure.serving.workers import WorkerEngine
 
 __all__ = [
     "Answer",
     "Batcher",
     "BusyError",
+    "Comparison",
     "DrillResult",
     "Engine",
     "ExitCosts",
+    "Guard",
+    "Inputs",
     "InvalidRequestError",
     "Limits",
+    "PolicyStore",
     "Watcher",
+    "WorkerEngine",
     "create_app",
     "drill",
+    "load_engine",
     "start",
     "watched_monitor",
 ]

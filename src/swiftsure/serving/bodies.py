@@ -1,35 +1,77 @@
-"""Bodies of requests: JSON and .npy, checked before anything is allocated for them."""
+"""Bodies of requests: JSON, .npy and Arrow IPC, checked before anything is allocated for them."""
 
 import io
 import json
 import math
-from typing import Any
+import struct
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from swiftsure.serving.engine import InvalidRequestError
 
-__all__ = ["checked_array", "json_body", "npy_body"]
+__all__ = ["ARROW", "JSON", "NPY", "Parsed", "parse_body"]
 
 
-def json_body(body: bytes) -> dict[str, Any]:
-    """Return the object in a JSON body."""
+JSON = "application/json"
+NPY = ("application/x-npy", "application/octet-stream")
+ARROW = "application/vnd.apache.arrow.stream"
+MOST_NAMES = 100
+"""Columns of an Arrow table that are read."""
+
+
+class Parsed(NamedTuple):
+    """The content of a body.
+
+    Attributes
+    ----------
+    inputs
+        One sample, or an array of samples; None if `samples` is set.
+    samples : list, optional
+        Several samples, not yet checked.
+    id : object
+        The caller's own id, not yet checked; None if there is none.
+    """
+
+    inputs: Any
+    samples: list[Any] | None
+    id: object
+
+
+def parse_body(kind: str, body: bytes) -> Parsed:
+    """Return the content of a body of one of the kinds above."""
+    if kind == JSON:
+        return _json_body(body)
+    if kind == ARROW:
+        return Parsed(None, _arrow_body(body), None)
+    return Parsed(_npy_body(body), None, None)
+
+
+def _json_body(body: bytes) -> Parsed:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
         raise InvalidRequestError("The body must be JSON in UTF-8.") from None
-    if not isinstance(content, dict) or "inputs" not in content:
-        raise InvalidRequestError('The body must be an object such as {"inputs": [0.1, 0.2]}.')
-    if unknown := content.keys() - {"inputs", "id"}:
+    if not isinstance(content, dict) or ("inputs" in content) == ("samples" in content):
         raise InvalidRequestError(
-            f"The body must have the keys `inputs` and `id`, but has {sorted(unknown)[0]!r:.60}."
+            'The body must be an object such as {"inputs": [0.1, 0.2]}, or {"samples": [...]} for'
+            " several."
         )
-    return content
+    if unknown := content.keys() - {"inputs", "samples", "id"}:
+        raise InvalidRequestError(
+            "The body must have the keys `inputs` or `samples`, and `id`, but has"
+            f" {sorted(unknown)[0]!r:.60}."
+        )
+    samples = content.get("samples")
+    if "samples" in content and (not isinstance(samples, list) or not samples):
+        raise InvalidRequestError("`samples` must be an array of at least one sample.")
+    return Parsed(content.get("inputs"), samples, content.get("id"))
 
 
-def npy_body(body: bytes) -> NDArray[Any]:
+def _npy_body(body: bytes) -> NDArray[Any]:
     """Return the array in a .npy body; never unpickles, nor allocates more than the body holds."""
     file = io.BytesIO(body)
     try:
@@ -47,31 +89,75 @@ def npy_body(body: bytes) -> NDArray[Any]:
     return array.reshape(shape, order="F" if fortran else "C")
 
 
-def checked_array(
-    name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """Return numbers as an array of this dtype; raise if they do not fit.
+def _arrow_body(body: bytes) -> list[Any]:
+    """Return the rows of an Arrow IPC stream: its only column `inputs`, or dicts of its columns.
 
-    Real numbers must have the shape. Whole numbers, such as tokens, need only as many axes.
+    A row of a tensor column is an array of its shape, one of a list column a nested list. Bodies
+    are not compressed, so that nothing is allocated which is larger than the body.
     """
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidRequestError(f"`{name}` must be an array of numbers, not ragged.") from None
-    whole = dtype.kind in "iub"
-    if array.dtype.kind not in ("iub" if whole else "iuf"):
-        kind = "whole numbers" if whole else "numbers"
-        raise InvalidRequestError(f"`{name}` must be an array of {kind}.")
-    fits = array.ndim == len(shape) and array.size > 0 if whole else array.shape == shape
-    if not fits:
-        wanted = f"{len(shape)} axes" if whole else f"shape {list(shape)}"
-        raise InvalidRequestError(
-            f"`{name}` must have {wanted}, but has shape {list(array.shape)}."[:300]
-        )
-    with np.errstate(all="ignore"):
-        cast = np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
-    if whole and not np.array_equal(cast, array):
-        raise InvalidRequestError(f"`{name}` must fit {dtype.name}.")
-    if not np.isfinite(cast).all():
-        raise InvalidRequestError(f"`{name}` must be finite numbers of {dtype.name}.")
-    return cast
+        if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))):
+            raise InvalidRequestError("The Arrow body must not be compressed.")
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        with pa.ipc.open_stream(pa.py_buffer(body), options=options) as reader:
+            if len(reader.schema.names) > MOST_NAMES:
+                raise InvalidRequestError(f"A table must have at most {MOST_NAMES} columns.")
+            batches = list(reader)
+        if sum(batch.nbytes for batch in batches) > 2 * len(body):  # columns that share bytes
+            raise InvalidRequestError("The Arrow body must not refer to bytes twice.")
+        for batch in batches:
+            batch.validate(full=True)
+        table = pa.Table.from_batches(batches) if batches else None
+        columns = {} if table is None else _arrow_columns(table)
+    except InvalidRequestError:
+        raise
+    except Exception:  # damaged bodies raise many kinds of errors
+        raise InvalidRequestError("The body must be a table as an Arrow IPC stream.") from None
+    rows = len(next(iter(columns.values()), []))
+    if not rows:
+        raise InvalidRequestError("The Arrow table must have at least one row.")
+    if [*columns] == ["inputs"]:
+        return columns["inputs"]
+    return [{name: values[k] for name, values in columns.items()} for k in range(rows)]
+
+
+def _is_compressed(message: pa.ipc.Message) -> bool:
+    """Return whether a message declares compression: field 3 of a record batch's flatbuffer."""
+    data = bytes(message.metadata)
+
+    def field(table: int, number: int) -> int | None:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        place = 4 + 2 * number
+        if place >= struct.unpack_from("<H", data, vtable)[0]:
+            return None
+        offset: int = struct.unpack_from("<H", data, vtable + place)[0]
+        return table + offset if offset else None
+
+    def follow(place: int) -> int:
+        target: int = place + struct.unpack_from("<I", data, place)[0]
+        return target
+
+    header = field(follow(0), 2)
+    if message.type == "schema" or header is None:
+        return False
+    batch = follow(header)
+    if message.type == "dictionary":
+        inner = field(batch, 1)
+        return inner is not None and field(follow(inner), 3) is not None
+    return field(batch, 3) is not None
+
+
+def _arrow_columns(table: pa.Table) -> dict[str, list[Any]]:
+    if len(set(table.column_names)) < len(table.column_names):
+        raise InvalidRequestError("The columns of a table must have different names.")
+    return {name: _arrow_rows(table.column(name)) for name in table.column_names}
+
+
+def _arrow_rows(column: pa.ChunkedArray) -> list[Any]:
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        arrays = [chunk.to_numpy_ndarray() for chunk in column.chunks if len(chunk)]
+        if column.null_count:
+            raise InvalidRequestError("An Arrow column must have no nulls.")
+        return [row for array in arrays for row in array]
+    rows: list[Any] = column.to_pylist()
+    return rows

@@ -12,8 +12,8 @@ import jinja2
 from swiftsure.serving.batching import Batcher
 from swiftsure.serving.costs import CostCount
 from swiftsure.serving.engine import Engine
+from swiftsure.serving.guarding import Guard
 from swiftsure.serving.history import History
-from swiftsure.serving.watching import Watcher, policy_version
 
 __all__ = ["LiveStatus"]
 
@@ -34,8 +34,8 @@ class LiveStatus:
     costs : CostCount
     """
 
-    def __init__(self, engine: Engine, watcher: Watcher | None) -> None:
-        self._engine, self._watcher = engine, watcher
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine, self._guard = engine, guard
         self.batcher: Batcher | None = None  # set when the application starts
         self.exits = [0] * engine.n_exits
         self.costs = CostCount(engine)
@@ -54,17 +54,15 @@ class LiveStatus:
 
     def health(self) -> dict[str, Any]:
         """Return whether the server answers, and how."""
-        watcher, batcher = self._watcher, self.batcher
+        guard, batcher = self._guard, self.batcher
         alive = batcher is not None and batcher.alive
-        fallback = None if watcher is None else watcher.fallback
-        fault = None if watcher is None else watcher.fault
-        state = "full model" if fallback is not None else "degraded" if fault else "ok"
         return {
-            "status": state if alive else "dead",
-            "policy": policy_version(self._engine.policy),
+            "status": guard.state if alive else "dead",
+            "policy": guard.version,
+            "policy_number": guard.number,
             "queue": 0 if batcher is None else batcher.depth,
-            "alarm": None if fallback is None else fallback.get("reason"),
-            "fault": fault,
+            "alarm": guard.alarm,
+            "fault": guard.fault,
         }
 
     def status(self) -> dict[str, Any]:
@@ -76,7 +74,7 @@ class LiveStatus:
         unit = next(iter(shares), None)
         found: dict[str, Any] = {
             **self.health(),
-            "sentence": str(self._engine.policy),
+            "sentence": str(self._guard.mode.policy),
             "exits": list(self.exits),
             "saved": saved,
             "costs": shares,
@@ -88,9 +86,10 @@ class LiveStatus:
             "history": self._history.shown(),
             "monitor": None,
         }
-        if self._watcher is not None:
-            monitor = self._watcher.monitor
-            found["recent"] = list(self._watcher.recent)
+        watcher = self._guard.watcher
+        if watcher is not None:
+            monitor = watcher.monitor
+            found["recent"] = list(watcher.recent)
             found["monitor"] = {
                 "n": monitor.n,
                 "mean": monitor.mean if monitor.n else None,
@@ -135,9 +134,10 @@ class LiveStatus:
             since += EVERY / 4
 
     def _evidence(self) -> float | None:
-        if self._watcher is None:
+        watcher = self._guard.watcher
+        if watcher is None:
             return None
-        monitor = self._watcher.monitor
+        monitor = watcher.monitor
         evidence = max(monitor.evidence, 1e-300)
         return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
 
@@ -146,7 +146,7 @@ def _headline(found: dict[str, Any]) -> tuple[str, str]:
     if found["status"] == "dead":
         return "The server does not answer.", "Its log says why. Start it again."
     if found["alarm"]:
-        return "Alarm: the full model answers all requests.", found["alarm"]
+        return f"Alarm: the {found['status']} answers all requests.", found["alarm"]
     if found["fault"]:
         return "The monitor does not work.", found["fault"]
     monitor = found["monitor"]

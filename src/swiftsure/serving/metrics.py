@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from swiftsure.monitor import Monitor
 from swiftsure.serving.batching import Batcher
 from swiftsure.serving.costs import CostCount
-from swiftsure.serving.watching import Watcher, policy_version
+from swiftsure.serving.guarding import Guard
 
 __all__ = ["Metrics"]
 
@@ -20,7 +20,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 class Metrics:
     """Counts requests, and reads the state of a batcher and a watcher when asked."""
 
-    def __init__(self, batcher: Batcher, watcher: Watcher | None, costs: CostCount) -> None:
+    def __init__(self, batcher: Batcher, guard: Guard, costs: CostCount) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
@@ -38,12 +38,26 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_State(batcher, watcher, costs))
+        self._by_status: dict[int, Counter] = {}
+        self._children: dict[tuple[int, bool], tuple[Counter, Histogram]] = {}
+        self.registry.register(_State(batcher, guard, costs))
 
     def answered(self, exit_: int, *, full: bool, seconds: float) -> None:
         """Count an answer."""
-        self.answers.labels(exit_, "full model" if full else "policy").inc()
-        self.seconds.labels(exit_).observe(seconds)
+        known = self._children.get((exit_, full))
+        if known is None:  # looking labels up takes longer than counting
+            by = "full model" if full else "policy"
+            known = self.answers.labels(exit_, by), self.seconds.labels(exit_)
+            self._children[exit_, full] = known
+        known[0].inc()
+        known[1].observe(seconds)
+
+    def count(self, status: int) -> None:
+        """Count a request."""
+        found = self._by_status.get(status)
+        if found is None:
+            found = self._by_status[status] = self.requests.labels(status)
+        found.inc()
 
     def text(self) -> bytes:
         """Return all metrics."""
@@ -51,17 +65,21 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, batcher: Batcher, watcher: Watcher | None, costs: CostCount) -> None:
-        self._batcher, self._watcher, self._costs = batcher, watcher, costs
+    def __init__(self, batcher: Batcher, guard: Guard, costs: CostCount) -> None:
+        self._batcher, self._guard, self._costs = batcher, guard, costs
 
     def collect(self) -> Iterator[Family]:
-        batcher, watcher = self._batcher, self._watcher
+        batcher, guard = self._batcher, self._guard
+        watcher = guard.watcher
         info = GaugeMetricFamily("swiftsure_policy_info", "The policy.", labels=["version"])
-        info.add_metric([policy_version(batcher.engine.policy)], 1)
+        info.add_metric([guard.version], 1)
         yield info
+        yield GaugeMetricFamily(
+            "swiftsure_policy_number", "Number of the installed policy.", guard.number
+        )
         yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", batcher.depth)
         yield GaugeMetricFamily(
-            "swiftsure_full_model", "Whether the full model answers all.", int(batcher.full)
+            "swiftsure_full_model", "Whether the full model answers all.", int(batcher.mode.full)
         )
         yield from _cost_families(self._costs)
         if watcher is None:
@@ -74,7 +92,7 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "swiftsure_monitor_fault",
             "Whether the monitor does not work.",
-            int(bool(watcher.fault)),
+            int(bool(guard.fault)),
         )
         yield from _risk_families(watcher.monitor)
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure.serving.bodies import checked_array
-from swiftsure.serving.engine import Answer, ExitCosts, InvalidRequestError
+from swiftsure.policy import Policy
+from swiftsure.scores import probabilities
+from swiftsure.serving.engine import Answer, Comparison, ExitCosts, InvalidRequestError
+from swiftsure.serving.inputs import InputForm
 from swiftsure.torch import EarlyExit
 from swiftsure.torch.audit import Audit
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
@@ -34,15 +36,17 @@ class TorchEngine:
         have its shape; whole numbers, such as tokens, only the same number of axes.
     """
 
+    lanes = 1
+
     def __init__(self, fast: EarlyExit, example: Any) -> None:
         if fast.on_invalid != "mark":
             raise ValueError('`fast` must be an EarlyExit with on_invalid="mark".')
         self.fast = fast
-        self.policy = fast.policy
         self.n_exits = fast.model.n_exits
-        self._form = pytree.tree_map(
+        form = pytree.tree_map(
             lambda leaf: (tuple(leaf.shape[1:]), _numpy_dtype(leaf.dtype)), example
         )
+        self.inputs = InputForm(form)
         self._device = model_device(fast.model) or torch.device("cpu")
         self.costs = self._costs(example)
 
@@ -54,15 +58,18 @@ class TorchEngine:
         fast = EarlyExit.from_pretrained(folder, on_invalid="mark")
         return cls(fast, example_batch(fast.model))
 
-    def sample(self, inputs: Any) -> Any:
-        """Return a checked sample: an array, or a dict of arrays."""
-        if not isinstance(self._form, dict):
-            return checked_array("inputs", inputs, *self._form)
-        if not isinstance(inputs, dict) or inputs.keys() != self._form.keys():
-            raise InvalidRequestError(
-                f"`inputs` must be an object with the keys {', '.join(sorted(self._form))}."
-            )
-        return {name: checked_array(name, inputs[name], *self._form[name]) for name in self._form}
+    @property
+    def policy(self) -> Policy:
+        """The policy in use."""
+        return self.fast.policy
+
+    def check(self, policy: Policy) -> None:
+        """Raise if a policy was made for another network."""
+        EarlyExit(self.fast.model, policy, on_invalid="mark")
+
+    def install(self, policy: Policy) -> None:
+        """Use another policy for the same network."""
+        self.fast = EarlyExit(self.fast.model, policy, on_invalid="mark")
 
     def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample; samples of different shapes run in separate batches."""
@@ -76,20 +83,24 @@ class TorchEngine:
             answers.update(zip(rows, self._run(batch, len(rows), full), strict=True))
         return [answers[k] for k in range(len(samples))]
 
-    def inconsistency(self, sample: Any, answer: Answer, loss: str) -> float:
-        """Return the loss of an answer against the full model's."""
+    def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
+        """Return how an answer compares with the full model's."""
         batch = self._batch([sample])
-        full = answer.output
+        served = full = pytree.tree_map_only(np.ndarray, torch.from_numpy, answer.output)
         if answer.exit < self.n_exits - 1:
             with self.fast.context(batch):
-                full = self._full(batch)
+                full = pytree.tree_map_only(Tensor, _on_host, self._full(batch))
             broken = broken_rows(full)
             if broken is not None and broken.any():
                 raise ValueError("the full model's answer is not finite")
         one, images = torch.zeros(1, dtype=torch.long), pytree.tree_leaves(batch)[0]
         size = tuple(images.shape[-2:]) if images.ndim == 4 else None
-        audit = Audit(("",), one, one, answer.output, full, size)
-        return float(audit.losses("consistency", loss)[0])
+        audit = Audit(("",), one, one, served, full, size)
+        lost = float(audit.losses("consistency", loss)[0])
+        if not isinstance(served, Tensor) or served.ndim != 2:
+            return Comparison(lost)
+        both = (probabilities(each[0].numpy()).tolist() for each in (served, full))
+        return Comparison(lost, *both)
 
     def _costs(self, example: Any) -> dict[str, ExitCosts]:
         """Measure what one request costs at each exit, and in the full model alone."""
@@ -152,6 +163,7 @@ class TorchEngine:
         plain = [_plain(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         classes = None if logits is None else logits.argmax(dim=1).tolist()
         tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        arrays = [_on_host(leaf).numpy() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for row, exit_ in enumerate(exits):
             if bad[row]:
                 why = out.failures.get(row, "its output is NaN or infinite")
@@ -165,7 +177,7 @@ class TorchEngine:
                 content["prediction"] = classes[row]
             own = [
                 leaf[row : row + 1] if tensor else leaf
-                for leaf, tensor in zip(leaves, tensors, strict=True)
+                for leaf, tensor in zip(arrays, tensors, strict=True)
             ]
             answers.append(Answer(content, exit_, scores[row], pytree.tree_unflatten(own, spec)))
         return answers
@@ -180,6 +192,11 @@ def _plain(values: Tensor) -> Any:
     objects = array.astype(object)
     objects[~finite] = None
     return objects.tolist()
+
+
+def _on_host(values: Tensor) -> Tensor:
+    """Return a tensor that NumPy can read."""
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu()
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

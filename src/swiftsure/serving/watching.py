@@ -4,7 +4,9 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,8 +15,9 @@ from swiftsure.files import LockedError, locked, read_json, sync, write_text
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.policy import Policy
-from swiftsure.serving.batching import Audited
-from swiftsure.serving.engine import Engine
+from swiftsure.serving.batching import Audited, WorkerDiedError
+from swiftsure.serving.engine import Comparison, Engine
+from swiftsure.serving.labels import LabelIndex, gap, needs_label
 
 __all__ = ["Watcher", "watched_monitor"]
 
@@ -27,11 +30,15 @@ PAUSE = 1.0
 FORMAT, VERSION = "swiftsure-fallback", 1
 
 
-def watched_monitor(policy: Policy, alpha: float, epsilon: float | None = None) -> Monitor:
-    """Return a monitor of the inconsistency, which needs no labels.
+def watched_monitor(
+    policy: Policy, alpha: float, epsilon: float | None = None, *, labels: bool = False
+) -> Monitor:
+    """Return a monitor of the inconsistency, which needs no labels, or of the gap.
 
     Parameters
     ----------
+    labels : bool
+        Watch the gap that the policy promises; the labels come later.
     epsilon : float, optional
         For a policy that promises a gap: the largest inconsistency allowed. An inconsistency may be
         larger than the gap, so no level follows from the promise.
@@ -40,7 +47,8 @@ def watched_monitor(policy: Policy, alpha: float, epsilon: float | None = None) 
     ------
     ValueError
         If the policy was calibrated by groups, if it does not promise exactly one consistency and
-        no `epsilon` is given, or if both are there.
+        no `epsilon` is given, or if both are there. Likewise if `labels`, and
+        it does not promise exactly one gap.
     """
     certificate = policy.certificate
     if certificate.unit == "groups":
@@ -48,6 +56,11 @@ def watched_monitor(policy: Policy, alpha: float, epsilon: float | None = None) 
             "`audit` must be 0 if the policy was calibrated by groups, since audits see single"
             " requests: watch such a policy with `swiftsure monitor`."
         )
+    if labels:
+        gaps = [each for each in certificate.promises if each.risk == "gap"]
+        if len(gaps) != 1 or epsilon is not None:
+            raise ValueError("`labels` needs a policy that promises one gap, and no `epsilon`.")
+        return Monitor.from_policy(policy, alpha, risk="gap", loss=gaps[0].loss)
     promised = [each for each in certificate.promises if each.risk == "consistency"]
     if promised and epsilon is not None:
         raise ValueError("`epsilon` must not be given if the policy promises a consistency.")
@@ -76,17 +89,30 @@ class Watcher:
 
     Parameters
     ----------
-    engine : Engine
+    policy : Policy
     monitor : Monitor
-        As new.
+        As new. If it watches a gap, the losses of requests on which the answers differ wait for
+        their labels; see `label`.
     folder : path
+    patience : int
+        How many later audits may wait for a label, until it is given up. The lowest loss is added
+        for it, so an alarm cannot come from a missing label.
     """
 
-    def __init__(self, engine: Engine, monitor: Monitor, folder: str | os.PathLike[str]) -> None:
-        self.engine = engine
+    def __init__(
+        self,
+        policy: Policy,
+        monitor: Monitor,
+        folder: str | os.PathLike[str],
+        patience: int = 10_000,
+    ) -> None:
+        self.policy = policy
         self._new = monitor
-        self.folder = Path(folder) / policy_version(engine.policy)
+        self._patience = patience if monitor.risk == "gap" else None
+        self.folder = Path(folder) / policy_version(policy)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._labels = LabelIndex(self.folder) if monitor.risk == "gap" else None
+        self._lock = threading.Lock()  # several lanes audit
         self.made = self.failed = 0
         self.recent: tuple[dict[str, Any], ...] = ()  # the last ten audits, newest first
         self.fault: str | None = None
@@ -103,33 +129,90 @@ class Watcher:
         """The monitor of all processes, as of the last look."""
         return self._seen if self._watch is None else self._watch.monitor
 
-    def audit(self, audited: Audited) -> None:
+    def audit(self, audited: Audited, engine: Engine) -> None:
         """Compare an answer with the full model's, and append the loss to the log.
 
         If that fails, or the request had no valid answer, it counts as the lowest loss, so that an
         alarm cannot come from it.
         """
-        loss = self.monitor.loss_range.low
-        content: dict[str, Any] = {}
+        content: dict[str, Any] = {"loss": self.monitor.loss_range.low}
+        made = 1
         try:
             if audited.answer is not None:
-                content = {"exit": audited.answer.exit}
+                found = engine.compare(audited.sample, audited.answer, self._new.loss or "")
+                content = self._found(found)
+                content["exit"] = audited.answer.exit
                 if audited.answer.confidence is not None:
                     content["confidence"] = audited.answer.confidence
-                loss = self.engine.inconsistency(
-                    audited.sample, audited.answer, self._new.loss or ""
-                )
-                loss = self.monitor.accepted(loss)
-            self.made += 1
+        except WorkerDiedError:
+            self._count(failed=1)
+            self._write({**content, "request": audited.request})
+            raise
         except Exception as error:
-            self.failed += 1
+            made = 0
             log.warning("an audit failed: %s: %s", type(error).__name__, error)
-        try:
-            content = {"loss": loss, "request": audited.request, **content}
-            self._append(content)
-            self.recent = (content, *self.recent[:9])  # replaced, since other threads read it
-        except OSError as error:
-            self._report(error)
+        self._count(made=made, failed=1 - made)
+        self._write({**content, "request": audited.request})
+
+    def _found(self, found: Comparison) -> dict[str, Any]:
+        """Return what the log says of an audit: its loss, or what a gap needs beside the label."""
+        if self._labels is None:
+            return {"loss": self.monitor.accepted(found.inconsistency)}
+        if found.served is None or found.full is None:
+            raise ValueError("a gap needs the class probabilities of both answers")
+        if not needs_label(self._new.loss or "", found.served, found.full):
+            return {"loss": 0.0}
+        return {"served": found.served, "full": found.full}
+
+    def _count(self, made: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self.made += made
+            self.failed += failed
+
+    def _write(self, content: dict[str, Any]) -> None:
+        with self._lock:
+            try:
+                self._append(content)
+                # Replaced, since other threads read it.
+                self.recent = (content, *self.recent[:9])
+            except OSError as error:
+                self._report(error)
+
+    def label(self, labels: Mapping[str, int]) -> dict[str, str]:
+        """Add labels of audited requests, by request id; return what became of each.
+
+        Returns
+        -------
+        results
+            "added", "known" if the loss is known already, or "not audited".
+
+        Raises
+        ------
+        ValueError
+            If the watcher does not watch a gap, or a label is not one of the classes.
+        """
+        if self._labels is None:
+            raise ValueError("The server watches the inconsistency, which needs no labels.")
+        with locked(self.folder / ".labels", wait=10), self._lock:
+            waiting, known = self._labels.read()
+            results, lines = {}, []
+            for request, label in labels.items():
+                held = waiting.get(request)
+                results[request] = "added" if held else "known" if request in known else ""
+                results[request] = results[request] or "not audited"
+                if held is not None:
+                    loss = gap(self._new.loss or "", held["served"], held["full"], label)
+                    lines.append((held["id"], self.monitor.accepted(loss)))
+            for audit, loss in lines:
+                self._append({"loss": loss}, audit)
+        return results
+
+    def unlabelled(self) -> list[str]:
+        """Return the ids of requests whose label is needed, oldest first."""
+        if self._labels is None:
+            return []
+        with self._lock:
+            return list(self._labels.read()[0])
 
     def tick(self) -> None:
         """Look at the logs and the fallback, at most once per second."""
@@ -143,11 +226,12 @@ class Watcher:
         if self._log is not None:
             self._log.close()
 
-    def _append(self, content: dict[str, Any]) -> None:
+    def _append(self, content: dict[str, Any], audit: str | None = None) -> None:
         """Append a line to this process's log, and wait until it is on disk."""
-        (request,) = request_ids(1)  # a client may use its own ids twice
+        request = audit or request_ids(1)[0]  # a client may use its own ids twice
         if self._log is None:
-            self._log = (self.folder / f"audits-{request}.jsonl").open("ab", buffering=0)
+            name = f"audits-{request_ids(1)[0]}.jsonl"
+            self._log = (self.folder / name).open("ab", buffering=0)
             sync(self.folder)
         line = json.dumps({"id": request, "time": time.time(), **content}) + "\n"
         self._log.write(line.encode())
@@ -176,7 +260,11 @@ class Watcher:
                     self._seen = Watch.load(state).monitor
                 return
             try:
-                self._watch = Watch.load(state) if state.exists() else Watch(self._new)
+                self._watch = (
+                    Watch.load(state)
+                    if state.exists()
+                    else Watch(self._new, patience=self._patience)
+                )
                 if self._watch.monitor.promise != self._new.promise:
                     promise, self._watch = self._watch.monitor.promise, None
                     raise ValueError(

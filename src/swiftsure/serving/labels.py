@@ -1,0 +1,85 @@
+"""Labels that arrive later: which audits wait for one, and the gap that follows from it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swiftsure.losses import LOSSES
+
+__all__ = ["LabelIndex", "gap", "needs_label"]
+
+REMEMBERED = 100_000
+"""How many requests are remembered whose loss is known."""
+
+
+def needs_label(loss: str, served: Sequence[float], full: Sequence[float]) -> bool:
+    """Return whether the gap between two answers depends on the label."""
+    if LOSSES.choose(loss).of != "prediction":
+        return list(served) != list(full)
+    return int(np.argmax(served)) != int(np.argmax(full))
+
+
+def gap(loss: str, served: Sequence[float], full: Sequence[float], label: object) -> float:
+    """Return the loss of the answer served minus that of the full model.
+
+    Raises
+    ------
+    ValueError
+        If the label is not one of the classes.
+    """
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(full):
+        raise ValueError(f"A label must be a class from 0 to {len(full) - 1}, but got {label!r}.")
+    both = np.array([[served, full]], np.float64)
+    losses = LOSSES.choose(loss).function("against_labels")(both, np.array([label]))
+    return float(losses[0, 0] - losses[0, 1])
+
+
+class LabelIndex:
+    """The audits in a folder's logs that wait for a label, by the client's request id.
+
+    The logs are the only memory, so labels can be given to any server of the folder, also after a
+    restart. Each call reads what was appended since the last one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._audits: dict[str, dict[str, Any]] = {}  # by the audit's own id
+        self._waiting: dict[str, dict[str, Any]] = {}  # by the client's id
+        self._known: dict[str, None] = {}  # by the client's id
+
+    def read(self) -> tuple[dict[str, dict[str, Any]], dict[str, None]]:
+        """Return (audits that wait for a label, requests whose loss is known)."""
+        losses: list[str] = []
+        for path in sorted(self._folder.glob("audits-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                    self._take(line, losses)
+        for audit in losses:  # after all announcements, which may be in another log
+            held = self._audits.pop(audit, None)
+            if held is not None:
+                self._waiting.pop(held["request"], None)
+                self._known[held["request"]] = None
+        for request in list(self._known)[: max(0, len(self._known) - REMEMBERED)]:
+            del self._known[request]
+        return self._waiting, self._known
+
+    def _take(self, line: bytes, losses: list[str]) -> None:
+        try:
+            content = json.loads(line)
+        except ValueError:  # cut short by a kill
+            return
+        if "served" in content:
+            self._audits[content["id"]] = content
+            self._waiting.setdefault(content["request"], content)
+        elif "request" in content:
+            self._known[content["request"]] = None
+        elif "loss" in content:
+            losses.append(content["id"])
