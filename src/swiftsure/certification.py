@@ -12,7 +12,7 @@ from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.risks import Risk
 from swiftsure.sample_order import SampleOrder
 
-__all__ = ["curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
+__all__ = ["counted_costs", "curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
 
 
 def make_policy(
@@ -50,8 +50,7 @@ def make_policy(
     if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
         chosen, here = replace(chosen, index=None, threshold=None), full
         shares = curve.exit_shares_at(0) if curve.has_exits else None
-    if curve.price is not None and cost != "exit":  # a cascade: models asked are not a price
-        full = {name: value for name, value in full.items() if name != "exit"}
+    full = {name: full[name] for name in counted_costs(curve, cost)}
     certificate = Certificate(
         guarantee=rule.guarantee,
         delta=chosen.delta,
@@ -84,6 +83,7 @@ def make_policy(
         max_costs={} if max_costs is None else dict(max_costs),
         not_worth=not_worth,
         dearer_costs=dearer,
+        cost=cost,
         exit_shares=None if shares is None else tuple(shares.tolist()),
         data=data or curves_fingerprint(curves),
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
@@ -114,6 +114,12 @@ def make_policy(
         certificate=certificate,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
     )
+
+
+def counted_costs(curve: RiskCurve, cost: str | None) -> list[str]:
+    """Return the costs that a certificate states; the number of models of a cascade is not one."""
+    priced = curve.price is not None and cost != "exit"
+    return [name for name in curve.costs if not (priced and name == "exit")]
 
 
 def _promise(

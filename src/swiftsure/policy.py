@@ -215,6 +215,8 @@ class Certificate(_Frozen):
     """Whether the certified setting costs more than the full model, which then runs instead."""
     dearer_costs: dict[Name, float] = Field(default_factory=dict)
     """If so, the mean costs of that setting that decided this, on the calibration samples."""
+    cost: Name | None = None
+    """The cost that was named to decide this, if one was."""
     selection: Selection | None = None
     """How the policy was chosen among several candidates, if it was."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure import bounds
 from swiftsure._version import __version__
-from swiftsure.certification import make_policy
+from swiftsure.certification import counted_costs, make_policy
 from swiftsure.control import Control, ControlResult, joint
 from swiftsure.curves import RiskCurve
 from swiftsure.labelling import shortest
@@ -256,8 +256,9 @@ def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
 
 def _check_costs(policy: Policy, curve: RiskCurve) -> None:
     costs = policy.certificate.costs
-    if costs.keys() != curve.costs.keys():
-        names = (" and ".join(each) or "none" for each in (costs, curve.costs))
+    counted = counted_costs(curve, policy.certificate.cost)
+    if costs.keys() != set(counted):
+        names = (" and ".join(each) or "none" for each in (costs, counted))
         raise _mismatch("what is counted as costs", *names)
     for name, in_policy in costs.items():
         full, index = curve.full_cost(name), policy.certificate.index
@@ -307,7 +308,14 @@ def _recalibrated_policy(calibration: Recalibration) -> Policy:
         rule = Control(rule.name, **certificate.options)
     chosen = joint(rule, curves, results)
     return make_policy(
-        calibration.record, rule, curves, results, chosen, score=policy.score, pool=certificate.pool
+        calibration.record,
+        rule,
+        curves,
+        results,
+        chosen,
+        score=policy.score,
+        pool=certificate.pool,
+        cost=certificate.cost,
     )
 
 
