@@ -8,7 +8,6 @@ writes NAME.parquet beside them, and the test accuracies into NAME.json.
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from experiments.image_classification.networks import load, normaliser, resized
 from experiments.image_classification.train import HERE
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
-from swiftsure.torch.costs import full_flops
 
 
 def batches(part: Images, recipe: dict[str, Any], device: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -49,9 +47,6 @@ def main() -> None:
             scores=["top1", "top_diff", "entropy"],
             losses=["zero_one", "brier"],
         )
-        # The full network does not run the heads of early exits, half the FLOPs of a small one.
-        one, _ = next(batches(part, recipe, device))
-        record = replace(record, full_costs={"flops": full_flops(model, one[:1])})
         record.save(file.with_suffix(".parquet"))
         accuracy = 1 - record.losses["zero_one"].mean(axis=0, dtype=float)
         report["test_accuracy"] = accuracy.round(4).tolist()

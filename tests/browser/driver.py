@@ -59,6 +59,11 @@ class Browser:
         self.console()
         self._send("POST", "/url", {"url": Path(path).resolve().as_uri()})
 
+    def visit(self, address):
+        """Load a page from a server, and forget what earlier pages wrote to the console."""
+        self.console()
+        self._send("POST", "/url", {"url": address})
+
     def script(self, code, *arguments):
         """Run a script in the page and return what it returns."""
         return self._send("POST", "/execute/sync", {"script": code, "args": list(arguments)})

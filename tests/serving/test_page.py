@@ -1,5 +1,8 @@
 """The live page and what it is fed with."""
 
+import html
+import http.client
+import json
 import re
 from html.parser import HTMLParser
 
@@ -8,6 +11,7 @@ import pytest
 from serving.builders import Adder, Client, policy_of
 from serving.test_watching import audited, wait_until, watcher_of
 from swiftsure.serving import Limits, create_app, start
+from swiftsure.serving.history import History
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +74,42 @@ def test_clients_cannot_break_the_log_with_their_ids(tmp_path, policy):
         watcher.audit(audited(request='"}\\n{"loss": 5}'))
     watcher.close()
     assert (watcher.monitor.n, watcher.fault) == (3, None)
+
+
+def test_events_tell_the_status_and_end_with_the_server(policy):
+    events = []
+    with start(create_app(Adder(policy), Limits(max_wait_ms=0))) as address:
+        Client(address).predict([1, 2, 3])
+        place = address.removeprefix("http://")
+        connection = http.client.HTTPConnection(place, timeout=10)
+        connection.request("GET", "/events")
+        response = connection.getresponse()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events.append(response.readline())
+    connection.close()  # the server has ended, although the page still listened
+    found = json.loads(events[0].removeprefix(b"data: "))
+    assert found["exits"] == [1, 0, 0]
+    assert found["headline"] == "The certified policy answers."
+
+
+def test_the_page_is_complete_without_scripts_and_escapes(policy):
+    with start(create_app(Adder(policy), Limits(max_wait_ms=0))) as address:
+        for _ in range(3):
+            Client(address).predict([1, 2, 3])
+        _, text = Client(address).get("/")
+    assert html.escape(str(policy)) in text.replace("&#39;", "&#x27;")
+    assert '<b id="requests">3</b>' in text
+    assert '<b id="saved">66.7 %</b>' in text
+
+
+def test_the_history_keeps_the_whole_time_in_bounded_memory():
+    history = History(period=1.0, most=50)
+    for second in range(1000):
+        history.note([second, 2 * second], evidence=0.5, now=float(second))
+    found = history.shown(now=999.0)
+    assert found["age"][0] == 999
+    assert 25 <= len(found["age"]) <= 50
+    assert [sum(counts) for counts in zip(*found["exits"], strict=True)] == [
+        999 - found["age"][-1],
+        2 * (999 - found["age"][-1]),
+    ]

@@ -13,6 +13,7 @@ from swiftsure import checks
 from swiftsure._html import html_card
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
+from swiftsure.monitor.interval import risk_interval
 from swiftsure.monitor.state import Section, read_state, write_state
 from swiftsure.policy import Policy, Promise, percent
 from swiftsure.risks import RISKS
@@ -234,6 +235,15 @@ class Monitor:
     def recent_mean(self) -> float:
         """Moving average over about the last 1,000 losses; no alarm depends on it."""
         return float(self._state[_evidence.RECENT]) if self.n else math.nan
+
+    def interval(self, alpha: float = 0.05) -> tuple[float, float]:
+        """Return an interval for the mean risk so far, valid at every moment: `risk_interval`.
+
+        No alarm depends on it.
+        """
+        with self.lock:
+            n, total = self.n, float(self._state[_evidence.TOTAL])
+        return risk_interval(n, total, self.loss_range, alpha)
 
     @property
     def alarm(self) -> bool:

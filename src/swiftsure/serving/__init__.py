@@ -12,7 +12,7 @@ except ImportError:
 from swiftsure.serving.app import Limits, create_app
 from swiftsure.serving.batching import Batcher, BusyError
 from swiftsure.serving.drill import DrillResult, drill
-from swiftsure.serving.engine import Answer, Engine, InvalidRequestError
+from swiftsure.serving.engine import Answer, Engine, ExitCosts, InvalidRequestError
 from swiftsure.serving.running import start
 from swiftsure.serving.watching import Watcher, watched_monitor
 
@@ -22,6 +22,7 @@ __all__ = [
     "BusyError",
     "DrillResult",
     "Engine",
+    "ExitCosts",
     "InvalidRequestError",
     "Limits",
     "Watcher",

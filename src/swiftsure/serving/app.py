@@ -7,13 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from swiftsure import checks
@@ -22,6 +21,7 @@ from swiftsure.monitor.ids import check_request_id
 from swiftsure.serving.batching import Batcher, BusyError
 from swiftsure.serving.bodies import json_body, npy_body
 from swiftsure.serving.engine import Engine, InvalidRequestError
+from swiftsure.serving.live import LiveStatus
 from swiftsure.serving.metrics import Metrics
 from swiftsure.serving.watching import Watcher, policy_version
 
@@ -102,6 +102,7 @@ def create_app(
         Route("/policy", service.policy),
         Route("/metrics", service.metrics_text),
         Route("/status", service.status),
+        Route("/events", service.events),
         Route("/", service.page),
     ]
     app = Starlette(routes=routes, lifespan=service.lifespan)
@@ -125,8 +126,7 @@ class _Service:
             raise ValueError("`audit_rate` needs a watcher.")
         self.engine, self.limits, self.watcher = engine, limits, watcher
         self.audit_rate, self.token = audit_rate, token
-        self.exits = [0] * engine.n_exits
-        self._page = (Path(__file__).parent / "page.html").read_text("utf-8")
+        self.live = LiveStatus(engine, watcher)
 
     @asynccontextmanager
     async def lifespan(self, _app: Any) -> AsyncIterator[None]:
@@ -142,7 +142,8 @@ class _Service:
             on_idle=self._follow_watcher,
             full=watcher is not None and watcher.fallback is not None,
         )
-        self.metrics = Metrics(self.batcher, watcher)
+        self.live.batcher = self.batcher
+        self.metrics = Metrics(self.batcher, watcher, self.live.costs)
         try:
             yield
         finally:
@@ -154,6 +155,7 @@ class _Service:
         if self.watcher is not None:
             self.watcher.tick()
             batcher.full = self.watcher.fallback is not None
+        self.live.tick()
 
     async def predict(self, request: Request) -> Response:
         """Answer one sample, sent as JSON or as .npy."""
@@ -170,8 +172,10 @@ class _Service:
             content = {**own, **answer.content, "exit": answer.exit}
             content["confidence"] = answer.confidence
             content["full_model"] = answer.full
-            self.exits[answer.exit] += 1
-            self.metrics.seconds.labels(answer.exit).observe(time.perf_counter() - began)
+            self.live.answered(answer.exit, full=answer.full)
+            self.metrics.answered(
+                answer.exit, full=answer.full, seconds=time.perf_counter() - began
+            )
         except _RefusedError as error:
             status, content = error.status, {**own, "error": str(error)}
         except InvalidRequestError as error:
@@ -232,53 +236,29 @@ class _Service:
 
     async def health(self, _request: Request) -> Response:
         """Say whether the server answers, and how."""
-        return JSONResponse(self._health(), 200 if self.batcher.alive else 503)
-
-    def _health(self) -> dict[str, Any]:
-        watcher = self.watcher
-        fallback = None if watcher is None else watcher.fallback
-        fault = None if watcher is None else watcher.fault
-        state = "full model" if fallback is not None else "degraded" if fault else "ok"
-        return {
-            "status": state if self.batcher.alive else "dead",
-            "policy": policy_version(self.engine.policy),
-            "queue": self.batcher.depth,
-            "alarm": None if fallback is None else fallback.get("reason"),
-            "fault": fault,
-        }
+        return JSONResponse(self.live.health(), 200 if self.batcher.alive else 503)
 
     async def page(self, _request: Request) -> Response:
-        """Return the live page, which asks for /status every second."""
+        """Return the live page, which follows /events."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
         headers = {"Content-Security-Policy": f"{policy} connect-src 'self'"}
-        return HTMLResponse(self._page, headers=headers)
+        return HTMLResponse(self.live.page(empty=self.token is not None), headers=headers)
 
     async def status(self, request: Request) -> Response:
         """Return what the page shows."""
-        return self._protected(request, lambda: JSONResponse(self._status()))
+        return self._protected(request, lambda: JSONResponse(self.live.status()))
 
-    def _status(self) -> dict[str, Any]:
-        total, n_exits = sum(self.exits), self.engine.n_exits
-        run = sum((k + 1) * n for k, n in enumerate(self.exits))
-        found: dict[str, Any] = {
-            **self._health(),
-            "sentence": str(self.engine.policy),
-            "exits": self.exits,
-            "saved": 1 - run / (total * n_exits) if total else None,
-            "dropped": self.batcher.dropped,
-            "monitor": None,
-        }
-        if self.watcher is not None:
-            monitor = self.watcher.monitor
-            found["recent"] = list(self.watcher.recent)
-            found["monitor"] = {
-                "n": monitor.n,
-                "mean": monitor.mean if monitor.n else None,
-                "evidence": monitor.evidence,
-                "evidence_needed": 1 / monitor.alpha,
-                "sentence": str(monitor),
-            }
-        return found
+    async def events(self, request: Request) -> Response:
+        """Return what the page shows, again and again."""
+        stopping = getattr(request.app.state, "stopping", lambda: False)
+        return self._protected(
+            request,
+            lambda: StreamingResponse(
+                self.live.events(stopping),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            ),
+        )
 
     async def policy(self, request: Request) -> Response:
         """Return the policy with its certificate, and what it promises in words."""

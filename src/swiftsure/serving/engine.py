@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from swiftsure.policy import Policy
 
-__all__ = ["Answer", "Engine", "InvalidRequestError"]
+__all__ = ["Answer", "Engine", "ExitCosts", "InvalidRequestError"]
 
 
 class InvalidRequestError(ValueError):
@@ -38,6 +38,22 @@ class Answer:
     full: bool = False
 
 
+@dataclass(frozen=True)
+class ExitCosts:
+    """Cost of one request in one unit.
+
+    Attributes
+    ----------
+    exits : tuple of float
+        Of an answer at each exit.
+    full : float
+        Of the full model alone.
+    """
+
+    exits: tuple[float, ...]
+    full: float
+
+
 class Engine(Protocol):
     """A model under a policy. All calls but `sample` come from one thread.
 
@@ -45,6 +61,8 @@ class Engine(Protocol):
     ----------
     policy : Policy
     n_exits : int
+    costs : dict from str to ExitCosts
+        By unit, such as "flops" or "money"; the live page shows the first. Optional.
     """
 
     policy: Policy

@@ -6,21 +6,30 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from swiftsure.monitor import Monitor
 from swiftsure.serving.batching import Batcher
+from swiftsure.serving.costs import CostCount
 from swiftsure.serving.watching import Watcher, policy_version
 
 __all__ = ["Metrics"]
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class Metrics:
-    """Counts requests and reads the state of a batcher and a watcher when asked."""
+    """Counts requests, and reads the state of a batcher and a watcher when asked."""
 
-    def __init__(self, batcher: Batcher, watcher: Watcher | None) -> None:
+    def __init__(self, batcher: Batcher, watcher: Watcher | None, costs: CostCount) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
+        )
+        self.answers = Counter(
+            "swiftsure_answers",
+            "Answers by exit (0-based), and by the policy or the full model.",
+            ["exit", "by"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
             "swiftsure_request_seconds",
@@ -29,7 +38,12 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_State(batcher, watcher))
+        self.registry.register(_State(batcher, watcher, costs))
+
+    def answered(self, exit_: int, *, full: bool, seconds: float) -> None:
+        """Count an answer."""
+        self.answers.labels(exit_, "full model" if full else "policy").inc()
+        self.seconds.labels(exit_).observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics."""
@@ -37,36 +51,62 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, batcher: Batcher, watcher: Watcher | None) -> None:
-        self._batcher, self._watcher = batcher, watcher
+    def __init__(self, batcher: Batcher, watcher: Watcher | None, costs: CostCount) -> None:
+        self._batcher, self._watcher, self._costs = batcher, watcher, costs
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         batcher, watcher = self._batcher, self._watcher
-        version = policy_version(batcher.engine.policy)
         info = GaugeMetricFamily("swiftsure_policy_info", "The policy.", labels=["version"])
-        info.add_metric([version], 1)
+        info.add_metric([policy_version(batcher.engine.policy)], 1)
         yield info
         yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", batcher.depth)
         yield GaugeMetricFamily(
             "swiftsure_full_model", "Whether the full model answers all.", int(batcher.full)
         )
+        yield from _cost_families(self._costs)
         if watcher is None:
             return
-        audits = CounterMetricFamily("swiftsure_audits", "Audits by result.", labels=["result"])
         counts = {"made": watcher.made, "failed": watcher.failed, "dropped": batcher.dropped}
+        audits = CounterMetricFamily("swiftsure_audits", "Audits by result.", labels=["result"])
         for result, count in counts.items():
             audits.add_metric([result], count)
         yield audits
-        monitor = watcher.monitor
-        values = {
-            "evidence": ("Evidence that the promise is broken.", monitor.evidence),
-            "evidence_needed": ("Evidence at which the alarm comes.", 1 / monitor.alpha),
-            "risk": ("Mean audited loss so far.", monitor.mean),
-            "risk_recent": ("Mean of about the last 1,000 audited losses.", monitor.recent_mean),
-            "risk_allowed": ("Largest risk allowed.", monitor.epsilon),
-            "losses": ("Audited losses in the monitor.", monitor.n),
-            "alarm": ("Whether there was an alarm.", int(monitor.alarm)),
-            "monitor_fault": ("Whether the monitor does not work.", int(bool(watcher.fault))),
-        }
-        for name, (text, value) in values.items():
-            yield GaugeMetricFamily(f"swiftsure_{name}", text, value)
+        yield GaugeMetricFamily(
+            "swiftsure_monitor_fault",
+            "Whether the monitor does not work.",
+            int(bool(watcher.fault)),
+        )
+        yield from _risk_families(watcher.monitor)
+
+
+def _cost_families(costs: CostCount) -> Iterator[Family]:
+    # Gauges: a saving may also fall, where an answer cost more than the full model's.
+    spent = GaugeMetricFamily("swiftsure_cost", "Cost of all answers.", labels=["unit"])
+    saved = GaugeMetricFamily(
+        "swiftsure_cost_saved",
+        "Cost saved against the full model alone. Seconds are an estimate: they were measured for"
+        " each exit and the full model when the server started, one request at a time.",
+        labels=["unit"],
+    )
+    for unit in costs.spent:
+        spent.add_metric([unit], costs.spent[unit])
+        saved.add_metric([unit], costs.saved[unit])
+    yield spent
+    yield saved
+
+
+def _risk_families(monitor: Monitor) -> Iterator[Family]:
+    low, high = monitor.interval(0.05)
+    values = {
+        "evidence": ("Evidence that the promise is broken.", monitor.evidence),
+        "evidence_needed": ("Evidence at which the alarm comes.", 1 / monitor.alpha),
+        "risk": ("Mean audited loss so far.", monitor.mean),
+        "risk_low": ("Lower end of a 95 % interval, valid at every moment.", low),
+        "risk_high": ("Upper end of a 95 % interval, valid at every moment.", high),
+        "risk_recent": ("Mean of about the last 1,000 audited losses.", monitor.recent_mean),
+        "risk_allowed": ("Largest risk allowed.", monitor.epsilon),
+        "losses": ("Audited losses in the monitor.", monitor.n),
+        "alarm": ("Whether there was an alarm.", int(monitor.alarm)),
+    }
+    for name, (text, value) in values.items():
+        yield GaugeMetricFamily(f"swiftsure_{name}", text, value)

@@ -18,7 +18,15 @@ def _config(app: Any, **settings: Any) -> uvicorn.Config:
 
 def run(app: Any, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted."""
-    uvicorn.Server(_config(app, host=host, port=port)).run()
+    _server(app, host=host, port=port).run()
+
+
+def _server(app: Any, **settings: Any) -> uvicorn.Server:
+    server = uvicorn.Server(_config(app, **settings))
+    if hasattr(app, "state"):
+        # Events for the live page would never end, and the server waits for open answers.
+        app.state.stopping = lambda: server.should_exit
+    return server
 
 
 @contextmanager
@@ -33,7 +41,7 @@ def start(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     with socket.create_server((host, port)) as listening:
         # asyncio does this only for sockets that it made itself; answers would wait for 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server = uvicorn.Server(_config(app))
+        server = _server(app)
         work = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         work.start()
         try:

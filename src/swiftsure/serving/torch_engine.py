@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure.serving.bodies import checked_array
-from swiftsure.serving.engine import Answer, InvalidRequestError
+from swiftsure.serving.engine import Answer, ExitCosts, InvalidRequestError
 from swiftsure.torch import EarlyExit
 from swiftsure.torch.audit import Audit
+from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.modes import model_device
 from swiftsure.torch.results import ExitOutput, broken_rows
 from swiftsure.torch.scoring import confidence
@@ -43,6 +44,7 @@ class TorchEngine:
             lambda leaf: (tuple(leaf.shape[1:]), _numpy_dtype(leaf.dtype)), example
         )
         self._device = model_device(fast.model) or torch.device("cpu")
+        self.costs = self._costs(example)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "TorchEngine":
@@ -88,6 +90,19 @@ class TorchEngine:
         size = tuple(images.shape[-2:]) if images.ndim == 4 else None
         audit = Audit(("",), one, one, answer.output, full, size)
         return float(audit.losses("consistency", loss)[0])
+
+    def _costs(self, example: Any) -> dict[str, ExitCosts]:
+        """Measure what one request costs at each exit, and in the full model alone."""
+        one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
+        model = self.fast.model
+        with self.fast.context(one):
+            flops, alone = exit_and_full_flops(model, one)
+            seconds = exit_seconds(model, one, repeats=5, score=self.fast.score)
+            full = full_seconds(model, one, repeats=5)
+        return {
+            "flops": ExitCosts(tuple(flops.tolist()), alone),
+            "seconds": ExitCosts(tuple(seconds.tolist()), full),
+        }
 
     def _batch(self, samples: list[Any]) -> Any:
         return pytree.tree_map(

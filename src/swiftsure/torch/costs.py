@@ -16,7 +16,14 @@ from swiftsure.torch.modes import refuse_training
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import StagedModel, batch_size, device_of
 
-__all__ = ["exit_flops", "exit_seconds", "full_flops", "full_seconds", "stage_seconds"]
+__all__ = [
+    "exit_and_full_flops",
+    "exit_flops",
+    "exit_seconds",
+    "full_flops",
+    "full_seconds",
+    "stage_seconds",
+]
 
 
 def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
@@ -35,21 +42,8 @@ def exit_flops(model: StagedModel, batch: Any) -> NDArray[np.float64]:
     >>> exit_flops(model, torch.zeros(1, 4)).tolist()
     [96.0, 256.0]
     """
-    refuse_training(model)
-    n = _samples(batch)
-    counts = []
-    total = 0.0
-    with torch.inference_mode(), _plain_attention():
-        with FlopCounterMode(display=False) as counter:
-            state = model.begin(batch)
-        total += counter.get_total_flops()
-        for k in range(model.n_exits):
-            with FlopCounterMode(display=False) as counter:
-                state = model.advance(k, state)
-                model.head(k, state)
-            total += counter.get_total_flops()
-            counts.append(total)
-    return np.asarray(counts) / n
+    stages, heads = _counted(model, batch)
+    return np.cumsum(stages + heads)
 
 
 def full_flops(model: StagedModel, batch: Any) -> float:
@@ -65,18 +59,13 @@ def full_flops(model: StagedModel, batch: Any) -> float:
     >>> full_flops(model, torch.zeros(1, 4))
     224.0
     """
-    refuse_training(model)
-    n = _samples(batch)
-    with (
-        torch.inference_mode(),
-        _plain_attention(),
-        FlopCounterMode(display=False) as counter,
-    ):
-        state = model.begin(batch)
-        for k in range(model.n_exits):
-            state = model.advance(k, state)
-        model.head(model.n_exits - 1, state)
-    return float(counter.get_total_flops()) / n
+    return _alone(*_counted(model, batch))
+
+
+def exit_and_full_flops(model: StagedModel, batch: Any) -> tuple[NDArray[np.float64], float]:
+    """Return `exit_flops` and `full_flops`, counted in one run."""
+    stages, heads = _counted(model, batch)
+    return np.cumsum(stages + heads), _alone(stages, heads)
 
 
 def stage_seconds(
@@ -169,3 +158,24 @@ def _wait(batch: Any) -> None:
     device = device_of(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _counted(model: StagedModel, batch: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the FLOPs of one sample in each stage and in each head; the first stage begins."""
+    refuse_training(model)
+    n = _samples(batch)
+    stages, heads = np.zeros(model.n_exits), np.zeros(model.n_exits)
+    state: Any = None
+    with torch.inference_mode(), _plain_attention():
+        for k in range(model.n_exits):
+            with FlopCounterMode(display=False) as counter:
+                state = model.advance(k, model.begin(batch) if k == 0 else state)
+            stages[k] = counter.get_total_flops() / n
+            with FlopCounterMode(display=False) as counter:
+                model.head(k, state)
+            heads[k] = counter.get_total_flops() / n
+    return stages, heads
+
+
+def _alone(stages: NDArray[np.float64], heads: NDArray[np.float64]) -> float:
+    return float(stages.sum() + heads[-1])

@@ -17,7 +17,7 @@ from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved
-from swiftsure.torch.costs import exit_flops, exit_seconds, full_seconds
+from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
 from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.losses import label_losses, stacked_logits
@@ -177,7 +177,10 @@ class Reducer:
         first = torch.zeros(1, dtype=torch.long, device=device_of(inputs))
         with inference(self.device, self.dtype):
             if "flops" not in self.costs:
-                self.costs["flops"] = exit_flops(self.model, rows_of(inputs, first))
+                flops, alone = exit_and_full_flops(self.model, rows_of(inputs, first))
+                self.costs["flops"] = flops
+                if alone > 0:  # the full model alone does not run the heads of early exits
+                    self.full_costs["flops"] = alone
             if self.seconds:
                 self.costs["seconds"] = exit_seconds(self.model, inputs, score=self.scores[0])
                 self.full_costs["seconds"] = full_seconds(self.model, inputs)

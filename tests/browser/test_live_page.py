@@ -1,0 +1,81 @@
+"""The live page of a server in a real browser: it follows, it alarms, it fits a phone."""
+
+import time
+from importlib.util import find_spec
+
+import pytest
+
+if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "uvicorn")):
+    pytest.skip("the live page needs the extra `serve`", allow_module_level=True)
+
+from serving.builders import Adder, Client, policy_of
+from serving.test_watching import watcher_of
+from swiftsure.serving import ExitCosts, Limits, create_app, start
+
+SHOWN = """
+const text = (id) => document.getElementById(id).textContent;
+return {
+  state: document.getElementById("state").dataset.state, headline: text("headline"),
+  requests: text("requests"), saved: text("saved") + " " + text("saved-what"),
+  audits: text("audits"), promise: text("promise"),
+  rows: document.querySelectorAll("#recent tr").length,
+  first: document.querySelector("#recent td")?.textContent,
+  drawn: document.getElementById("area-0").getAttribute("d") || "",
+  evidence: document.getElementById("evidence").getAttribute("points") || "",
+  wide: document.documentElement.scrollWidth > innerWidth,
+  colour: getComputedStyle(document.getElementById("state")).backgroundColor,
+};
+"""
+RED = "rgb(192, 24, 24)"
+
+
+def wait_for(browser, reached, seconds=20):
+    end = time.monotonic() + seconds
+    while not reached(found := browser.script(SHOWN)):
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
+    engine = Adder(policy_of())
+    engine.costs = {"flops": ExitCosts((1.0, 2.0, 4.0), 4.0)}
+    watcher = watcher_of(engine, tmp_path)
+    app = create_app(engine, Limits(max_wait_ms=0), watcher=watcher, audit_rate=1.0)
+    with start(app) as address:
+        yield engine, address
+
+
+def test_the_page_follows_the_server_into_an_alarm(browser, served):
+    engine, address = served
+    client = Client(address)
+    browser.emulate(width=390)
+    browser.visit(address)
+    for k in range(30):
+        client.predict([1, 2, 3], id=f"<b>request {k}</b>")
+        time.sleep(0.05)
+    found = wait_for(browser, lambda found: found["audits"] == "30" and found["drawn"])
+    assert found["state"] == "ok"
+    assert found["promise"] == str(engine.policy)
+    assert (found["requests"], found["saved"]) == ("30", "75.0 % of FLOPs saved")
+    assert (found["rows"], found["first"]) == (10, "<b>request 29</b>")
+    assert found["evidence"]
+    assert not found["wide"]
+    engine.wrong = 1.0
+    while not client.predict([1, 2, 3])[1]["full_model"]:
+        time.sleep(0.01)
+    found = wait_for(browser, lambda found: found["state"] == "full model")
+    assert found["colour"] == RED
+    assert "Alarm" in found["headline"]
+    assert not found["wide"]
+    assert browser.console() == []
+
+
+def test_the_page_says_when_the_server_is_gone(browser):
+    with start(create_app(Adder(policy_of()))) as address:
+        browser.visit(address)
+        wait_for(browser, lambda found: found["state"] == "ok")
+    wait_for(browser, lambda found: found["state"] == "unreachable")

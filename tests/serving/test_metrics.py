@@ -1,0 +1,63 @@
+"""Metrics for Prometheus, and the dashboard that uses them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.builders import Adder, Client, policy_of
+from serving.test_watching import wait_until, watcher_of
+from swiftsure.serving import ExitCosts, Limits, create_app, start
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """What /metrics says after nine answers at exit 0 and one bad request."""
+    engine = Adder(policy_of())
+    engine.costs = {"money": ExitCosts((1.0, 3.0, 7.0), 4.0)}
+    watcher = watcher_of(engine, tmp_path_factory.mktemp("state"))
+    app = create_app(engine, Limits(max_wait_ms=0), watcher=watcher, audit_rate=1.0)
+    with start(app) as address:
+        client = Client(address)
+        for _ in range(9):
+            client.predict([1, 2, 3])
+        client.predict("nothing")
+        wait_until(lambda: watcher.monitor.n == 9)
+        _, text = client.get("/metrics")
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def value(samples, name, **labels):
+    (found,) = [each.value for each in samples if (each.name, each.labels) == (name, labels)]
+    return found
+
+
+def test_the_metrics_say_what_happened(samples):
+    assert value(samples, "swiftsure_requests_total", status="200") == 9
+    assert value(samples, "swiftsure_requests_total", status="422") == 1
+    assert value(samples, "swiftsure_answers_total", exit="0", by="policy") == 9
+    assert value(samples, "swiftsure_request_seconds_count", exit="0") == 9
+    assert value(samples, "swiftsure_cost", unit="money") == 9
+    assert value(samples, "swiftsure_cost_saved", unit="money") == 27
+    assert value(samples, "swiftsure_audits_total", result="made") == 9
+    assert value(samples, "swiftsure_losses") == 9
+    assert value(samples, "swiftsure_risk_low") == 0 == value(samples, "swiftsure_risk")
+    assert 0.05 < value(samples, "swiftsure_risk_high") < 1
+    assert value(samples, "swiftsure_alarm") == 0
+
+
+def test_the_dashboard_uses_only_metrics_that_exist(samples):
+    board = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {name for query in queries for name in re.findall(r"\bswiftsure_\w+", query)}
+    known = {sample.name for sample in samples}
+    assert used <= known
+    shown = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in used}
+    hidden = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in known} - shown
+    assert hidden <= {"swiftsure_losses", "swiftsure_requests", "swiftsure_answers"}
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
