@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
     from swiftsure.calibration import calibrate
     from swiftsure.cascade import Answer, Cascade, Endpoint
+    from swiftsure.cascade.estimator import CertifiedCascade
+    from swiftsure.choosing import calibrate_best
     from swiftsure.control import Control, ControlResult
     from swiftsure.curves import RiskCurve
     from swiftsure.evaluation import Study, evaluate
@@ -34,6 +36,7 @@ __all__ = [
     "Answer",
     "Cascade",
     "Certificate",
+    "CertifiedCascade",
     "Control",
     "ControlResult",
     "Endpoint",
@@ -52,6 +55,7 @@ __all__ = [
     "__version__",
     "bounds",
     "calibrate",
+    "calibrate_best",
     "calibrate_slices",
     "control",
     "evaluate",
@@ -70,6 +74,7 @@ _HOMES = {
     "Answer": "cascade",
     "Cascade": "cascade",
     "Certificate": "policy",
+    "CertifiedCascade": "cascade.estimator",
     "Control": "control",
     "ControlResult": "control",
     "Endpoint": "cascade",
@@ -86,6 +91,7 @@ _HOMES = {
     "Study": "evaluation",
     "ThresholdRecord": "records",
     "calibrate": "calibration",
+    "calibrate_best": "choosing",
     "calibrate_slices": "slices",
     "evaluate": "evaluation",
     "load_record": "records",

@@ -630,7 +630,7 @@ class RiskCurve:
 
     @property
     def price(self) -> str | None:
-        """The cost that a cascade is judged by: the first of `full_costs` besides FLOPs and time."""
+        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
         return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
 
     def deciding_costs(self, cost: str | None = None) -> list[str]:

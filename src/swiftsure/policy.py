@@ -35,6 +35,7 @@ __all__ = [
     "Policy",
     "PolicyEvaluation",
     "Promise",
+    "Selection",
     "average_sentence",
     "average_words",
     "fewest_samples",
@@ -138,6 +139,27 @@ class Promise(_Frozen):
         return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
 
 
+class Selection(_Frozen):
+    """How a policy was chosen among several candidates; see `swiftsure.calibrate_best`."""
+
+    method: Literal["pilot", "bonferroni"]
+    candidates: tuple[Name, ...] = Field(min_length=1)
+    chosen: Name
+    cost: Name
+    """The cost by which it was chosen."""
+    n_pilot: Count | None = None
+    """Number of pilot samples that chose it, which calibrated nothing."""
+
+    def __str__(self) -> str:
+        """Return how it was chosen, as a clause."""
+        k = len(self.candidates)
+        if self.method == "pilot":
+            how = f"on {self.n_pilot:,} pilot samples that were not used to calibrate"
+        else:
+            how = f"each tested at δ / {k}, so that all their promises hold at once"
+        return f"chosen for its {self.cost} among {k} candidates, {how}"
+
+
 class Certificate(_Frozen):
     """A policy's promise in numbers, and its conditions."""
 
@@ -190,6 +212,8 @@ class Certificate(_Frozen):
     """Whether the certified setting costs more than the full model, which then runs instead."""
     dearer_costs: dict[Name, float] = Field(default_factory=dict)
     """If so, the mean costs of that setting that decided this, on the calibration samples."""
+    selection: Selection | None = None
+    """How the policy was chosen among several candidates, if it was."""
 
     def check(self, edited: bool = False) -> None:
         """Raise if the numbers cannot belong together; an edited level need not be certified."""
@@ -636,10 +660,13 @@ def sentence_parts(policy: Policy) -> tuple[str, str]:
     Joined, they are the sentence; separately, they can be styled differently.
     """
     certificate = policy.certificate
+    best = certificate.selection
     if policy.runs_full_model:
         reason = _budget_in_full if certificate.by_budget else _nothing_certified
-        return f"Always runs the full model: {reason(certificate)}.", ""
-    promise = f"{_action(policy)}{_saving(certificate)}: {promise_sentence(certificate)}"
+        among = "" if best is None else f" ({best.chosen}, {best})"
+        return f"Always runs the full model{among}: {reason(certificate)}.", ""
+    among = "" if best is None else f" of {best.chosen}, {best}"
+    promise = f"{_action(policy)}{among}{_saving(certificate)}: {promise_sentence(certificate)}"
     if certificate.guarantee == "none":
         return promise, f"; it is {UNBOUND}." if certificate.model is None else "."
     conditions = list(certificate.assumptions)
@@ -835,10 +862,7 @@ def _nothing_certified(certificate: Certificate) -> str:
             for name, here in certificate.dearer_costs.items()
         ]
         numbers = f" ({_and(dearer)}, on the calibration {certificate.unit})" if dearer else ""
-        return (
-            f"the setting that was certified costs more than the full model{' alone' * bool(dearer)}"
-            f"{numbers}"
-        )
+        return f"the setting that was certified costs more than the full model alone{numbers}"
     goals = " and ".join(
         f"{_averaged(certificate, p)} within {p.epsilon:g}" for p in certificate.promises
     )

@@ -76,9 +76,7 @@ def answer_tables(
     return against, _against(loss, rows, None)
 
 
-def _against(
-    loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any] | None
-) -> Floats:
+def _against(loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any] | None) -> Floats:
     """Return losses against labels, or against the last model's answers."""
     table = [[answer.answer for answer in row] for row in rows]
     if isinstance(loss, AnswerLoss):

@@ -64,7 +64,10 @@ class Cascade:
     """
 
     def __init__(
-        self, models: Sequence[Any] | Mapping[str, Any], *, scores: str | Iterable[str] = "confidence"
+        self,
+        models: Sequence[Any] | Mapping[str, Any],
+        *,
+        scores: str | Iterable[str] = "confidence",
     ) -> None:
         named = models.items() if isinstance(models, Mapping) else ((None, m) for m in models)
         self.models: list[Model] = [model_of(model, name) for name, model in named]

@@ -50,7 +50,9 @@ class Record:
         changed["ids"] = record.ids[index]
         alone = getattr(record, "full_costs", {})
         if alone:
-            changed["full_costs"] = {k: v if np.ndim(v) == 0 else v[index] for k, v in alone.items()}
+            changed["full_costs"] = {
+                k: v if np.ndim(v) == 0 else v[index] for k, v in alone.items()
+            }
         for name in OPTIONAL:
             values = getattr(record, name, None)
             if values is not None:
