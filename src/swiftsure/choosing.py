@@ -89,9 +89,7 @@ def calibrate_best(
             for name, candidate in found.items()
         }
         best = _cheapest(made, cost)
-        selection = Selection(
-            method="bonferroni", candidates=tuple(found), chosen=best, cost=cost
-        )
+        selection = Selection(method="bonferroni", candidates=tuple(found), chosen=best, cost=cost)
         return _chosen(made[best], selection, delta)
     pilot, rest = _split_rows(found, split)
     tried = {
