@@ -110,8 +110,7 @@ async def measure(port: int, proxy: int, concurrent: int, seconds: float) -> dic
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         await asyncio.gather(*(client(session, k) for k in range(concurrent)))
-    warm = {name: np.asarray(each[concurrent:]) for name, each in taken.items()}
-    return warm
+    return {name: np.asarray(each[concurrent:]) for name, each in taken.items()}
 
 
 def main() -> None:
@@ -142,9 +141,7 @@ def main() -> None:
     print(f"{n:,} requests through the proxy, {n / arguments.seconds:.0f} per second")
     for q in (50, 90, 99):
         alone, through = (1000 * np.percentile(found[name], q) for name in ("upstream", "proxy"))
-        print(
-            f"p{q}: {alone:.1f} ms alone, {through:.1f} ms through the proxy: +{through - alone:.1f}"
-        )
+        print(f"p{q}: {alone:.1f} ms alone, {through - alone:+.1f} ms through the proxy")
     if not used.empty():
         print(f"CPU time of the proxy: {1000 * used.get() / n:.2f} ms per request, start included")
 

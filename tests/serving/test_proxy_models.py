@@ -87,7 +87,7 @@ def accuracy(model):
 def test_two_language_models_from_record_to_alarm(tmp_path, monkeypatch):
     monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
-    small, large = Adding(32, 1, 260), Adding(64, 2, 260)
+    small, large = Adding(32, 1, 200), Adding(64, 2, 450)
     reached = accuracy(small), accuracy(large)
     assert 0.3 < reached[0] < reached[1]
     assert reached[1] > 0.9
