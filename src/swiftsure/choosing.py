@@ -109,7 +109,9 @@ def calibrate_best(
 
 def _calibrated(candidate: Candidate, **options: Any) -> Policy:
     record, score = candidate
-    return calibrate(record, **options, **({} if score is None else {"score": score}))
+    if score is not None:
+        options["score"] = score
+    return calibrate(record, **options)
 
 
 def _chosen(policy: Policy, selection: Selection, delta: float) -> Policy:
@@ -182,7 +184,7 @@ def _split_rows(found: Mapping[str, Candidate], split: int | float) -> tuple[Any
         )
     if any(record.groups is not None for record in records):
         raise ValueError("`split` does not go with groups; use correction='bonferroni'.")
-    size = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
+    size: Any = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
     if not 0 < checks.count("split", size) < first.n:
         raise ValueError(f"`split` must leave samples to calibrate on: below {first.n:,}.")
     order = np.random.default_rng([first.order.seed, SPLIT_STREAM]).permutation(first.n)

@@ -145,8 +145,13 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     costs = {"usd": [1.0, 4.0]}
     record = ss.ExitRecord(confidences, losses=losses, costs=costs, full_costs={"usd": 3.0})
     made = ss.calibrate(record, epsilon=0.1, path=[0.5])
-    assert made.threshold is not None  # the exit's number is saved
-    assert made.certificate.costs["usd"] == (3.0, pytest.approx(3.25))
+    assert made.runs_full_model  # the exit's number is saved, but that is not a price
+    assert made.certificate.costs["usd"] == (3.0, 3.0)
+    assert made.certificate.dearer_costs == {"usd": pytest.approx(3.25)}
+    assert "(3.25 usd instead of 3, 8.3 % more, on the calibration samples)" in str(made)
+    kept = ss.calibrate(record, epsilon=0.1, path=[0.5], cost="exit")
+    assert kept.certificate.costs["usd"] == (3.0, pytest.approx(3.25))
+    assert kept.evaluate(record).saving == pytest.approx(-0.25 / 3)
     table = ss.ThresholdRecord([1.0, 0.5], losses, costs={"usd": [3.0, 3.25]})
     made = ss.calibrate(table, epsilon=0.1)
     assert made.runs_full_model

@@ -9,6 +9,10 @@
 | `answer_losses` | losses of answers |
 | `collecting`, `answer_log`, `retrying` | asks all models; keeps every answer; retries |
 | `running` | runs a cascade under a policy |
+| `wrapping`, `recalibrating` | measures or maps a model's confidence |
+| `judging` | a loss that another model gives |
+| `estimator` | `CertifiedCascade` for scikit-learn |
+| `logs` | logs of proxies and evaluations as records |
 """
 
 from swiftsure.cascade.answer_losses import AnswerLoss
@@ -17,9 +21,12 @@ from swiftsure.cascade.cascade import Cascade, record_of_answers
 from swiftsure.cascade.collecting import CollectionError
 from swiftsure.cascade.confidences import ANSWER_SCORES
 from swiftsure.cascade.endpoints import Endpoint, answer_of_response, usage_cost
+from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import BatchModel, Model
+from swiftsure.cascade.recalibrating import Recalibration
 from swiftsure.cascade.retrying import Backoff, UpstreamError
 from swiftsure.cascade.running import CascadeOutput, CascadeRunner, Decision
+from swiftsure.cascade.wrapping import Recalibrated, SelfConsistency, Verified
 
 __all__ = [
     "ANSWER_SCORES",
@@ -33,8 +40,13 @@ __all__ = [
     "CollectionError",
     "Decision",
     "Endpoint",
+    "Judge",
     "Model",
+    "Recalibrated",
+    "Recalibration",
+    "SelfConsistency",
     "UpstreamError",
+    "Verified",
     "answer_of_response",
     "record_of_answers",
     "usage_cost",

@@ -40,7 +40,10 @@ class AnswerLoss:
 
 
 def chosen_losses(losses: Any, answers: Sequence[Sequence[Answer]]) -> list[Loss | AnswerLoss]:
-    """Return the losses to compute, by default 0-1 for classes and exact match for texts."""
+    """Return the losses to compute, by default 0-1 for classes and exact match for texts.
+
+    An empty list computes none.
+    """
     if losses is None:
         texts = all(isinstance(answer.answer, str) for row in answers for answer in row)
         classes = all(answer.probabilities is not None for row in answers for answer in row)
@@ -97,7 +100,7 @@ def _against(loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any
     if loss.of == "distribution" or loss is BRIER:
         return _of_distributions(loss, rows, labels)
     if labels is None:
-        return np.asarray(loss.function("against_last")(table), np.float64)  # type: ignore[arg-type]
+        return np.asarray(loss.function("against_last")(table), np.float64)
     return np.asarray(loss.function("against_labels")(table, labels), np.float64)
 
 

@@ -56,8 +56,8 @@ class Answer:
 
     def __post_init__(self) -> None:
         """Check every field and store its checked form."""
-        cost: Any = {} if self.cost is None else self.cost
-        cost = dict(cost) if isinstance(cost, Mapping) else {UNIT: cost}
+        given: Any = self.cost  # may be a number, or None
+        cost = {} if given is None else given if isinstance(given, Mapping) else {UNIT: given}
         checked: dict[str, Any] = {
             "answer": plain(self.answer),
             "cost": {str(name): _cost(name, value) for name, value in cost.items()},

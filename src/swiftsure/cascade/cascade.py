@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
 from swiftsure.calibration import calibrate
 from swiftsure.cascade.answer_log import AnswerKey
 from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
 from swiftsure.cascade.answers import Answer
-from swiftsure.cascade.collecting import ask_all, input_keys, model_key
+from swiftsure.cascade.collecting import ask_all, input_keys, model_key, rows_of
 from swiftsure.cascade.confidences import ANSWER_SCORES, answer_confidence
+from swiftsure.cascade.judging import Judge, judge_tables
 from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_of
 from swiftsure.cascade.retrying import Backoff
 from swiftsure.cascade.running import CascadeRunner, run_coroutine
+from swiftsure.losses import LossRange
 from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import gap_is_known_by_agreement
@@ -195,14 +196,21 @@ class Cascade:
             "backoff": backoff or Backoff(),
             "progress": progress,
         }
+        judges = [each for each in _listed(losses) if isinstance(each, Judge)]
         try:
             found = await ask_all(self.models, values, keys, **options)
+            answers = [[answer for answer, _ in row] for row in found]
+            graded = {
+                judge.name: await _grades(judge, values, answers, known, options)
+                for judge in judges
+            }
         finally:
-            for model in self.models:
+            for model in (*self.models, *(judge.grader() for judge in judges)):
                 await model.close()
         return record_of_answers(
-            [[answer for answer, _ in row] for row in found],
+            answers,
             known,
+            graded=graded,
             seconds=np.asarray([[seconds for _, seconds in row] for row in found]).T,
             losses=losses,
             scores=self.scores,
@@ -281,6 +289,7 @@ def record_of_answers(
     losses: Any = None,
     scores: Sequence[str] = ("confidence",),
     names: Sequence[str] | None = None,
+    graded: Mapping[str, tuple[Any, Any]] | None = None,
     ids: ArrayLike | None = None,
     groups: ArrayLike | None = None,
     slices: ArrayLike | None = None,
@@ -288,10 +297,20 @@ def record_of_answers(
 ) -> ExitRecord:
     """Return the record of answers that are given already, by model: (n_models, n).
 
-    Parameters are those of `Cascade.collect`; `seconds` is (n, n_models).
+    Parameters are those of `Cascade.collect`; `seconds` is (n, n_models), and `graded` holds losses
+    that are known already, in [0, 1]: against labels, or None, and against the last model, or None.
     """
     names = list(names or (f"model {k + 1}" for k in range(len(answers))))
     tables: dict[str, Any] = {"losses": {}, "inconsistencies": {}, "loss_ranges": {}}
+    for name, (against, aside) in (graded or {}).items():
+        if against is not None:
+            tables["losses"][name] = against
+            tables["loss_ranges"][name] = LossRange(0, 1)
+        if aside is not None:
+            tables["inconsistencies"][name] = aside
+            tables["loss_ranges"][name] = LossRange(0, 1)
+    if graded:
+        losses = [each for each in _listed(losses) if not isinstance(each, Judge)]
     for loss in chosen_losses(losses, answers):
         against, aside = answer_tables(loss, answers, labels)
         tables["inconsistencies"][loss.name] = aside
@@ -309,12 +328,50 @@ def record_of_answers(
         loss_ranges={k: v for k, v in tables["loss_ranges"].items() if k in tables["losses"]},
         inconsistency_ranges=tables["loss_ranges"],
         costs={name: np.cumsum(each, axis=1) for name, each in own.items()},
-        full_costs={name: each[:, -1] for name, each in own.items()},  # type: ignore[misc]
+        full_costs={name: each[:, -1] for name, each in own.items() if each[:, -1].any()},
         ids=ids,  # type: ignore[arg-type]
         groups=groups,  # type: ignore[arg-type]
         slices=slices,  # type: ignore[arg-type]
         fingerprint=fingerprint,
     )
+
+
+def _listed(losses: Any) -> list[Any]:
+    if losses is None:
+        return []
+    return list(losses) if isinstance(losses, list | tuple | set) else [losses]
+
+
+async def _grades(
+    judge: Judge,
+    inputs: Any,
+    answers: Sequence[Sequence[Answer]],
+    labels: Sequence[Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Return a judge's losses, against labels if there are any, else against the last model."""
+    grader = judge.grader()
+    targets = [each.answer for each in answers[-1]] if labels is None else labels
+    rows = answers[:-1] if labels is None else answers  # the last model agrees with itself
+    asked = [
+        [
+            judge.question(rows_of(inputs, [i])[0], row[i].answer, targets[i])
+            for i in range(len(targets))
+        ]
+        for row in rows
+    ]
+    flat = [question for row in asked for question in row]
+    digests = [digest for digest, _ in input_keys(flat, None)]
+    # Equal questions are asked once, so that equal answers get equal grades.
+    unique = dict(zip(digests, flat, strict=True))
+    keys = [[AnswerKey(model_key(grader), digest) for digest in unique]]
+    asked_once = list(unique.values())
+    (found,) = await ask_all([grader], asked_once, keys, **{**options, "title": "judging"})
+    known = {digest: judge.loss(each) for digest, (each, _) in zip(unique, found, strict=True)}
+    graded = np.asarray([known[digest] for digest in digests]).reshape(len(rows), -1).T
+    if labels is not None:
+        return judge_tables(graded.tolist()), None
+    return None, judge_tables(np.column_stack([graded, np.zeros(len(graded))]).tolist())
 
 
 def _confidences(
@@ -326,8 +383,8 @@ def _confidences(
         if None in values:
             raise ValueError(
                 f"`scores`: {name} gave no confidence {score!r} for input {values.index(None)}. A"
-                " function returns Answer(answer, confidence=…); an endpoint needs log-probabilities"
-                " or a wrapper that measures the confidence, such as SelfConsistency or Verified."
+                " function returns Answer(answer, confidence=…); an endpoint needs"
+                " log-probabilities, or a wrapper such as SelfConsistency or Verified."
             )
         columns.append(values)
     return np.asarray(columns, np.float32).T

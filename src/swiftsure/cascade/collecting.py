@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from swiftsure import checks
 from swiftsure.cascade.answer_log import AnswerKey, AnswerLog, input_digest
 from swiftsure.cascade.answers import Answer
@@ -96,7 +98,7 @@ class _Jobs:
             try:
                 await self._ask(model, inputs, keys)
             except Exception as error:
-                self.error = self.error or error
+                self.error = error if self.error is None else self.error
 
     async def _ask(self, model: Model, inputs: Any, keys: list[AnswerKey]) -> None:
         async def ask() -> tuple[list[Answer], float]:
@@ -123,7 +125,7 @@ def _parts(rows: list[int], model: Model) -> Iterator[list[int]]:
         yield rows[start : start + size]
 
 
-def rows_of(inputs: Any, rows: Sequence[int]) -> Any:
+def rows_of(inputs: Any, rows: Sequence[int] | NDArray[Any]) -> Any:
     """Return some of the inputs: of a data frame, an array, or a list."""
     if hasattr(inputs, "iloc"):
         return inputs.iloc[list(rows)]

@@ -255,10 +255,7 @@ def answer_of_response(response: Any) -> Answer:
     """
     try:
         choice = response["choices"][0]
-        if "message" in choice:
-            text = choice["message"].get("content")
-        else:
-            text = choice["text"]
+        text = choice["message"].get("content") if "message" in choice else choice["text"]
         if not isinstance(text, str):
             raise TypeError("it holds no text")
         logprobs, top = _logprobs(choice.get("logprobs"))

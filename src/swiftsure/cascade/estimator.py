@@ -50,8 +50,8 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     costs : (n_estimators,), optional
         What each estimator costs alone, in any unit. If the certified cascade costs more than the
         last estimator, only that is used.
-    score : {"top1", "top_diff", "entropy"}
-        The confidence.
+    confidence : {"top1", "top_diff", "entropy"}
+        What decides; among `swiftsure.scores`.
     random_state : int, RandomState or None
         Of the split.
 
@@ -86,7 +86,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         delta: float = 0.1,
         calibration_size: float = 0.3,
         costs: Sequence[float] | None = None,
-        score: str = "top1",
+        confidence: str = "top1",
         random_state: Any = None,
     ) -> None:
         self.estimators = estimators
@@ -94,12 +94,13 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.delta = delta
         self.calibration_size = calibration_size
         self.costs = costs
-        self.score = score
+        self.confidence = confidence
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "CertifiedCascade":
         """Fit the estimators on most samples, and calibrate on the others."""
         X, y = self._checked(X, y)
+        y = np.asarray(y)
         check_classification_targets(y)
         if len(self.estimators) < 2:
             raise ValueError(f"`estimators` must be at least 2, but got {len(self.estimators)}.")
@@ -132,7 +133,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 loss="zero_one",
                 epsilon=self.epsilon,
                 delta=self.delta,
-                score=self.score,
+                score=self.confidence,
                 seed=int(rng.randint(2**31)),
             )
         return self
@@ -166,7 +167,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             p = self._probabilities(k, rows_of(X, rows))
             leaves = np.full(len(rows), k == last)
             if k < last:
-                sure = SCORES[self.score](p)[:, None]
+                sure = SCORES[self.confidence](p)[:, None]
                 leaves = exit_indices(sure, level) == 0
             found[rows[leaves]], exits[rows[leaves]] = p[leaves], k
             rows = rows[~leaves]
@@ -182,7 +183,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _record(self, X: Any, labels: Array) -> ExitRecord:
         p = np.stack([self._probabilities(k, X) for k in range(len(self.estimators_))], axis=1)
-        options: dict[str, Any] = {"score": self.score, "losses": "zero_one"}
+        options: dict[str, Any] = {"score": self.confidence, "losses": "zero_one"}
         record = ExitRecord.from_probabilities(p, labels, **options)
         if self.costs is None:
             return record
@@ -198,10 +199,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             predictions=record.predictions,
         )
 
-    def _checked(self, X: Any, y: Any = None) -> Any:
+    def _checked(self, X: Any, y: Any = "no_validation") -> Any:
         """Return checked inputs; data frames stay what they are, for the estimators' own use."""
-        options: dict[str, Any] = {"reset": y is not None, "skip_check_array": hasattr(X, "iloc")}
-        if y is None:
-            return validate_data(self, X, **options)
-        X, y = validate_data(self, X, y, **options)
-        return X, np.asarray(y)
+        fitting = not (isinstance(y, str) and y == "no_validation")
+        return validate_data(self, X, y, reset=fitting, skip_check_array=hasattr(X, "iloc"))

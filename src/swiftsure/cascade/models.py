@@ -28,7 +28,7 @@ class Model(ABC):
         """Return, as JSON, what its answers depend on; None if that is not known."""
         return None
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 (most models hold nothing)
         """Release connections of the running event loop."""
 
 

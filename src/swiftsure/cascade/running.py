@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -125,9 +126,10 @@ class CascadeRunner:
         self.backoff = backoff or Backoff()
         self.early_backoff = early_backoff or Backoff(retries=0)
         never = np.full(len(models) - 1, np.inf, np.float32)
-        self.thresholds = never if policy is None else policy.thresholds
-        if self.thresholds is None or len(self.thresholds) != len(never):
+        levels = never if policy is None else policy.thresholds
+        if levels is None or len(levels) != len(never):
             raise ValueError(f"`policy` must be for {len(models)} models.")
+        self.thresholds = levels
         self._first = 0 if policy is None else policy.min_exit
         self._strict = policy is not None and policy.strict
 
@@ -154,7 +156,7 @@ class CascadeRunner:
             if not self.asked(k):
                 continue
             try:
-                found = await self.early_backoff.call(lambda model=model: model.answer(value))
+                found = await self.early_backoff.call(partial(model.answer, value))
                 cost.update(found.cost)
                 sure = self._sure(model, found)
             except Exception as error:
@@ -164,7 +166,7 @@ class CascadeRunner:
             confidences.append(sure)
             if self.leaves(k, sure):
                 return Decision(found, k, tuple(confidences), dict(cost))
-        found = await self.backoff.call(lambda: self.models[last].answer(value))
+        found = await self.backoff.call(partial(self.models[last].answer, value))
         cost.update(found.cost)
         return Decision(found, last, tuple(confidences), dict(cost), failures)
 

@@ -21,6 +21,7 @@ from swiftsure.cli.label import label
 from swiftsure.cli.monitor import monitor
 from swiftsure.cli.output import check_outputs, one_line
 from swiftsure.cli.plan import plan
+from swiftsure.cli.record import record
 from swiftsure.cli.report import report
 from swiftsure.cli.serve import serve
 from swiftsure.cli.simulate import simulate
@@ -46,6 +47,7 @@ VERBS = (
     demo,
     translate,
     collect,
+    record,
     label,
     calibrate,
     evaluate,

@@ -30,6 +30,7 @@ __all__ = [
     "chosen_option",
     "exact_match",
     "multiple_choice",
+    "normalised",
     "rouge_l",
     "token_f1",
 ]
@@ -65,8 +66,12 @@ def exact_match(text: str, references: Sequence[str]) -> float:
     >>> exact_match("The Eiffel Tower.", ["eiffel tower"]), exact_match("Big Ben", ["eiffel tower"])
     (1.0, 0.0)
     """
-    words = _squad_words(text)
-    return float(any(words == _squad_words(each) for each in references))
+    return float(normalised(text) in [normalised(each) for each in references])
+
+
+def normalised(text: str) -> str:
+    """Return a text in lower case, without punctuation, articles and extra spaces."""
+    return " ".join(_squad_words(text))
 
 
 OPTION = re.compile(

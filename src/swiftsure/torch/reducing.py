@@ -88,7 +88,7 @@ class Reducer:
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
-        self.full_costs: dict[str, float] = {}
+        self.full_costs: dict[str, Any] = {}
         self._confidence = confidence
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):

@@ -1,0 +1,162 @@
+"""Wrappers that give a model a confidence: self-consistency, a verifier, recalibration."""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from swiftsure import checks
+from swiftsure.cascade.answers import Answer
+from swiftsure.cascade.confidences import answer_confidence
+from swiftsure.cascade.models import Model, model_of
+from swiftsure.cascade.recalibrating import Recalibration
+from swiftsure.losses.text import normalised
+
+__all__ = ["Recalibrated", "SelfConsistency", "Verified"]
+
+
+class _Wrapper(Model):
+    """A model around another one."""
+
+    def __init__(self, model: Any, name: str | None = None) -> None:
+        self.model = model_of(model)
+        self.name = name or self.model.name
+
+    def _identity(self, **own: Any) -> dict[str, Any] | None:
+        inner = self.model.identity()
+        return None if inner is None else {type(self).__name__: {**own, "model": inner}}
+
+    async def close(self) -> None:
+        """Release connections of the model."""
+        await self.model.close()
+
+
+class SelfConsistency(_Wrapper):
+    """Ask a model several times; the confidence is the share of samples that give its answer.
+
+    The answer is the most frequent one, and the first of them where several are. The cost is that
+    of all samples. The model must sample: an endpoint needs a temperature above 0.
+
+    Parameters
+    ----------
+    model
+        As in `Cascade`.
+    k : int
+        Number of samples.
+    key : callable, optional
+        What must be equal for answers to agree; by default texts after normalisation.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        k: int = 5,
+        *,
+        key: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(model, name)
+        self.k = checks.count("k", k, 2)
+        self.key = key
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the most frequent answer."""
+        found = await asyncio.gather(*(self.model.answer(value) for _ in range(self.k)))
+        keys = [self._key(each.answer) for each in found]
+        best, count = Counter(keys).most_common(1)[0]
+        cost: Counter[str] = Counter()
+        for each in found:
+            cost.update(each.cost)
+        share = count / self.k
+        first = found[keys.index(best)]
+        scores = {**first.scores, "agreement": share}
+        return replace(first, confidence=share, cost=dict(cost), scores=scores)
+
+    def _key(self, answer: Any) -> Any:
+        if self.key is not None:
+            return self.key(answer)
+        return normalised(answer) if isinstance(answer, str) else repr(answer)
+
+    def identity(self) -> dict[str, Any] | None:
+        """Return the model's identity and k; None with a key of your own."""
+        return None if self.key is not None else self._identity(k=self.k)
+
+
+class Verified(_Wrapper):
+    """A model whose confidence is what a verifier says about its answer.
+
+    Parameters
+    ----------
+    model
+        As in `Cascade`.
+    verifier : callable
+        (input, answer) -> confidence in [0, 1]; plain or async. It may return an `Answer` whose
+        confidence counts and whose cost is added.
+    """
+
+    def __init__(
+        self, model: Any, verifier: Callable[[Any, Any], Any], *, name: str | None = None
+    ) -> None:
+        super().__init__(model, name)
+        self.verifier = verifier
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the model's answer with the verifier's confidence."""
+        found = await self.model.answer(value)
+        if inspect.iscoroutinefunction(self.verifier):
+            said = await self.verifier(value, found.answer)
+        else:
+            said = await asyncio.to_thread(self.verifier, value, found.answer)
+        verdict = said if isinstance(said, Answer) else Answer(None, confidence=said)
+        if verdict.confidence is None:
+            raise ValueError("`verifier` must give a confidence.")
+        cost = Counter(found.cost)
+        cost.update(verdict.cost)
+        scores = {**found.scores, "verifier": verdict.confidence}
+        return replace(found, confidence=verdict.confidence, cost=dict(cost), scores=scores)
+
+    def identity(self) -> dict[str, Any] | None:
+        """Return None, unless the verifier has a fingerprint."""
+        own = getattr(self.verifier, "fingerprint", None)
+        return None if own is None else self._identity(verifier=str(own))
+
+
+class Recalibrated(_Wrapper):
+    """A model whose confidence is mapped to a probability of being right, fitted on a pilot.
+
+    One threshold then means the same for every model of a cascade. The pilot must not calibrate.
+
+    Parameters
+    ----------
+    model
+        As in `Cascade`.
+    recalibration : Recalibration
+    score : str
+        The confidence that it was fitted to.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        recalibration: Recalibration,
+        *,
+        score: str = "confidence",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(model, name)
+        self.recalibration = recalibration
+        self.score = score
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the model's answer with its mapped confidence."""
+        found = await self.model.answer(value)
+        sure = answer_confidence(found, self.score)
+        if sure is None:
+            raise ValueError(f"{self.model.name} gave no confidence {self.score!r}.")
+        return replace(found, confidence=float(self.recalibration([sure])[0]))
+
+    def identity(self) -> dict[str, Any] | None:
+        """Return the identities of the model and of the map."""
+        return self._identity(map=self.recalibration.to_json(), score=self.score)
