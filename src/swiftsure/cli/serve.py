@@ -27,7 +27,9 @@ def serve(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder from EarlyExit.save_pretrained or `swiftsure export`.", show_default=False
+            help="Folder from EarlyExit.save_pretrained or `swiftsure export`, or the cascade.toml of"
+            " a proxy.",
+            show_default=False,
         ),
     ] = None,
     demo: Annotated[
@@ -85,9 +87,14 @@ def serve(
     is raised and the full model answers all requests, also after a restart,
     until --resume or a new policy.
 
+    A TOML file describes a cascade of language models: it is served as a
+    proxy that answers as OpenAI's API does. Its audits and limits are in the
+    file; of the options, only --host, --port and --resume apply.
+
     [bold]Example[/bold]
 
         swiftsure serve model/ --audit 0.05
+        swiftsure serve cascade.toml
     """
     from swiftsure.serving.app import Limits, create_app
     from swiftsure.serving.loading import load_engines
@@ -95,6 +102,9 @@ def serve(
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo.")
+    if folder is not None and folder.suffix == ".toml":
+        _serve_proxy(folder, host, port, resume, json)
+        return
     if drift and not demo:
         raise ValueError("`--drift` needs --demo, whose images it sends.")
     if drift and audit == 0:
@@ -139,6 +149,30 @@ def serve(
     sys.stdout.flush()
     if drift:
         threading.Thread(target=_drill, args=(address,), daemon=True).start()
+    run(app, host, port)
+
+
+def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> None:
+    from swiftsure.serving import watching
+    from swiftsure.serving.proxy import ProxyConfig, create_proxy
+    from swiftsure.serving.running import run
+
+    config = ProxyConfig.load(path)
+    policy = config.load_policy()
+    if resume and policy is not None:
+        aside = watching.resume(policy, config.audit.state)
+        print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
+    app = create_proxy(config, token=os.environ.get(TOKEN) or None)
+    address = f"http://{host}:{port}/v1"
+    if json:
+        print_json({"address": address, "sentence": None if policy is None else str(policy)})
+    elif policy is None:
+        print_text("There is no policy, so the last model answers all requests.", "bold")
+    else:
+        print_policy(policy)
+    if not json:
+        print_text(f"Serving the model {config.name!r} on {address}")
+    sys.stdout.flush()
     run(app, host, port)
 
 

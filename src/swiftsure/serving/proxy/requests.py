@@ -1,0 +1,152 @@
+"""Requests to the proxy, checked, and errors in the form that OpenAI's clients expect."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Asked", "ProxyError", "asked_of", "uncovered"]
+
+Kind = Literal["chat", "completions"]
+
+NEUTRAL = frozenset(
+    {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store"}
+    | {"logprobs", "top_logprobs", "n", "best_of", "service_tier", "safety_identifier"}
+)
+"""Fields on which the text of an answer does not depend, or that are checked apart."""
+
+
+class ProxyError(Exception):
+    """An error that the client gets.
+
+    Parameters
+    ----------
+    status : int
+        HTTP status.
+    message : str
+    kind : str
+        `error.type` of OpenAI's API.
+    code, param : str, optional
+    retry_after : float, optional
+        Seconds, sent as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.retry_after = retry_after
+
+    def content(self) -> dict[str, Any]:
+        """Return the body."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as a client sent it.
+
+    Attributes
+    ----------
+    kind : {"chat", "completions"}
+    model : str
+    fields : dict
+        All other fields but those of streaming, to be sent on.
+    stream, usage : bool
+        Whether to stream, and whether to end the stream with the usage.
+    logprobs : bool
+        Whether the client wants log-probabilities itself.
+    """
+
+    kind: Kind
+    model: str
+    fields: Mapping[str, Any]
+    stream: bool
+    usage: bool
+    logprobs: bool
+
+
+def asked_of(body: bytes, kind: Kind) -> Asked:
+    """Return the request in a body.
+
+    Raises
+    ------
+    ProxyError
+        If it is not a request of this kind.
+    """
+    try:
+        content = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProxyError(400, f"The body must be JSON: {str(error)[:200]}.") from None
+    if not isinstance(content, dict):
+        raise ProxyError(400, "The body must be a JSON object.")
+    model = content.get("model")
+    if not isinstance(model, str) or not model:
+        raise ProxyError(400, "`model` must be the name of a model.", param="model")
+    main = "messages" if kind == "chat" else "prompt"
+    value = content.get(main)
+    if kind == "chat" and not _are_messages(value):
+        text = "`messages` must be a list of at least one object with a `role`."
+        raise ProxyError(400, text, param=main)
+    if kind == "completions" and not isinstance(value, str | list):
+        raise ProxyError(400, "`prompt` must be a text or a list.", param=main)
+    stream = content.get("stream") or False
+    options = content.get("stream_options") or {}
+    if not isinstance(stream, bool):
+        raise ProxyError(400, "`stream` must be true or false.", param="stream")
+    if not isinstance(options, dict):
+        raise ProxyError(400, "`stream_options` must be an object.", param="stream_options")
+    wanted = content.get("logprobs")
+    logprobs = wanted is not None and wanted is not False
+    left_out = {"model", "stream", "stream_options"}
+    fields = {name: each for name, each in content.items() if name not in left_out}
+    return Asked(kind, model, fields, stream, options.get("include_usage") is True, logprobs)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value)
+    )
+
+
+def uncovered(asked: Asked, kind: Kind, parameters: Mapping[str, Any]) -> str | None:
+    """Return why a policy says nothing about a request; None if it covers it.
+
+    Parameters
+    ----------
+    kind : {"chat", "completions"}
+        Of the models that were calibrated.
+    parameters : mapping
+        With which they were calibrated. A request may leave them out, or must have the same.
+    """
+    fields = asked.fields
+    if asked.kind != kind:
+        return f"the policy is for {kind}"
+    for name in ("n", "best_of"):
+        if fields.get(name, 1) not in (1, None) or isinstance(fields.get(name), bool):
+            return f"`{name}` is not 1"
+    if asked.kind == "completions" and not isinstance(fields["prompt"], str):
+        return "`prompt` is not one text"
+    for name, value in fields.items():
+        if name in NEUTRAL or value is None:
+            continue
+        if name not in parameters:
+            return f"`{name}` was not set when the policy was made"
+        if value != parameters[name]:
+            return f"`{name}` has another value than when the policy was made"
+    return None

@@ -1,0 +1,78 @@
+"""Server-sent events: an answer as a stream, and an upstream's stream passed on."""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from swiftsure.cascade import UpstreamError
+
+__all__ = ["as_stream", "events_of", "without_logprobs"]
+
+LONGEST = 8 << 20
+"""Longest line of an upstream's stream, in bytes."""
+
+
+def event(content: Any) -> bytes:
+    """Return one event."""
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def as_stream(response: Mapping[str, Any], *, chat: bool, usage: bool) -> Iterator[bytes]:
+    """Yield a whole response as the events that a stream of it would have had."""
+    head = {name: response[name] for name in ("id", "created", "model") if name in response}
+    head["object"] = "chat.completion.chunk" if chat else "text_completion"
+    given = response["choices"][0]
+    index = {"index": given.get("index", 0)}
+    end = {"finish_reason": given.get("finish_reason") or "stop"}
+    more = {"logprobs": given["logprobs"]} if given.get("logprobs") is not None else {}
+    if chat:
+        message = {name: each for name, each in given["message"].items() if each is not None}
+        message.setdefault("role", "assistant")
+        yield event(
+            {**head, "choices": [{**index, "delta": message, **more, "finish_reason": None}]}
+        )
+        yield event({**head, "choices": [{**index, "delta": {}, **end}]})
+    else:
+        yield event({**head, "choices": [{**index, "text": given["text"], **more, **end}]})
+    if usage:
+        yield event({**head, "choices": [], "usage": response.get("usage")})
+    yield DONE
+
+
+def without_logprobs(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response without the log-probabilities, which the proxy asked for itself."""
+    choices = [{**choice, "logprobs": None} for choice in response["choices"]]
+    return {**response, "choices": choices}
+
+
+async def events_of(content: Any) -> AsyncIterator[Any]:
+    """Yield the JSON of each event of an upstream's stream, up to [DONE].
+
+    Raises
+    ------
+    UpstreamError
+        If the stream is cut, or holds something else.
+    """
+    rest = b""
+    async for part in content.iter_any():
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > LONGEST:
+            raise UpstreamError("The stream holds a line that is too long.")
+        for line in lines:
+            text = line.strip()
+            if not text.startswith(b"data:"):
+                continue
+            text = text[5:].strip()
+            if text == b"[DONE]":
+                return
+            try:
+                found = json.loads(text)
+            except ValueError:
+                raise UpstreamError("The stream holds an event that is not JSON.") from None
+            if not isinstance(found, dict):
+                raise UpstreamError("The stream holds an event that is not an object.")
+            yield found
+    raise UpstreamError("The stream was cut short.", temporary=True)

@@ -1,0 +1,413 @@
+"""The proxy answers OpenAI's own client from a certified cascade, whatever upstreams do."""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import openai
+import pytest
+
+from serving.builders import Client, at_once
+from serving.test_watching import wait_until
+from serving.upstreams import FAULTS, Upstream
+from swiftsure.serving import start
+from swiftsure.serving.proxy import ProxyConfig, create_proxy
+
+PRICES = {"small": (1.0, 1.0), "large": (10.0, 10.0)}
+
+
+def truth(text):
+    return "odd" if int(text.split()[-1]) % 2 else "even"
+
+
+def large_answer(text):
+    return truth(text) if text.split()[-1].isdecimal() else "what?", 0.99
+
+
+def small_answer(text):
+    """Sure and right below 800; unsure, and wrong every second time, above."""
+    number = text.split()[-1]
+    if not number.isdecimal():
+        return "what?", 0.05
+    number = int(number)
+    if number < 800:
+        return truth(text), 0.95
+    return ("odd" if number % 4 < 2 else "even"), 0.3
+
+
+class Setup:
+    """Two upstreams and a proxy in front of them."""
+
+    def __init__(self, stack, folder, **audit):
+        self.small = Upstream(small_answer, "small", dict(FAULTS))
+        self.large = Upstream(large_answer, "large")
+        places = {
+            each.model: stack.enter_context(start(each.app)) for each in (self.small, self.large)
+        }
+        models = "".join(
+            f'[[models]]\nbase_url = "{places[name]}/v1"\nmodel = "{name}"\ntimeout = 1.5\n'
+            f"per_million = [{PRICES[name][0]}, {PRICES[name][1]}]\n"
+            for name in PRICES
+        )
+        audits = "".join(f"{name} = {value}\n" for name, value in audit.items())
+        folder.mkdir(exist_ok=True)
+        self.path = folder / "cascade.toml"
+        self.path.write_text(f'policy = "policy.json"\n[audit]\n{audits}{models}')
+        config = ProxyConfig.load(self.path)
+        cascade = config.cascade()
+        inputs = [f"Is it odd? {k}" for k in np.random.default_rng(0).integers(0, 1000, 400)]
+        record = cascade.collect(inputs, [truth(text) for text in inputs])
+        self.policy = cascade.calibrate(
+            record, risk="consistency", loss="exact_match", epsilon=0.05, seed=0
+        )
+        self.policy.save(folder / "policy.json")
+        self.small.bodies.clear()
+        self.large.bodies.clear()
+        self.app = create_proxy(config)
+        self.address = stack.enter_context(start(self.app))
+        self.client = openai.OpenAI(
+            base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=10
+        )
+        stack.callback(self.client.close)
+
+    def ask(self, text, **more):
+        """Return (answer, headers)."""
+        given = {"model": "cascade", "messages": [{"role": "user", "content": text}]}
+        found = self.client.chat.completions.with_raw_response.create(**(given | more))
+        return found.parse().choices[0].message.content, found.headers
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    with ExitStack() as stack:
+        yield Setup(stack, tmp_path_factory.mktemp("proxy"))
+
+
+def test_the_small_model_answers_where_it_is_sure(setup):
+    answer, headers = setup.ask("Is it odd? 7")
+    assert answer == "odd"
+    assert headers["x-swiftsure-model"] == "small"
+    assert headers["x-swiftsure-exit"] == "0"
+    assert float(headers["x-swiftsure-confidence"]) == pytest.approx(0.95)
+    assert "usd=1.3e-05" in headers["x-swiftsure-cost"]
+    answer, headers = setup.ask("Is it odd? 900")
+    assert answer == "even"
+    assert headers["x-swiftsure-model"] == "large"
+    assert headers["x-swiftsure-reason"] == "not sure enough"
+    assert "usd=0.000143" in headers["x-swiftsure-cost"]
+
+
+@pytest.mark.parametrize("number", [7, 900])
+def test_streams(setup, number):
+    given = {"model": "cascade", "messages": [{"role": "user", "content": f"Is it odd? {number}"}]}
+    for usage in (False, True):
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        chunks = list(setup.client.chat.completions.create(**given, stream=True, **options))
+        text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+        assert text == truth(str(number))
+        assert [each for each in chunks if each.choices][-1].choices[0].finish_reason == "stop"
+        assert any(each.usage is not None for each in chunks) == usage
+
+
+def test_completions_and_models(setup):
+    assert {each.id for each in setup.client.models.list()} == {"cascade", "large"}
+    found = setup.client.completions.with_raw_response.create(model="cascade", prompt="odd? 7")
+    assert found.parse().choices[0].text == "odd"
+    assert found.headers["x-swiftsure-reason"] == "the policy is for chat"
+    chunks = setup.client.completions.create(model="cascade", prompt="odd? 7", stream=True)
+    assert "".join(each.choices[0].text for each in chunks if each.choices) == "odd"
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"temperature": 0.7}, "`temperature` has another value than when the policy was made"),
+        ({"n": 2}, "`n` is not 1"),
+        ({"max_tokens": 5}, "`max_tokens` was not set when the policy was made"),
+        ({"model": "large"}, "asked for by name"),
+    ],
+)
+def test_what_the_policy_does_not_cover_goes_to_the_large_model(setup, more, reason):
+    _, headers = setup.ask("Is it odd? 7", **more)
+    assert (headers["x-swiftsure-model"], headers["x-swiftsure-reason"]) == ("large", reason)
+    assert setup.large.bodies[-1].items() >= (more | {"model": "large"}).items()
+
+
+def test_what_the_client_did_not_ask_for_is_not_sent(setup):
+    given = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
+    assert setup.client.chat.completions.create(**given).choices[0].logprobs is None
+    found = setup.client.chat.completions.create(**given, logprobs=True)
+    assert found.choices[0].logprobs.content[0].token == "odd"
+    assert setup.ask("Is it odd? 7", temperature=0)[1]["x-swiftsure-model"] == "small"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_small_model_that_fails_hands_over(setup, fault, stream):
+    wait_until(lambda: setup.app.state.proxy.upstreams.pause(0) == 0)
+    given = {"messages": [{"role": "user", "content": f"{fault} 7"}], "model": "cascade"}
+    if stream:
+        chunks = setup.client.chat.completions.create(**given, stream=True)
+        answer = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+    else:
+        found = setup.client.chat.completions.with_raw_response.create(**given)
+        answer = found.parse().choices[0].message.content
+        assert found.headers["x-swiftsure-model"] == "large"
+    assert answer == "odd"
+
+
+EXPECTED = {
+    "BUSY": (429, "rate_limit_exceeded"),
+    "REFUSED": (400, "upstream_refused"),
+    "KEY": (502, "upstream_key_refused"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_faults_of_the_large_model_are_told_in_the_form_that_clients_know(
+    setup, fault, stream, monkeypatch
+):
+    pauses = setup.app.state.proxy.upstreams._pauses
+    pauses[:] = [0.0] * len(pauses)
+    monkeypatch.setattr(setup.large, "faults", FAULTS)
+    monkeypatch.setattr(setup.small, "faults", {})
+    given = {"messages": [{"role": "user", "content": f"{fault} 900"}], "model": "cascade"}
+    began = time.monotonic()
+    text, error = outcome(setup, given, stream)
+    pauses[:] = [0.0] * len(pauses)
+    assert time.monotonic() - began < 4
+    if error is None:
+        # What the large model sent is passed on, as it would be without the proxy.
+        odd = ("EMPTY", "NO CHOICE", "NUMBER", "USAGE", "WRONG LOGPROBS", "NO LOGPROBS")
+        assert text in ("odd", "even") if stream else fault in odd
+    elif isinstance(error, openai.APIStatusError):
+        assert (error.status_code, error.code) == EXPECTED.get(fault, (502, "bad_gateway"))
+    else:  # in the middle of a stream
+        assert stream
+        assert error.code == "bad_gateway"
+
+
+def outcome(setup, given, stream):
+    """Return the text of an answer, or None, and the error, or None."""
+    try:
+        found = setup.client.chat.completions.create(**given, stream=stream)
+        if stream:
+            parts = [each.choices[0].delta.content or "" for each in found if each.choices]
+            return "".join(parts), None
+        return found.choices[0].message.content if found.choices else None, None
+    except openai.APIError as error:
+        return None, error
+
+
+def test_a_rate_limit_is_respected(setup):
+    upstreams = setup.app.state.proxy.upstreams
+    upstreams._pauses[:] = [time.monotonic() + 5.0, 0.0]
+    asked = len(setup.small.bodies)
+    answer, headers = setup.ask("Is it odd? 7")
+    assert (answer, headers["x-swiftsure-reason"]) == ("odd", "small asked for a pause")
+    assert len(setup.small.bodies) == asked
+    upstreams._pauses[:] = [0.0, time.monotonic() + 5.0]
+    assert setup.ask("Is it odd? 7")[1]["x-swiftsure-model"] == "small"
+    with pytest.raises(openai.RateLimitError) as caught:
+        setup.ask("Is it odd? 900")
+    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 5
+    upstreams._pauses[:] = [0.0, 0.0]
+
+
+def test_answers_do_not_mix(setup):
+    numbers = random.Random(0).sample(range(1000), 60)
+    found = at_once([lambda k=k: setup.ask(f"Is it odd? {k}")[0] for k in numbers])
+    assert found == [truth(str(k)) for k in numbers]
+
+
+def mutants(rng, n):
+    """Bodies that are broken, hostile or odd."""
+    good = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
+    values = [
+        None,
+        0,
+        -1,
+        1e308,
+        "",
+        "x" * 5000,
+        [],
+        {},
+        [[]],
+        True,
+        "\ud800",
+        {"a": {"b": []}},
+        2**80,
+    ]
+    for _ in range(n):
+        body = json.loads(json.dumps(good))
+        for _ in range(rng.randint(1, 3)):
+            name = rng.choice([*good, "stream", "temperature", "n", "logprobs", "tools", "x"])
+            body[name] = rng.choice(values)
+        text = json.dumps(body).encode("utf-8", "surrogatepass")
+        kind = rng.random()
+        if kind < 0.3:
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice([b"", b"\x00", b"}", b"NaN", b"\xff"]) + text[at + 1 :]
+        elif kind < 0.35:
+            text = b"[" * 100_000
+        yield text
+
+
+def hostile(setup, n):
+    rng = random.Random(1)
+    setup.large.faults, before = dict(FAULTS) | {}, setup.large.faults
+    del setup.large.faults["SILENT"]
+    try:
+        client = Client(setup.address)
+        for k, body in enumerate(mutants(rng, n)):
+            path = rng.choice(["/v1/chat/completions", "/v1/completions"])
+            status, content = client.send(
+                "POST", path, body, **{"Content-Type": "application/json"}
+            )
+            assert status in (200, 400, 404, 429, 502), (status, body)
+            if status != 200:
+                assert content["error"]["message"]
+                assert content["error"]["type"]
+            assert "Traceback" not in str(content)
+            if k % 50 == 0:
+                setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+                assert setup.ask("Is it odd? 7")[0] == "odd"
+    finally:
+        setup.large.faults = before
+        setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+
+
+def test_hostile_requests(setup):
+    hostile(setup, 300)
+
+
+@pytest.mark.slow
+def test_many_hostile_requests_and_faults(setup):
+    hostile(setup, 4000)
+    words = [word for word in FAULTS if word != "SILENT"]
+    rng = random.Random(2)
+    setup.large.faults, before = dict(FAULTS), setup.large.faults
+    for _ in range(1000):
+        setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+        number, word = rng.randrange(1000), rng.choice([*words, "", ""])
+        given = {"messages": [{"role": "user", "content": f"{word} {number}"}], "model": "cascade"}
+        answer, error = outcome(setup, given, stream=rng.random() < 0.5)
+        if error is not None:
+            assert word
+            assert error.code in ("rate_limit_exceeded", "upstream_refused", "bad_gateway")
+            assert error.body["message"]
+        elif not word:
+            assert answer == truth(str(number))
+    setup.large.faults = before
+
+
+def test_nothing_of_a_prompt_or_key_is_logged(setup, caplog, monkeypatch):
+    monkeypatch.setenv("SECRET_KEY", "sk-very-secret")
+    monkeypatch.setattr(setup.app.state.proxy.upstreams.models[0], "key", "SECRET_KEY")
+    with caplog.at_level("DEBUG"):
+        setup.ask("PRIVATE words BROKEN 7")
+        client = Client(setup.address)
+        client.send("POST", "/v1/chat/completions", b'{"PRIVATE')
+    text = caplog.text + client.get("/metrics")[1]
+    assert "PRIVATE" not in text
+    assert "very-secret" not in text
+
+
+def test_a_token_is_the_clients_key(setup):
+    app = create_proxy(ProxyConfig.load(setup.path), token="mine")
+    with start(app) as address:
+        with (
+            openai.OpenAI(base_url=f"{address}/v1", api_key="other", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="mine", max_retries=0) as client:
+            assert len(client.models.list().data) == 2
+        assert Client(address).get("/metrics")[0] == 401
+
+
+def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served", rate=1.0)
+        proxy = setup.app.state.proxy
+        for k in range(30):
+            assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
+        wait_until(lambda: proxy.guard.watcher.monitor.n == 30)
+        assert Client(setup.address).get("/health")[1]["status"] == "ok"
+        assert len(setup.large.bodies) == 30  # audits, after the answer
+        setup.small.answer = lambda _: ("wrong", 0.99)  # the small model was replaced
+        for k in range(300):
+            if setup.ask(f"Is it odd? {k}")[1]["x-swiftsure-reason"] == "there was an alarm":
+                break
+            time.sleep(0.01)
+        assert setup.ask("Is it odd? 7")[0] == "odd"
+        assert Client(setup.address).get("/health")[1]["status"] == "full model"
+        assert "swiftsure_alarm 1.0" in Client(setup.address).get("/metrics")[1]
+        status = Client(setup.address).get("/status")[1]
+        assert status["costs"]["usd"] != 0
+    again = create_proxy(ProxyConfig.load(setup.path))
+    assert again.state.proxy.full
+
+
+def test_a_request_without_an_answer_counts_as_the_lowest_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served", rate=1.0)
+        setup.large.faults = FAULTS
+        with pytest.raises(openai.InternalServerError):
+            setup.ask("BROKEN 900")
+        wait_until(lambda: setup.app.state.proxy.guard.watcher.monitor.n == 1)
+        assert setup.app.state.proxy.guard.watcher.monitor.mean == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("models = 3", "models"),
+        ("[[models]]\nbase_url = 'http://x'\nmodel = 'a'", "at least 2"),
+        ("x = [", "not a TOML file"),
+        ("[audit]\nrat = 1", "rat"),
+    ],
+)
+def test_bad_configurations(tmp_path, text, match):
+    path = tmp_path / "cascade.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=match):
+        ProxyConfig.load(path)
+
+
+def test_a_policy_of_other_models_is_refused(setup, tmp_path):
+    text = setup.path.read_text().replace('model = "small"', 'model = "tiny"')
+    path = tmp_path / "cascade.toml"
+    path.write_text(text)
+    setup.policy.save(tmp_path / "policy.json")
+    with pytest.raises(ValueError, match="other"):
+        create_proxy(ProxyConfig.load(path))
+
+
+def test_the_proxy_ends_while_requests_are_under_way(tmp_path):
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served")
+        setup.large.delay = 0.5
+        found = []
+
+        async def ask():
+            client = openai.AsyncOpenAI(base_url=f"{setup.address}/v1", api_key="x", max_retries=0)
+            given = {"model": "cascade", "messages": [{"role": "user", "content": "odd? 900"}]}
+            done = await client.chat.completions.create(**given)
+            found.append(done.choices[0].message.content)
+            await client.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(ask()))
+        thread.start()
+        wait_until(lambda: setup.app.state.proxy.under_way == 1)
+    thread.join()
+    assert found == ["even"]
