@@ -229,6 +229,7 @@ class _First(_Hook):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """Run the block; return what the second one gets."""
+        del module  # the hook's own reference is used
         hidden, counts = self.hidden(args, kwargs), self.reuse.counts
         counts.running = None
         output: Tensor = self.fn_ref.original_forward(*args, **kwargs)
@@ -307,6 +308,7 @@ class _Count(ModelHook):  # type: ignore[misc]
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Count and run the block."""
+        del module
         self.counts.add()
         return self.fn_ref.original_forward(*args, **kwargs)
 

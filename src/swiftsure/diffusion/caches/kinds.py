@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
 from diffusers import CacheMixin
 from diffusers.hooks import (
@@ -20,7 +19,6 @@ from diffusers.hooks import (
 from torch import nn
 
 from swiftsure import checks
-from swiftsure.diffusion.caches.hooks import BlockCounts, SampleReuse
 
 __all__ = ["Cache", "DiffusersCache", "SampleCache", "cache_from_settings"]
 
@@ -39,12 +37,6 @@ class Cache(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return the cache's name, version and options, as stored in a policy."""
-
-    @abstractmethod
-    def installed(
-        self, transformer: nn.Module, threshold: float, warm_up: int | None, counts: BlockCounts
-    ) -> Any:
-        """Return a context in which the transformer runs with this cache."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +62,6 @@ class SampleCache(Cache):
     def settings(self) -> dict[str, Any]:
         """Return the cache's options."""
         return {"name": "SampleCache", "diffusers": diffusers.__version__, "warm_up": self.warm_up}
-
-    def installed(
-        self, transformer: nn.Module, threshold: float, warm_up: int | None, counts: BlockCounts
-    ) -> Any:
-        """Return a context in which the transformer runs with this cache."""
-        n = len(counts.runs)
-        steps = np.full(n, self.warm_up if warm_up is None else warm_up)
-        return SampleReuse(np.full(n, threshold, np.float32), steps, counts).installed(transformer)
 
 
 class DiffusersCache(Cache):
@@ -106,12 +90,8 @@ class DiffusersCache(Cache):
         return {"name": type(self.config).__name__, "diffusers": diffusers.__version__, **plain}
 
     @contextmanager
-    def installed(
-        self, transformer: nn.Module, threshold: float, warm_up: int | None, counts: BlockCounts
-    ) -> Iterator[None]:
+    def installed(self, transformer: nn.Module, threshold: float) -> Iterator[None]:
         """Run the transformer with this cache."""
-        if warm_up is not None:
-            raise ValueError("`warm_up` is a dial of SampleCache, not of diffusers' caches.")
         config = replace(self.config, threshold=threshold)
         if isinstance(transformer, CacheMixin):
             transformer.enable_cache(config)

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from swiftsure import checks
 from swiftsure.diffusion.caches.hooks import BlockCounts, SampleReuse, cache_context, counted
-from swiftsure.diffusion.caches.kinds import Cache, SampleCache, cache_from_settings
+from swiftsure.diffusion.caches.kinds import (
+    Cache,
+    DiffusersCache,
+    SampleCache,
+    cache_from_settings,
+)
 from swiftsure.policy import Policy
 from swiftsure.systems import PolicyBinding, check_same
 from swiftsure.torch.fingerprinting import fingerprint
@@ -163,9 +168,8 @@ class CachedPipeline:
                 levels = np.asarray(thresholds, np.float32)
                 found = SampleReuse(levels, steps, counts, trace=trace)
                 stack.enter_context(found.installed(self.transformer))
-            elif cached:
-                first = self.cache.installed(self.transformer, thresholds[0], warm_up[0], counts)
-                stack.enter_context(first)
+            elif cached and isinstance(self.cache, DiffusersCache):
+                stack.enter_context(self.cache.installed(self.transformer, thresholds[0]))
             stack.enter_context(cache_context(self.transformer))
             return self.pipeline(**inputs, **self.call), found
 
