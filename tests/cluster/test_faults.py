@@ -200,15 +200,17 @@ def test_a_killed_driver_is_resumed_by_another_process(tmp_path, kind, after):
     folder = tmp_path / "shards"
     path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     call = f"from cluster.test_faults import drive; drive({kind!r}, {str(folder)!r})"
-    driver = subprocess.Popen(
-        [sys.executable, "-c", call],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 200
+    log = tmp_path / "log.txt"
+    with log.open("w") as said:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", call],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            stdout=said,
+            stderr=said,
+        )
+    deadline = time.monotonic() + 400
     while len(list(folder.glob("shard-*.parquet"))) < after:
-        assert driver.poll() is None
+        assert driver.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.01)
     driver.kill()
