@@ -361,6 +361,8 @@ class RiskCurve:
         """
         if n_settings >= self.n_settings:
             return self
+        if self.branches is not None:
+            raise ValueError("`path` with branches cannot be cut where labels are missing.")
         values, kept = self.data.values, slice(n_settings)
         costs = {
             name: cost if self.has_exits else cost[..., kept] for name, cost in self.costs.items()

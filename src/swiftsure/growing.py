@@ -251,6 +251,8 @@ class GrowingCalibration:
         for curve, each in self._pairs(curves):
             if curve.selective:
                 raise ValueError("`risk` of the samples that exit cannot be controlled by growing.")
+            if curve.branches is not None:
+                raise ValueError("`path` of a growing calibration must not have branches.")
             checks.between("epsilon", each.epsilon, 0.0, curve.loss_range.high)
         return curves
 

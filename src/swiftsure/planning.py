@@ -465,6 +465,8 @@ def lowest_epsilon(
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
     if curve.selective:
         raise ValueError("`lowest_epsilon` does not know the risk of the samples that exit.")
+    if curve.branches is not None:
+        raise ValueError("`lowest_epsilon` needs a path without branches.")
     if curve.path_kind == BREAKPOINTS and curve.strict:
         raise ValueError(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"

@@ -207,6 +207,10 @@ def calibrate_slices(
     for name in ("pool", "labeller", "max_costs", "weights", "average", "max_group_size"):
         if options.get(name) is not None:
             raise ValueError(f"`{name}` does not go with slices.")
+    if getattr(options.get("path"), "branches", None) is not None and not own:
+        raise ValueError(
+            "`path` with branches has no safest setting for all slices: calibrate with `own=True`."
+        )
     if options.get("control", "ucb") not in ("ucb", "ltt") or "correction" in options:
         raise ValueError("`control` must be ucb, or ltt in fixed sequence, with slices.")
     checks.between("delta", delta, 0.0, 1.0)

@@ -9,6 +9,7 @@ import pytest
 import swiftsure as ss
 from swiftsure.pareto import pareto_order
 from swiftsure.pilots import split_pilot
+from swiftsure.planning import lowest_epsilon
 from swiftsure.sample_order import SampleOrder
 from swiftsure.systems import PolicyBinding
 
@@ -345,3 +346,16 @@ def test_branches_need_a_walk(options, message):
     risks = [ss.Risk("consistency", "mse", epsilon=e) for e in (0.05, 0.06)]
     with pytest.raises(ValueError, match="does not go with several risks"):
         ss.calibrate(whole, risks=risks, path=path)
+
+
+def test_branches_are_refused_where_settings_must_be_in_one_order():
+    known = record()
+    path = ss.Path.branching(known.branches(along="rollback"), known)
+    options = {"risk": "consistency", "loss": "mse", "epsilon": 0.1, "path": path}
+    with pytest.raises(ValueError, match="no safest setting for all slices"):
+        ss.calibrate_slices(known, slices=["a", "b"] * 300, **options)
+    with pytest.raises(ValueError, match="must not have branches"):
+        ss.GrowingCalibration(horizon=1000, **options).update(known)
+    del options["epsilon"]
+    with pytest.raises(ValueError, match="needs a path without branches"):
+        lowest_epsilon(known, saving=0.3, seed=0, **options)

@@ -27,8 +27,8 @@ def serve(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder from EarlyExit.save_pretrained or `swiftsure export`, or the cascade.toml of"
-            " a proxy.",
+            help="Folder from EarlyExit.save_pretrained or `swiftsure export`, or the cascade.toml"
+            " of a proxy.",
             show_default=False,
         ),
     ] = None,

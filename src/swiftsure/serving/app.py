@@ -280,11 +280,18 @@ class _Service:
         self.batcher.submit_all(
             [(*each, done) for each, done in zip(samples, futures, strict=True)]
         )
-        timer = loop.call_later(self.limits.timeout, _withdraw, futures)
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            _withdraw(futures)
+
+        timer = loop.call_later(self.limits.timeout, expire)
         try:
             return [await done for done in futures]
         except asyncio.CancelledError:
-            if all(done.done() for done in futures) and timer.when() <= loop.time():
+            if expired:  # else the client is gone
                 raise TimeoutError from None
             _withdraw(futures)
             raise

@@ -238,7 +238,7 @@ class _First(_Hook):
         due = self.reuse.decide(state, change)
         state.head, state.skips, state.rows = output, not due, None
         state.selected.clear()
-        if state.skips:
+        if state.skips and state.tail is not None:
             return output + state.tail
         if len(due) == n or state.reference is None:
             state.reference = change

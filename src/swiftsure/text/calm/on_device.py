@@ -4,6 +4,7 @@ Later segments are conditional parts of the graph, and the device itself records
 tokens and notices the end. The host launches a few tokens ahead.
 """
 
+from functools import partial
 from typing import Any
 from weakref import proxy
 
@@ -243,7 +244,7 @@ class OnDevice(Loop):
             else:
                 session.play(
                     ("whole", session.bars_ends, may_owe),
-                    lambda owing=may_owe: graph.full(owing=owing),
+                    partial(graph.full, owing=may_owe),
                     *graph.changed(),
                 )
             if not self._goes_on(waiting):
