@@ -156,6 +156,8 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     made = ss.calibrate(table, epsilon=0.1)
     assert made.runs_full_model
     assert "costs more than the full model" in str(made)
+    free = ss.ThresholdRecord([1.0, 0.5], losses, costs={"cache": [0.0, 2.0]})
+    assert "(2 cache instead of 0, on the calibration" in str(ss.calibrate(free, epsilon=0.1))
     study = ss.evaluate(table, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
     assert (study.gain["ucb"] == 0).all()
 
