@@ -45,7 +45,9 @@ def make_policy(
     if chosen.index is not None:
         here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
     deciding = curve.deciding_costs(cost)
-    not_worth = bool(deciding) and all(here[name] > full[name] for name in deciding)
+    # Only the full model may run instead: a first setting that is another one is not it.
+    not_worth = curve.full_model_first and bool(deciding)
+    not_worth = not_worth and all(here[name] > full[name] for name in deciding)
     dearer = {name: here[name] for name in deciding} if not_worth else {}
     if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
         chosen, here = replace(chosen, index=None, threshold=None), full

@@ -12,6 +12,7 @@ import numpy as np
 
 from swiftsure import checks
 from swiftsure.calibration import calibrate
+from swiftsure.pilots import split_condition
 from swiftsure.policy import Policy, Selection
 from swiftsure.records import ExitRecord, ThresholdRecord
 
@@ -104,7 +105,8 @@ def calibrate_best(
         method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=len(pilot)
     )
     made_best = _calibrated((record.take(rest), score), delta=delta, **options)
-    return _chosen(made_best, selection, delta)
+    condition = split_condition(next(iter(found.values()))[0].order, "samples")
+    return _chosen(made_best, selection, delta, (condition,))
 
 
 def _calibrated(candidate: Candidate, **options: Any) -> Policy:
@@ -114,10 +116,14 @@ def _calibrated(candidate: Candidate, **options: Any) -> Policy:
     return calibrate(record, **options)
 
 
-def _chosen(policy: Policy, selection: Selection, delta: float) -> Policy:
+def _chosen(
+    policy: Policy, selection: Selection, delta: float, conditions: tuple[str, ...] = ()
+) -> Policy:
     """Return the policy with what chose it; δ is that of the whole choice."""
-    changes = {"selection": selection, "delta": delta}
-    return policy.model_copy(update={"certificate": policy.certificate.model_copy(update=changes)})
+    certificate = policy.certificate
+    stated = tuple(dict.fromkeys((*certificate.assumptions, *conditions)))
+    changes = {"selection": selection, "delta": delta, "assumptions": stated}
+    return policy.model_copy(update={"certificate": certificate.model_copy(update=changes)})
 
 
 def _cheapest(policies: Mapping[str, Policy], cost: str) -> str:

@@ -1,6 +1,7 @@
 """Pilots: separate samples that a path is learned on, which calibration then refuses."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,21 +49,30 @@ class PilotSamples:
 
     def refuse(self, record: Any) -> None:
         """Raise if a record holds samples, or groups, of the pilot."""
-        if self._comparable(record):
-            again = np.intersect1d(self.ids, record.ids)
-            if again.size:
-                raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
-        elif self.digest == _digest(record):
+        if not self.refuse_ids([record.ids], record.order) and self.digest == _digest(record):
             raise ValueError(_refusal("all of them"))
         if self.groups is not None and record.groups is not None:
             again = np.intersect1d(self.groups, record.groups)
             if again.size:
                 raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})"))
 
-    def _comparable(self, record: Any) -> bool:
-        same_record = self.order.drawn and self.order == record.order
-        numbered = all(np.array_equal(ids, np.arange(len(ids))) for ids in (self.ids, record.ids))
-        return same_record or not numbered
+    def refuse_ids(self, parts: Iterable[NDArray[Any]], order: SampleOrder) -> bool:
+        """Raise if a record with these ids, given in parts, holds samples of the pilot.
+
+        Returns whether ids identify samples.
+        """
+        numbered, done = np.array_equal(self.ids, np.arange(self.n)), 0
+        shared = []
+        for ids in parts:
+            numbered = numbered and np.array_equal(ids, np.arange(done, done + len(ids)))
+            shared.append(np.intersect1d(self.ids, ids))
+            done += len(ids)
+        if numbered and not (self.order.drawn and self.order == order):
+            return False
+        again = np.concatenate(shared)
+        if again.size:
+            raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
+        return True
 
 
 def _refusal(which: str) -> str:

@@ -906,9 +906,10 @@ def _nothing_certified(certificate: Certificate) -> str:
     if certificate.not_worth:
         costs = certificate.costs
         dearer = [
-            f"{here:.4g} {name} instead of {costs[name][0]:.4g},"
-            f" {percent(here / costs[name][0] - 1)} more"
+            f"{here:.4g} {name} instead of {full:.4g}"
+            + (f", {percent(here / full - 1)} more" if full else "")
             for name, here in certificate.dearer_costs.items()
+            for full in (costs[name][0],)
         ]
         numbers = f" ({_and(dearer)}, on the calibration {certificate.unit})" if dearer else ""
         return f"the setting that was certified costs more than the full model alone{numbers}"

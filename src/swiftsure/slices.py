@@ -207,6 +207,11 @@ def calibrate_slices(
     for name in ("pool", "labeller", "max_costs", "weights", "average", "max_group_size"):
         if options.get(name) is not None:
             raise ValueError(f"`{name}` does not go with slices.")
+    if options.get("split") is not None:  # each slice would learn another path
+        raise ValueError(
+            "`split` does not go with slices: set a pilot aside with `record.split`, and give the"
+            " path that `Path.pareto` learns on it to all slices."
+        )
     if getattr(options.get("path"), "branches", None) is not None and not own:
         raise ValueError(
             "`path` with branches has no safest setting for all slices: calibrate with `own=True`."

@@ -1,5 +1,7 @@
 """`calibrate_best` keeps its promise among candidates whose risk is just above ε."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
@@ -108,6 +110,19 @@ def test_the_certificate_says_how_it_was_chosen(tmp_path):
 def test_what_it_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         calibrate_best(good(), epsilon=0.05, **options)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_certificate_says_what_the_split_rests_on(drawn):
+    """The binomial test does not depend on the order, but which samples it sees does."""
+    rng = np.random.default_rng(0)
+    records = candidates(rng)
+    if not drawn:
+        records = [dataclasses.replace(each, order=0) for each in records]
+    made = calibrate_best(records, split=0.2, **PROMISE | {"epsilon": 0.2})
+    assert made.certificate.seed is None
+    stated = "were drawn at random" if drawn else "came in random order"
+    assert stated in str(made)
 
 
 def test_a_split_needs_the_same_samples():

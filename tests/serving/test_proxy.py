@@ -14,8 +14,12 @@ import pytest
 from serving.builders import Client, at_once
 from serving.test_watching import wait_until
 from serving.upstreams import FAULTS, Upstream
+from swiftsure.cascade import Answer
 from swiftsure.serving import start
 from swiftsure.serving.proxy import ProxyConfig, create_proxy
+from swiftsure.serving.proxy.asking import Found
+from swiftsure.serving.proxy.audits import Audits, CascadeEngine
+from swiftsure.serving.proxy.requests import asked_of, uncovered
 
 PRICES = {"small": (1.0, 1.0), "large": (10.0, 10.0)}
 
@@ -126,6 +130,7 @@ def test_completions_and_models(setup):
     ("more", "reason"),
     [
         ({"temperature": 0.7}, "`temperature` has another value than when the policy was made"),
+        ({"temperature": False}, "`temperature` has another value than when the policy was made"),
         ({"n": 2}, "`n` is not 1"),
         ({"max_tokens": 5}, "`max_tokens` was not set when the policy was made"),
         ({"model": "large"}, "asked for by name"),
@@ -135,6 +140,29 @@ def test_what_the_policy_does_not_cover_goes_to_the_large_model(setup, more, rea
     _, headers = setup.ask("Is it odd? 7", **more)
     assert (headers["x-swiftsure-model"], headers["x-swiftsure-reason"]) == ("large", reason)
     assert setup.large.bodies[-1].items() >= (more | {"model": "large"}).items()
+
+
+@pytest.mark.parametrize("number", [7, 900])
+def test_null_does_not_undo_a_parameter_of_the_calibration(setup, number):
+    setup.small.bodies.clear()
+    setup.large.bodies.clear()
+    setup.ask(f"Is it odd? {number}", temperature=None, max_tokens=None)
+    for body in (*setup.small.bodies, *setup.large.bodies):
+        assert body["temperature"] == 0
+        assert "max_tokens" not in body
+    assert len(setup.small.bodies) == 1
+
+
+def test_models_of_two_kinds_have_no_request_in_common():
+    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
+    assert uncovered(asked, {"chat"}, {}) is None
+    assert uncovered(asked, {"chat", "completions"}, {}) == "the policy is for chat and completions"
+
+
+def test_parameters_are_compared_as_json():
+    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}], "a": {"b": [1]}}', "chat")
+    assert uncovered(asked, {"chat"}, {"a": {"b": [1.0]}}) is None
+    assert uncovered(asked, {"chat"}, {"a": {"b": [True]}}) is not None
 
 
 def test_what_the_client_did_not_ask_for_is_not_sent(setup):
@@ -299,7 +327,8 @@ def test_many_hostile_requests_and_faults(setup):
         answer, error = outcome(setup, given, stream=rng.random() < 0.5)
         if error is not None:
             assert word
-            assert error.code in ("rate_limit_exceeded", "upstream_refused", "bad_gateway")
+            codes = ("rate_limit_exceeded", "upstream_refused", "bad_gateway")
+            assert error.code in (*codes, "upstream_key_refused")
             assert error.body["message"]
         elif not word:
             assert answer == truth(str(number))
@@ -366,6 +395,81 @@ def test_a_request_without_an_answer_counts_as_the_lowest_loss(tmp_path, monkeyp
             setup.ask("BROKEN 900")
         wait_until(lambda: setup.app.state.proxy.guard.watcher.monitor.n == 1)
         assert setup.app.state.proxy.guard.watcher.monitor.mean == 0
+
+
+class SlowUpstreams:
+    """The last model answers a request when its future is set."""
+
+    class large:  # noqa: N801
+        @staticmethod
+        def answer_of(response):
+            return Answer(response)
+
+    async def ask_large(self, asked, *, logprobs):
+        return await asked
+
+
+class Written:
+    """A guard that notes what is written."""
+
+    mode = None
+
+    def __init__(self):
+        self.requests = []
+
+    def audit(self, audited, engine):
+        self.requests.append(audited.request)
+
+    def close(self):
+        pass
+
+
+def test_audits_are_written_in_the_order_of_the_requests():
+    async def run():
+        loop, guard = asyncio.get_running_loop(), Written()
+        audits = Audits(SlowUpstreams(), guard, CascadeEngine(2), 1.0, 10)
+        turns = [audits.choose() for _ in range(5)]
+        slow, fast = loop.create_future(), loop.create_future()
+        early, last = Found(0, "", {}, Answer("x")), Found(1, "")
+        fast.set_result("x")
+        audits.begin(turns[2], "2", fast, early)
+        audits.begin(turns[1], "1", fast, last)  # nothing to ask for
+        audits.begin(turns[0], "0", slow, early)
+        await asyncio.sleep(0.05)
+        assert guard.requests == []  # what the slow one lost is not known yet
+        slow.set_result("x")
+        audits.begin(turns[4], "4", fast, None)
+        await audits.close()  # request 3 never got an answer
+        audits.begin(turns[3], "3", fast, None)
+        return guard.requests
+
+    assert asyncio.run(run()) == ["0", "1", "2"]
+
+
+def test_the_loss_of_audits(setup, tmp_path):
+    gap = setup.policy.certificate.promises[0].model_copy(
+        update={"risk": "gap", "loss": "graded", "loss_range": (-1.0, 1.0)}
+    )
+    certificate = setup.policy.certificate.model_copy(update={"promises": (gap,)})
+    config = ProxyConfig.load(setup.path)
+    config = config.model_copy(update={"policy": tmp_path / "policy.json"})
+    setup.policy.model_copy(update={"certificate": certificate}).save(config.policy)
+
+    def proxy(**audit):
+        changed = config.audit.model_copy(update={"rate": 1.0, "state": tmp_path, **audit})
+        return create_proxy(config.model_copy(update={"audit": changed})).state.proxy
+
+    with pytest.raises(ValueError, match="loss"):
+        proxy(epsilon=0.1)
+    assert proxy(epsilon=0.1, loss="token_f1").guard.watcher.monitor.loss == "token_f1"
+    judged = gap.model_copy(update={"risk": "consistency", "loss_range": (0.0, 1.0)})
+    certificate = setup.policy.certificate.model_copy(update={"promises": (judged,)})
+    setup.policy.model_copy(update={"certificate": certificate}).save(config.policy)
+    with pytest.raises(ValueError, match="loss"):
+        proxy()
+    setup.policy.save(config.policy)
+    with pytest.raises(ValueError, match="loss"):
+        proxy(loss="token_f1")
 
 
 @pytest.mark.parametrize(

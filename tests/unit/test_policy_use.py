@@ -156,8 +156,21 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     made = ss.calibrate(table, epsilon=0.1)
     assert made.runs_full_model
     assert "costs more than the full model" in str(made)
+    free = ss.ThresholdRecord([1.0, 0.5], losses, costs={"cache": [0.0, 2.0]})
+    assert "(2 cache instead of 0, on the calibration" in str(ss.calibrate(free, epsilon=0.1))
     study = ss.evaluate(table, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
     assert (study.gain["ucb"] == 0).all()
+
+
+def test_a_setting_is_not_given_up_for_a_full_model_that_was_not_recorded():
+    """A first setting that is not the full model says nothing about its cost, nor its losses."""
+    for relative in (None, False):
+        curve = ss.RiskCurve.from_losses(
+            [0.9, 0.5], np.zeros((400, 2)), [3.0, 3.25], (0, 1), relative=relative
+        )
+        made = ss.calibrate(curve, epsilon=0.1)
+        assert made.threshold == 0.5
+        assert not made.certificate.not_worth
 
 
 def test_gains_are_against_the_full_model_alone(tmp_path):

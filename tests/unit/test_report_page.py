@@ -10,6 +10,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure import planning
+from swiftsure.choosing import calibrate_best
 from swiftsure.report import policy_page
 from swiftsure.report.charts import LETTER_WIDTH, chart, log_ticks, shortened
 from swiftsure.report.findings import findings
@@ -575,3 +576,13 @@ def test_groups_averaged_per_sample(record, options):
     page = text(policy_page(grouped, by_group))
     assert "average of group averages" in page
     assert "every group counts the same, whatever its size" in page
+
+
+def test_policies_that_reports_do_not_show_are_named(record):
+    best = calibrate_best({"a": record}, loss="zero_one", epsilon=0.05, correction="bonferroni")
+    with pytest.raises(ValueError, match="best of several candidates, which reports do not show"):
+        policy_page(record, best)
+    dials = {"steps": [50, 25], "cache": [0.0, 0.1]}
+    table = ss.ThresholdRecord(dials=dials, losses={"mse": np.zeros((400, 2))})
+    with pytest.raises(ValueError, match="several dials, which reports do not show"):
+        policy_page(table, ss.calibrate(table, epsilon=0.1))

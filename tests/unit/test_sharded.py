@@ -298,3 +298,29 @@ def test_costs_of_the_last_model_per_sample(tmp_path):
     found = ss.calibrate(shards, **options)
     assert str(found) == str(ss.calibrate(shards.load(), **options))
     assert "of usd" in str(found)
+
+
+def test_samples_of_a_pilot_are_refused_as_in_memory(tmp_path):
+    """Numbers of samples without ids identify nothing, also those of the second file."""
+    sample = ss.simulate.Population().sample(900, seed=0)
+    record = ss.ExitRecord.from_logits(sample.logits[:600], sample.labels[:600])
+    for k in range(2):
+        record.take(range(300 * k, 300 * k + 300)).save(tmp_path / f"{k}.parquet")
+    folder = ss.ShardedRecord(tmp_path)
+
+    def calibrated(given, pilot):
+        path = ss.Path.pareto(pilot, loss="zero_one")
+        return ss.calibrate(given, loss="zero_one", epsilon=0.1, path=path)
+
+    other = ss.ExitRecord.from_logits(np.tile(sample.logits[600:], (2, 1, 1))[:500])
+    path = ss.Path.pareto(other, "consistency", "zero_one")
+    found = [
+        ss.calibrate(each, loss="zero_one", epsilon=0.1, path=path) for each in (record, folder)
+    ]
+    assert found[0].model_dump() == found[1].model_dump()
+    assert found[1].certificate.pilot == 500
+    same = ss.ExitRecord.from_logits(sample.logits[:600], sample.labels[:600])  # another drawn seed
+    for given in (record, folder):
+        for pilot in (record.take(range(400, 600)), same):
+            with pytest.raises(ValueError, match="samples of the pilot"):
+                calibrated(given, pilot)

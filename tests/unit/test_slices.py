@@ -156,3 +156,20 @@ def test_what_does_not_go_with_slices(case):
         ss.calibrate_slices(groups, slices=slices, **OPTIONS)
     with refused("slice"):
         ss.calibrate_slices(record, slices=slices, **OPTIONS)["new"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_slices_do_not_learn_paths_of_their_own(own):
+    """Setting 1 is bad in one slice, setting 2 in the other: no index means the same in both."""
+    rng, first = np.random.default_rng(0), np.arange(1200) % 2 == 0
+    losses = np.zeros((1200, 3))
+    losses[first, 1] = rng.random(600) < 0.5
+    losses[~first, 2] = rng.random(600) < 0.5
+    record = ss.ThresholdRecord(
+        dials={"x": [0, 1, 2], "y": [0, 0, 1]},
+        inconsistencies={"mse": losses},
+        costs={"seconds": [9.0, 3.0, 3.0]},
+        slices=np.where(first, "a", "b"),
+    )
+    with pytest.raises(ValueError, match="split"):
+        ss.calibrate_slices(record, risk="consistency", epsilon=0.05, split=0.3, own=own)

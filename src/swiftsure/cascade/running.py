@@ -91,8 +91,11 @@ class CascadeRunner:
     """A cascade that runs under a policy; `Cascade.run` makes one.
 
     Call it with inputs, or await `answer` and `answers` in an event loop. A model that fails, or
-    gives no confidence, hands its input over to the last model; the promise is kept, because the
-    last model loses nothing against itself. An error of the last model is raised.
+    gives no confidence, hands its input over to the last model, which loses nothing against itself.
+    So a promise about losses that are never negative, such as the inconsistency, is kept; one about
+    a gap is kept if failures do not depend on the input, since a small model that fails only where
+    it is better than the last one no longer makes up for its errors. An error of the last model is
+    raised.
 
     Parameters
     ----------

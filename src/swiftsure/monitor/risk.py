@@ -239,6 +239,8 @@ class Monitor:
     def interval(self, alpha: float = 0.05) -> tuple[float, float]:
         """Return an interval for the mean risk so far, valid at every moment: `risk_interval`.
 
+        It is about the losses that were added. Where the lowest loss stands for one that is not
+        known (a label that never came, an audit that failed), the risk may be above its upper end.
         No alarm depends on it.
         """
         with self.lock:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -182,8 +183,13 @@ class ShardedRecord:
             "average": average,
             "max_group_size": max_group_size,
         }
+        n_pilot = None
+        if isinstance(route, Path) and route.pilot is not None:
+            # Of the whole record: ids of a part do not show whether the record has its own.
+            self._refuse_pilot(route)
+            n_pilot, route = route.pilot.n, replace(route, pilot=None)
         curves = (part.curve(risk, loss, score, route, **options) for part in self.parts())
-        return RiskCurve.joined(curves, self.n, self._storage)
+        return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
 
     def sample(self, n: int, seed: int = 0) -> ExitRecord:
         """Return a record of n samples drawn at random, or of all if there are not more."""
@@ -204,6 +210,14 @@ class ShardedRecord:
     def load(self) -> ExitRecord:
         """Return the whole record in memory."""
         return ExitRecord.concatenate(list(self.parts()))
+
+    def _refuse_pilot(self, path: Path) -> None:
+        if path.pilot is None:
+            return
+        if path.pilot.n == self.n:  # as small as the pilot, which was in memory
+            path.refuse(self.load())
+        else:
+            path.pilot.refuse_ids(self._ids(), self.order)
 
     def _refuse_groups(self) -> None:
         if self.first.groups is not None:

@@ -131,6 +131,8 @@ def recalibrate(
         "tails": next((p for p in promised.promises if p.above is not None), None),
         "the samples that exit": next((p for p in promised.promises if p.selective), None),
         "a limit of a cost": promised.max_costs or None,
+        "the best of several candidates": promised.selection,
+        "several dials": policy.dials,
     }.items():
         if given is not None:
             raise ValueError(

@@ -120,7 +120,11 @@ def _risk_families(monitor: Monitor) -> Iterator[Family]:
         "evidence_needed": ("Evidence at which the alarm comes.", 1 / monitor.alpha),
         "risk": ("Mean audited loss so far.", monitor.mean),
         "risk_low": ("Lower end of a 95 % interval, valid at every moment.", low),
-        "risk_high": ("Upper end of a 95 % interval, valid at every moment.", high),
+        "risk_high": (
+            "Upper end of a 95 % interval, valid at every moment; failed audits count as the lowest"
+            " loss.",
+            high,
+        ),
         "risk_recent": ("Mean of about the last 1,000 audited losses.", monitor.recent_mean),
         "risk_allowed": ("Largest risk allowed.", monitor.epsilon),
         "losses": ("Audited losses in the monitor.", monitor.n),

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from swiftsure.cascade import UpstreamError, usage_cost
+from swiftsure.losses import LOSSES
 from swiftsure.monitor import request_ids
 from swiftsure.policy import Policy
 from swiftsure.serving.batching import Mode
@@ -133,7 +134,9 @@ class _Proxy:
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        return Watcher(policy, watched_monitor(policy, audit.alpha, audit.epsilon), audit.state)
+        monitor = watched_monitor(policy, audit.alpha, audit.epsilon, loss=audit.loss)
+        LOSSES.choose(str(monitor.loss), "audit.loss")  # each audit would fail, and count as none
+        return Watcher(policy, monitor, audit.state)
 
     @property
     def full(self) -> bool:
@@ -219,17 +222,17 @@ class _Proxy:
     async def _answer(self, name: str, asked: Asked) -> tuple[Response, int, bool]:
         """Return the response, the number of the model that answered, and whether it had to."""
         found, covered = await self._found(asked)
-        audit = covered and self.audits is not None and self.audits.choose()
+        turn = self.audits.choose() if covered and self.audits is not None else None
         try:
             if found is None:
                 found = await self.upstreams.ask_small(asked, self.config.limits.timeout)
             response = await self._delivered(name, asked, found)
         except BaseException:
-            if audit and self.audits is not None:
-                self.audits.begin(name, asked, None)
+            if turn is not None and self.audits is not None:
+                self.audits.begin(turn, name, asked, None)
             raise
-        if audit and self.audits is not None:
-            self.audits.begin(name, asked, found)
+        if turn is not None and self.audits is not None:
+            self.audits.begin(turn, name, asked, found)
         return response, found.exit, not covered
 
     async def _found(self, asked: Asked) -> tuple[Found | None, bool]:
@@ -244,7 +247,8 @@ class _Proxy:
             return Found(last, "there is no policy"), False
         if self.full:
             return Found(last, "there was an alarm"), False
-        why = uncovered(asked, self.upstreams.models[0].kind, self.parameters)
+        kinds = {each.kind for each in self.upstreams.models}
+        why = uncovered(asked, kinds, self.parameters)
         return (None, True) if why is None else (Found(last, why), False)
 
     async def _delivered(self, name: str, asked: Asked, found: Found) -> Response:

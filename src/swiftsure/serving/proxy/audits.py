@@ -48,12 +48,32 @@ def inconsistency(loss: Loss | AnswerLoss, served: Answer, full: Answer) -> floa
     return float(np.asarray(against_last)[0, 0])
 
 
+class Turn:
+    """The place of an audit among all, in the order in which their requests were accepted.
+
+    Attributes
+    ----------
+    over : future of bool
+        Set when later audits may be written: True, or False if they must not, because this one
+        never will be.
+    """
+
+    def __init__(self, before: "Turn | None") -> None:
+        self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._before = None if before is None else before.over
+
+    async def comes(self) -> bool:
+        """Wait for the audits before this one; return whether it may be written."""
+        return self._before is None or await self._before
+
+
 class Audits:
     """Chooses requests at random, asks the last model about them, and tells the monitor.
 
     Whether a request is audited, and whether its audit is dropped, is decided when it is accepted,
-    from a random number and earlier requests alone. So the audited losses keep a mean of at most ε
-    given the past if the promise holds.
+    from a random number and earlier requests alone, and losses are written in the order in which
+    requests were accepted. So the audited losses keep a mean of at most ε given the past if the
+    promise holds.
 
     Parameters
     ----------
@@ -76,33 +96,42 @@ class Audits:
         self._chosen = 0
         self._random = random.SystemRandom()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._newest: Turn | None = None
+        self._waiting: set[Turn] = set()  # of requests that have no answer yet
         # One thread, so that losses are written one after another, off the event loop.
         self._writer = ThreadPoolExecutor(1, "swiftsure-audits")
 
-    def choose(self) -> bool:
-        """Decide whether a request that was just accepted will be audited."""
+    def choose(self) -> Turn | None:
+        """Return a turn if a request that was just accepted will be audited; pass it to `begin`."""
         if self._random.random() >= self._rate:
-            return False
+            return None
         if self._chosen >= self._most:
             self.dropped += 1
-            return False
+            return None
         self._chosen += 1
-        return True
+        self._newest = Turn(self._newest)
+        self._waiting.add(self._newest)
+        return self._newest
 
-    def begin(self, request: str, asked: Asked, found: Found | None) -> None:
+    def begin(self, turn: Turn, request: str, asked: Asked, found: Found | None) -> None:
         """Audit an answer in the background; None for a request that got none.
 
         A request without an answer counts as the lowest loss. To leave it out would be a choice
         that depends on its content.
         """
-        self._start(self._audit(request, asked, found, self._guard.mode))
+        if turn in self._waiting:  # not closed
+            self._waiting.remove(turn)
+            self._start(self._audit(turn, request, asked, found, self._guard.mode))
 
     async def look(self) -> None:
         """Let the watcher look at its logs."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.tick)
 
     async def close(self) -> None:
-        """Finish the audits that are under way."""
+        """Finish the audits that are under way, up to the first request without an answer yet."""
+        for turn in self._waiting:
+            turn.over.set_result(False)
+        self._waiting.clear()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.close)
@@ -113,7 +142,10 @@ class Audits:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _audit(self, request: str, asked: Asked, found: Found | None, mode: Mode) -> None:
+    async def _audit(
+        self, turn: Turn, request: str, asked: Asked, found: Found | None, mode: Mode
+    ) -> None:
+        written = False
         try:
             sample, served = None, None
             if found is not None:
@@ -121,9 +153,14 @@ class Audits:
                 if found.response is not None:  # else the last model answered, and the loss is 0
                     sample = await self._last_answer(asked)
             audited = Audited(request, sample, served, mode)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._writer, self._guard.audit, audited, self._engine)
+            # When an audit ends depends on the request, and losses in such an order need not have
+            # a mean of at most ε given those before.
+            if await turn.comes():
+                written = True
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._writer, self._guard.audit, audited, self._engine)
         finally:
+            turn.over.set_result(written)
             self._chosen -= 1
 
     async def _last_answer(self, asked: Asked) -> Any:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swiftsure.cascade import Cascade, Endpoint
 from swiftsure.files import validation_message
 from swiftsure.policy import Policy
+from swiftsure.serving.proxy.requests import same_json
 
 __all__ = ["AuditConfig", "LimitConfig", "ProxyConfig", "UpstreamConfig"]
 
@@ -134,5 +135,7 @@ def parameters_in_common(models: list[Endpoint]) -> Mapping[str, Any]:
     return {
         name: value
         for name, value in first.items()
-        if all(name in each.parameters and each.parameters[name] == value for each in models)
+        if all(
+            name in each.parameters and same_json(each.parameters[name], value) for each in models
+        )
     }

@@ -1,11 +1,11 @@
 """Requests to the proxy, checked, and errors in the form that OpenAI's clients expect."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Asked", "ProxyError", "asked_of", "uncovered"]
+__all__ = ["Asked", "ProxyError", "asked_of", "same_json", "uncovered"]
 
 Kind = Literal["chat", "completions"]
 
@@ -60,7 +60,7 @@ class Asked:
     kind : {"chat", "completions"}
     model : str
     fields : dict
-        All other fields but those of streaming, to be sent on.
+        All other fields but those of streaming and those that are null, to be sent on.
     stream, usage : bool
         Whether to stream, and whether to end the stream with the usage.
     logprobs : bool
@@ -108,7 +108,12 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
     wanted = content.get("logprobs")
     logprobs = wanted is not None and wanted is not False
     left_out = {"model", "stream", "stream_options"}
-    fields = {name: each for name, each in content.items() if name not in left_out}
+    fields = {
+        # `null` is a field that is left out: passed on, it would undo a model's own parameter.
+        name: each
+        for name, each in content.items()
+        if name not in left_out and each is not None
+    }
     return Asked(kind, model, fields, stream, options.get("include_usage") is True, logprobs)
 
 
@@ -124,29 +129,44 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def uncovered(asked: Asked, kind: Kind, parameters: Mapping[str, Any]) -> str | None:
+def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, Any]) -> str | None:
     """Return why a policy says nothing about a request; None if it covers it.
 
     Parameters
     ----------
-    kind : {"chat", "completions"}
-        Of the models that were calibrated.
+    kinds : set of "chat" and "completions"
+        Of the models that were calibrated. If they differ, no request is for all of them.
     parameters : mapping
         With which they were calibrated. A request may leave them out, or must have the same.
     """
     fields = asked.fields
-    if asked.kind != kind:
-        return f"the policy is for {kind}"
+    if {asked.kind} != set(kinds):
+        return f"the policy is for {' and '.join(sorted(kinds))}"
     for name in ("n", "best_of"):
-        if fields.get(name, 1) not in (1, None) or isinstance(fields.get(name), bool):
+        if not same_json(fields.get(name, 1), 1):
             return f"`{name}` is not 1"
     if asked.kind == "completions" and not isinstance(fields["prompt"], str):
         return "`prompt` is not one text"
     for name, value in fields.items():
-        if name in NEUTRAL or value is None:
+        if name in NEUTRAL:
             continue
         if name not in parameters:
             return f"`{name}` was not set when the policy was made"
-        if value != parameters[name]:
+        if not same_json(value, parameters[name]):
             return f"`{name}` has another value than when the policy was made"
     return None
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Return whether two values are the same in JSON, where true is not 1.
+
+    Examples
+    --------
+    >>> same_json(0, 0.0), same_json(0, False)
+    (True, False)
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_json(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
