@@ -61,6 +61,7 @@ def loader(parts=None):
             raise OSError("the disk is gone")
 
 
+@pytest.mark.slow
 def test_parquet_gives_the_local_record_and_resumes_a_local_run(cluster, parquet, tmp_path):
     model, place = network(), {"shards": tmp_path, "shard_size": 30}
     expected = collect(model, loader(), **SETTINGS)

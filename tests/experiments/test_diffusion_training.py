@@ -237,6 +237,7 @@ def test_pairs_are_recorded_and_shown(script, tiny):
     DeeDiff(model, policy).generate(1, labels=label)
 
 
+@pytest.mark.slow
 def test_a_network_that_was_trained_anew_is_recorded_anew(script, tiny):
     options = ("--results", tiny / "out", "--n", 4, "--steps", 2, "--thresholds", 3, "--batch", 4)
     found = []
@@ -250,6 +251,7 @@ def test_a_network_that_was_trained_anew_is_recorded_anew(script, tiny):
     script("records", "tiny", *options, "--seed", 7)  # and other options go with other shards
 
 
+@pytest.mark.slow
 def test_samples_are_shown_at_levels_of_risk(script, tiny):
     train(script, tiny)
     options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8, "--seed", 3)
@@ -287,6 +289,7 @@ def test_small_images_are_recorded_with_both_forms_of_lpips(script, tiny):
         assert (tiny / "out" / f"tiny_levels_{loss}.webp").is_file()
 
 
+@pytest.mark.slow
 def test_images_are_shown_to_a_classifier(script, tiny, monkeypatch):
     train(script, tiny)
     options = ("--results", tiny / "out", "--n", 40, "--steps", 4, "--thresholds", 8)

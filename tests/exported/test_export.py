@@ -131,6 +131,7 @@ def test_other_exits_than_in_pytorch_are_refused(exported, model, policy, monkey
     assert fast.compare_exits(other, exits, seen) == 1
 
 
+@pytest.mark.slow
 def test_int8_needs_a_policy_of_its_own(model, policy, tmp_path):
     x, y = inputs(300), labels(300)
     folder = tmp_path / "int8"
