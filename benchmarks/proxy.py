@@ -2,9 +2,10 @@
 
     python benchmarks/proxy.py --concurrent 200
 
-The upstream is a process of its own that answers after `--latency` seconds, as a language model
-would. Each client sends one request after another, to the upstream itself and to the proxy in
-turn, so both are measured under the same load. The proxy always keeps the small model's answer.
+The upstream is a process of its own that answers after a time that the client draws, `--latency`
+seconds on average, as a language model would. Each client sends one request after another, to the
+upstream itself and to the proxy in turn, so both are measured under the same load. What is
+reported is the time beyond the drawn one. The proxy always keeps the small model's answer.
 """
 
 import argparse
@@ -24,8 +25,8 @@ import uvicorn
 MESSAGES = [{"role": "user", "content": "Is 7 odd? " + "Think about it. " * 40}]
 
 
-def serve_upstream(port: int, latency: float) -> None:
-    """Answer every request after some time."""
+def serve_upstream(port: int) -> None:
+    """Answer every request after the time that it asks for."""
     text = "It is odd."
     tokens = [{"token": word, "logprob": -0.01, "top_logprobs": []} for word in text.split()]
     body = json.dumps(
@@ -49,9 +50,11 @@ def serve_upstream(port: int, latency: float) -> None:
     async def app(scope, receive, send):  # type: ignore[no-untyped-def]
         if scope["type"] != "http":
             return
-        while (await receive()).get("more_body"):
-            pass
-        await asyncio.sleep(latency)
+        parts = [message := await receive()]
+        while message.get("more_body"):
+            parts.append(message := await receive())
+        asked = json.loads(b"".join(each["body"] for each in parts))
+        await asyncio.sleep(float(asked["user"]))
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -88,24 +91,28 @@ def serve_proxy(
     used.put(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
 
 
-async def measure(port: int, proxy: int, concurrent: int, seconds: float) -> dict[str, np.ndarray]:
-    """Return the seconds of each request, to the upstream and through the proxy."""
-    body = {"model": "cascade", "messages": MESSAGES}
+async def measure(
+    port: int, proxy: int, concurrent: int, latency: float, seconds: float
+) -> dict[str, np.ndarray]:
+    """Return the seconds of each request beyond the drawn time, to the upstream and the proxy."""
+    rng = np.random.default_rng(0)
     taken: dict[str, list[float]] = {"upstream": [], "proxy": []}
     places = {"upstream": port, "proxy": proxy}
     end = time.perf_counter() + seconds
 
     async def client(session: aiohttp.ClientSession, k: int) -> None:
-        await asyncio.sleep(0.001 * k)
+        await asyncio.sleep(latency * k / concurrent)
         while time.perf_counter() < end:
             for name, place in places.items():
+                drawn = float(rng.uniform(0.5 * latency, 1.5 * latency))
+                body = {"model": "cascade", "messages": MESSAGES, "user": f"{drawn:.6f}"}
                 began = time.perf_counter()
                 url = f"http://127.0.0.1:{place}/v1/chat/completions"
                 async with session.post(url, json=body) as response:
                     content = await response.read()
                 if response.status != 200:
                     raise RuntimeError(content[:300])
-                taken[name].append(time.perf_counter() - began)
+                taken[name].append(time.perf_counter() - began - drawn)
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
@@ -124,14 +131,16 @@ def main() -> None:
     used: multiprocessing.Queue[float] = multiprocessing.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            multiprocessing.Process(target=serve_upstream, args=(ports[0], arguments.latency)),
+            multiprocessing.Process(target=serve_upstream, args=(ports[0],)),
             multiprocessing.Process(target=serve_proxy, args=(ports[1], ports[0], folder, used)),
         ]
         for process in processes:
             process.start()
         try:
             asyncio.run(_wait(ports))
-            found = asyncio.run(measure(*ports, arguments.concurrent, arguments.seconds))
+            found = asyncio.run(
+                measure(*ports, arguments.concurrent, arguments.latency, arguments.seconds)
+            )
         finally:
             for process in processes:
                 if process.pid is not None:

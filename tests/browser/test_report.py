@@ -161,7 +161,7 @@ def test_every_page_runs_without_a_complaint(visit, record, kind):
         record = ss.ThresholdRecord([1, 0.5], losses={"rouge_l": rng.random((100, 2))})
     options = {
         "nothing": {"loss": "zero_one", "epsilon": 0.001},
-        "crc": {"loss": "brier", "control": "crc"},
+        "crc": {"loss": "brier", "control": "crc", "epsilon": 0.05},
         "thresholds": {"epsilon": 0.3},
     }
     if kind == "budget":

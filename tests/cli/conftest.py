@@ -47,7 +47,10 @@ def files(tmp_path_factory, sample, record, thresholds):
     """Records in every format, written once."""
     folder = tmp_path_factory.mktemp("records")
     record.save(folder / "record.parquet")
-    record.save(folder / "pilot.parquet")
+    others = Population(n_exits=4, overconfidence=1.5).sample(800, 1)
+    flops = {"flops": [1e9, 2e9, 3e9, 5e9]}
+    pilot = ss.ExitRecord.from_logits(others.logits, others.labels, costs=flops)
+    replace(pilot, ids=np.arange(800, 1600)).save(folder / "pilot.parquet")
     sizes = np.tile([4, 1, 3], 100)  # 300 users who sent 1, 3 or 4 of the 800 samples
     replace(record, groups=np.repeat(np.arange(300), sizes)).save(folder / "users.parquet")
     ss.ExitRecord.from_logits(sample.logits).save(folder / "pool.parquet")

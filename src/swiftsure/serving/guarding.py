@@ -114,7 +114,7 @@ class Guard:
         self._lock = threading.RLock()
         self._fault: str | None = None
         self._due_at = 0.0
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Watcher | None] = []  # one per policy of the ladder
         stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
         self._stand(stored)
 
@@ -128,7 +128,7 @@ class Guard:
     @property
     def watcher(self) -> Watcher | None:
         """The watcher of the policy that answers; of the last one if the full model does."""
-        return self._watchers[self._rung] if self._watchers else None
+        return self._watchers[self._rung]
 
     @property
     def mode(self) -> Mode:
@@ -144,7 +144,7 @@ class Guard:
     @property
     def alarm(self) -> str | None:
         """Why the policy in force does not answer; None if it does."""
-        first = self._watchers[0] if self._watchers else None
+        first = self._watchers[0]
         return None if first is None or first.fallback is None else str(first.fallback["reason"])
 
     @property
@@ -167,7 +167,7 @@ class Guard:
         if not self._lock.acquire(blocking=False):  # a policy is being installed
             return
         try:
-            for watcher in self._watchers:
+            for watcher in self._present:
                 watcher.tick()
             self._choose()
             if time.monotonic() >= self._due_at:
@@ -200,8 +200,8 @@ class Guard:
         Returns whether there was an alarm.
         """
         with self._lock:
-            alarmed = [each for each in self._watchers if each.fallback is not None]
-            for watcher in self._watchers:
+            alarmed = [each for each in self._present if each.fallback is not None]
+            for watcher in self._present:
                 watcher.close()
             for watcher in alarmed:
                 resume(watcher.policy, watcher.folder.parent)
@@ -212,12 +212,16 @@ class Guard:
     def close(self) -> None:
         """Fold what is in the logs, and let another process go on."""
         with self._lock:
-            for watcher in self._watchers:
+            for watcher in self._present:
                 watcher.close()
+
+    @property
+    def _present(self) -> list[Watcher]:
+        return [each for each in self._watchers if each is not None]
 
     def _stand(self, stored: StoredPolicy) -> None:
         """Serve a policy from now on."""
-        before = self._watchers
+        before = self._present
         self.number, self.policy = stored
         self.version = policy_version(stored.policy)
         ladder = [self.policy]
@@ -225,20 +229,19 @@ class Guard:
             ladder.append(self._fallback)
         for watcher in before:
             watcher.close()
-        found = [] if self._watch is None else [self._watch(each) for each in ladder]
-        self._watchers = [each for each in found if each is not None]
+        self._watchers = [None if self._watch is None else self._watch(each) for each in ladder]
         self._ladder = ladder
         self._choose()
 
     def _choose(self) -> None:
         """Find the first policy of the ladder without an alarm."""
-        alarmed = [each.fallback is not None for each in self._watchers]
-        if not alarmed or not all(alarmed):
-            self._rung = alarmed.index(False) if alarmed else 0
-            self._mode = Mode(self._ladder[self._rung])
-        else:
+        alarmed = [each is not None and each.fallback is not None for each in self._watchers]
+        if all(alarmed):
             self._rung = len(alarmed) - 1
             self._mode = Mode(self._ladder[-1], full=True)
+        else:
+            self._rung = alarmed.index(False)
+            self._mode = Mode(self._ladder[self._rung])
 
     def _follow(self) -> None:
         """Install what another server or the watched file has."""

@@ -21,7 +21,7 @@ EVERY = 1.0
 """Seconds between events."""
 LONGEST = 60.0
 """Seconds after which a stream of events ends; the page then asks for another one."""
-UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "money": "of the bill saved"}
+UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
 
 
 class LiveStatus:

@@ -145,7 +145,8 @@ class Sweep(ABC):
         ):
             due = dict(enumerate(_slices(slice(0, n), size)))
             for number in kept.records:
-                advance(kept[number].n * n_settings)
+                for _ in range(kept[number].n * n_settings):
+                    advance()
                 due.pop(number, None)
             found = self._on_ray(due, n, workers, advance) if on_ray else self._here(due, advance)
             with closing(found):
@@ -211,7 +212,8 @@ class Sweep(ABC):
                 table = tables.setdefault(name, np.empty(due.shape, each.dtype))
                 table[rows[place], column] = each[place]
             due[rows[place], column] = False
-            advance(len(place))
+            for _ in place:
+                advance()
         return tables
 
 

@@ -134,8 +134,10 @@ class _Proxy:
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = watched_monitor(policy, audit.alpha, audit.epsilon, loss=audit.loss)
-        LOSSES.choose(str(monitor.loss), "audit.loss")  # each audit would fail, and count as none
+        monitor = watched_monitor(policy, audit.alpha, audit.epsilon)
+        LOSSES.choose(
+            str(monitor.loss)
+        )  # each audit with an unknown one would fail, and count as 0
         return Watcher(policy, monitor, audit.state)
 
     @property

@@ -140,7 +140,8 @@ class Upstreams:
         self._note(self.last, error)
 
     def _note(self, k: int, error: BaseException) -> None:
-        if isinstance(error, UpstreamError) and error.status in (429, 503):
+        busy = (429,) if k == self.last else (429, 503)
+        if isinstance(error, UpstreamError) and error.status in busy:
             wait = 1.0 if error.retry_after is None else min(error.retry_after, 60.0)
             self._pauses[k] = time.monotonic() + wait
 
@@ -168,7 +169,7 @@ def _client_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
 
 
 def _check_choice(response: Mapping[str, Any]) -> None:
-    """Refuse an answer that was cut or filtered, or holds something besides text."""
+    """Refuse several answers, and one that was filtered."""
     choice = response["choices"][0]
     if len(response["choices"]) != 1 or not isinstance(choice, dict):
         raise UpstreamError("The response must hold one choice.")

@@ -169,4 +169,5 @@ class Audits:
             response = await self._upstreams.ask_large(asked, logprobs=True)
             return self._upstreams.large.answer_of(response)
         except Exception as error:
-            return error
+            # Without the provider's words, which may quote the prompt: audits that fail are logged.
+            return RuntimeError(f"the last model did not answer ({type(error).__name__})")
