@@ -135,9 +135,8 @@ class _Proxy:
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
         monitor = watched_monitor(policy, audit.alpha, audit.epsilon)
-        LOSSES.choose(
-            str(monitor.loss)
-        )  # each audit with an unknown one would fail, and count as 0
+        # Each audit with a loss that is not known here would fail, and count as no loss.
+        LOSSES.choose(str(monitor.loss))
         return Watcher(policy, monitor, audit.state)
 
     @property
