@@ -31,12 +31,7 @@ FORMAT, VERSION = "swiftsure-fallback", 1
 
 
 def watched_monitor(
-    policy: Policy,
-    alpha: float,
-    epsilon: float | None = None,
-    *,
-    labels: bool = False,
-    loss: str | None = None,
+    policy: Policy, alpha: float, epsilon: float | None = None, *, labels: bool = False
 ) -> Monitor:
     """Return a monitor of the inconsistency, which needs no labels, or of the gap.
 
@@ -47,8 +42,6 @@ def watched_monitor(
     epsilon : float, optional
         For a policy that promises a gap: the largest inconsistency allowed. An inconsistency may be
         larger than the gap, so no level follows from the promise.
-    loss : str, optional
-        The loss of that inconsistency; by default the promised loss.
 
     Raises
     ------
@@ -71,8 +64,6 @@ def watched_monitor(
     promised = [each for each in certificate.promises if each.risk == "consistency"]
     if promised and epsilon is not None:
         raise ValueError("`epsilon` must not be given if the policy promises a consistency.")
-    if promised and loss not in (None, *(each.loss for each in promised)):
-        raise ValueError(f"`loss` must be the one that the policy promises, but got {loss!r}.")
     if len(promised) > 1:
         raise ValueError("`policy` must promise one consistency to be audited, not several.")
     if promised:
@@ -83,9 +74,9 @@ def watched_monitor(
             " promises a gap, since a gap cannot be watched without labels. Or promise a"
             ' consistency: calibrate with risk="consistency".'
         )
-    chosen = LOSSES.choose(loss or certificate.promises[0].loss, "loss")
-    within = (chosen.range.low, chosen.range.high)
-    return Monitor(epsilon, alpha, within, risk="consistency", loss=chosen.name)
+    loss = LOSSES.choose(certificate.promises[0].loss)
+    within = (loss.range.low, loss.range.high)
+    return Monitor(epsilon, alpha, within, risk="consistency", loss=loss.name)
 
 
 class Watcher:

@@ -134,8 +134,9 @@ class _Proxy:
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = watched_monitor(policy, audit.alpha, audit.epsilon, loss=audit.loss)
-        LOSSES.choose(str(monitor.loss), "audit.loss")  # each audit would fail, and count as none
+        monitor = watched_monitor(policy, audit.alpha, audit.epsilon)
+        # Each audit with a loss that is not known here would fail, and count as no loss.
+        LOSSES.choose(str(monitor.loss))
         return Watcher(policy, monitor, audit.state)
 
     @property
