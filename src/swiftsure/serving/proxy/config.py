@@ -42,8 +42,6 @@ class AuditConfig(_Table):
     ----------
     rate : float
         Share of requests that the last model answers too.
-    loss : str, optional
-        How the answers of a policy that promises a gap are compared; else the promised loss.
     epsilon : float, optional
         Largest inconsistency allowed, if the policy promises a gap.
     alpha : float
@@ -55,7 +53,6 @@ class AuditConfig(_Table):
     """
 
     rate: float = Field(default=0.0, ge=0, le=1)
-    loss: str | None = None
     epsilon: float | None = None
     alpha: float = Field(default=0.01, gt=0, lt=1)
     state: Path = Path("serving")
