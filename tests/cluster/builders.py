@@ -19,6 +19,9 @@ def start():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # machines may be busy
+    # Workers import models of the tests.
+    tests = str(Path(__file__).resolve().parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         ray.init(
