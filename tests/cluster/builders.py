@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pytest
 import ray
 
 from pytorch.builders import inputs, labels
@@ -19,10 +20,10 @@ def start():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # machines may be busy
-    # Workers import models of the tests.
-    tests = str(Path(__file__).resolve().parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
-    with warnings.catch_warnings():
+    tests, before = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [tests, before]))
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)  # workers import models of the tests
         warnings.simplefilter("ignore")  # Ray's own
         ray.init(
             num_cpus=4,
