@@ -89,7 +89,8 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path):
         ("--demo", "--audit", "2"),
     ],
 )
-def test_bad_usage(arguments):
+def test_bad_usage(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     from typer.testing import CliRunner
 
     from swiftsure.cli.app import app
