@@ -11,7 +11,8 @@ figure), and adds its results to NAME.json.
 Thresholds come from a pilot run with another seed, so that calibration on the record keeps its
 guarantee; so must those given as `--levels`. An interrupted run continues from its folder in
 NAME_shards, which holds them too. With `--look-at 0`, only the first exit can be taken, and only
-NAME_look_at_0.parquet is written.
+NAME_look_at_0.parquet is written; with `--look-steps 15` too, only in the first 15 steps, and
+NAME_look_at_0_of_15_steps.parquet is.
 """
 
 import argparse
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="bfloat16, float16; float32 by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--look-at", type=int, nargs="+", help="exits; all by default")
+    parser.add_argument("--look-steps", type=int, help="first steps; all by default")
     parser.add_argument("--levels", type=float, nargs="+", help="thresholds, instead of a pilot's")
     arguments = parser.parse_args()
     device = commands.device()
@@ -146,9 +148,10 @@ def main() -> None:
     }
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
-    rule = DeeDiffRule(None, look_at=arguments.look_at)
+    looks = {"look_at": arguments.look_at, "look_steps": arguments.look_steps}
+    rule = DeeDiffRule(None, **looks)
     fast = DeeDiff(model, rule, sampler=options["sampler"], dtype=arguments.dtype)
-    options["look_at"] = arguments.look_at
+    options |= looks
     n_classes = fast.n_classes
     perceptual = []
     if arguments.lpips:
@@ -181,8 +184,10 @@ def main() -> None:
         **options,
     )
     if arguments.look_at:
-        looks = "_".join(map(str, arguments.look_at))
-        record.save(arguments.results / f"{arguments.name}_look_at_{looks}.parquet")
+        name = "_".join([arguments.name, "look_at", *map(str, arguments.look_at)])
+        if arguments.look_steps is not None:
+            name += f"_of_{arguments.look_steps}_steps"
+        record.save(arguments.results / f"{name}.parquet")
         print(json.dumps(summary(record, time.perf_counter() - began)), flush=True)
         return
     record.save(arguments.results / f"{arguments.name}.parquet")

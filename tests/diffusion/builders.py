@@ -96,7 +96,17 @@ class Exact(Staged):
 
 
 def reference_sample(
-    model, sampler, sample, level, *, seed=0, label=None, strict=False, min_exit=0, look_at=None
+    model,
+    sampler,
+    sample,
+    level,
+    *,
+    seed=0,
+    label=None,
+    strict=False,
+    min_exit=0,
+    look_at=None,
+    look_steps=None,
 ):
     """One image by itself, every exit run at every step: (image, exits, confidences)."""
     number = torch.tensor([sample])
@@ -116,6 +126,8 @@ def reference_sample(
             levels = np.full(scores.shape[1], np.inf if level is None else level)
             if look_at is not None:
                 levels[[k for k in range(len(levels)) if k not in look_at]] = np.inf
+            if look_steps is not None and k >= look_steps:
+                levels[:] = np.inf
             exit_index = int(exit_indices(scores, levels, strict=strict, min_exit=min_exit)[0])
             fresh = None
             if sampler.draws(k):

@@ -100,14 +100,16 @@ def test_without_looks_no_early_head_runs():
     assert (found.max_skipped == -torch.inf).all()
 
 
-@pytest.mark.parametrize("threshold", [None, 2, 3])
-def test_a_sampler_as_one_graph_makes_the_same_images(threshold):
+@pytest.mark.parametrize(
+    ("threshold", "options"), [(None, {}), (2, {}), (3, {}), (3, {"look_steps": 4})]
+)
+def test_a_sampler_as_one_graph_makes_the_same_images(threshold, options):
     model, sampler = labelled(), DDIM(6, Schedule(40))
     numbers, labels = np.arange(N), np.arange(N) % 3
     level = None
     if threshold is not None:
         level = confidence_levels(DeeDiff(model, sampler=sampler), N, labels=labels)[threshold]
-    fast = DeeDiff(model, level, sampler=sampler)
+    fast = DeeDiff(model, DeeDiffRule(level, **options), sampler=sampler)
     with torch.inference_mode():
         images, classes = fast._noise(numbers, labels, 0)
         whole = RecordedSampler(
@@ -145,7 +147,12 @@ def test_on_a_gpu_images_are_the_same(make, dtype, way, monkeypatch):
     options = {"sampler": sampler, "dtype": dtype}
     labels = np.arange(8) % 3
     level = confidence_levels(DeeDiff(model, **options), labels=labels)[2]
-    rules = [None, level, DeeDiffRule(level, look_at=[0, 2])]
+    rules = [
+        None,
+        level,
+        DeeDiffRule(level, look_at=[0, 2]),
+        DeeDiffRule(level, look_steps=3),
+    ]
     for rule in rules:
         plain = DeeDiff(model, rule, **options)
         recorded = DeeDiff(model, rule, **options, graphs=True)

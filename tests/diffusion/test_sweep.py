@@ -22,7 +22,7 @@ from swiftsure.diffusion import (
 from swiftsure.losses import MSE, Loss, LossRange, TensorFunctions
 
 SAMPLER = DDIM(4, Schedule(40))
-RULES = [{}, {"strict": True, "min_exit": 1}, {"look_at": [0, 2]}]
+RULES = [{}, {"strict": True, "min_exit": 1}, {"look_at": [0, 2]}, {"look_steps": 3}]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def generated(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("rule", RULES, ids=["plain", "strict", "few looks"])
+@pytest.mark.parametrize("rule", RULES, ids=["plain", "strict", "few looks", "first steps"])
 @pytest.mark.parametrize("sampler", [SAMPLER, DDPM(Schedule(6))], ids=["ddim", "ddpm"])
 def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     model = network()
@@ -178,7 +178,7 @@ def test_shards_of_another_run_are_refused(tmp_path, changes, named):
 # --------------------------------------------------------------------------------------- policies
 
 
-@pytest.mark.parametrize("rule", [{"min_exit": 1}, {"look_at": (1, 3)}])
+@pytest.mark.parametrize("rule", [{"min_exit": 1}, {"look_at": (1, 3)}, {"look_steps": 3}])
 def test_from_sweep_to_policy_to_generation(tmp_path, rule):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
@@ -217,6 +217,14 @@ def test_pilot_thresholds_for_the_exits_that_are_looked_at():
     model = network()
     levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, look_at=[0])
     seen = DeeDiff(model, sampler=SAMPLER).confidences(8, seed=1)[:, :, 0]
+    assert len(levels) > 3
+    assert seen.min() <= levels[-1] <= levels[1] <= seen.max()
+
+
+def test_pilot_thresholds_for_the_steps_that_are_looked_at():
+    model = network()
+    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, look_steps=1)
+    seen = DeeDiff(model, sampler=SAMPLER).confidences(8, seed=1)[:, 0]
     assert len(levels) > 3
     assert seen.min() <= levels[-1] <= levels[1] <= seen.max()
 

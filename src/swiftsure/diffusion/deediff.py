@@ -234,7 +234,7 @@ class DeeDiff:
         min_taken = torch.full_like(asked, torch.inf)
 
         def answer(batch: Batch) -> Tensor:
-            found = self._denoised(batch, asked, looks)
+            found = self._denoised(batch, asked, looks and self.rule.looks_in(len(exits)))
             exits.append(found.exits)
             torch.maximum(max_skipped, found.max_skipped, out=max_skipped)
             torch.minimum(min_taken, found.min_taken, out=min_taken)
@@ -253,14 +253,14 @@ class DeeDiff:
             found = torch.stack(exits, dim=1)
         _check_finite(images, min_taken, numbers)
         taken, costs = found.cpu().numpy(), self.costs
+        looked = [self.rule.looks_in(k) for k in range(taken.shape[1])]
+        flops = np.where(looked & reachable[:, None], costs.flops[taken], costs.full_flops)
         unseen = np.float32(np.nan)
         return Generated(
             images=images.clamp(-1, 1),
             exits=taken,
             layers=costs.layers[taken].mean(axis=1),
-            flops=np.where(
-                reachable, costs.flops[taken].sum(axis=1), costs.full_flops * taken.shape[1]
-            ),
+            flops=flops.sum(axis=1),
             max_skipped=np.where(reachable, max_skipped.cpu().numpy(), unseen),
             min_taken=np.where(reachable, min_taken.cpu().numpy(), unseen),
             strict=self.rule.strict,

@@ -122,7 +122,7 @@ class RecordedSampler:
     ) -> None:
         images = batch[0]
         n, device = len(images), images.device
-        self._sampler = sampler
+        self._sampler, self._rule = sampler, rule
         self._masked = _MaskedStep(model, batch, rule, looks)
         self._times = sampler.schedule.times(torch.tensor(sampler.times, device=device))
         self._exits = torch.zeros(len(sampler.times), n, dtype=torch.long, device=device)
@@ -156,7 +156,10 @@ class RecordedSampler:
         for k in range(n_steps):
             times.copy_(self._times[k].expand(len(images)))
             self._masked.found = self._masked.found._replace(exits=self._exits[k])
-            self._masked.run()
+            if self._rule.looks_in(k):
+                self._masked.run()
+            else:
+                self._masked.run_full()
             noise = self._masked.found.noise
             with torch.autocast(images.device.type, enabled=False):
                 images.copy_(self._sampler.step(k, images, noise, None))
@@ -203,6 +206,13 @@ class _MaskedStep:
     def run(self, parts: dict[str, Part] | None = None) -> None:
         """Run a step, by its own parts or captured ones."""
         self._run_from(0, parts or self._parts())
+
+    def run_full(self) -> None:
+        """Run a step without looks; only the noise is written."""
+        state = self._model.begin(self.batch)
+        for k in range(self.last + 1):
+            state = self._model.advance(k, state)
+        self.found.noise.copy_(exit_output(self._model, self.last, state))
 
     def captured_parts(self, recorder: Recorder) -> dict[str, Part]:
         """Return the parts, each captured as a graph of its own."""

@@ -43,6 +43,7 @@ def sweep(
     strict: bool = False,
     min_exit: int = 0,
     look_at: Sequence[int] | None = None,
+    look_steps: int | None = None,
     dtype: str | None = None,
     batch_size: int = 64,
     shards: str | os.PathLike[str] | None = None,
@@ -70,7 +71,7 @@ def sweep(
         Classes, for a class-conditional network; draw them at random, as requests will be.
     seed, first : int
         The images are the samples of this seed numbered from `first`.
-    strict, min_exit, look_at
+    strict, min_exit, look_at, look_steps
         As in `DeeDiffRule`.
     shards : folder, optional
         Where to write the record in pieces of `shard_size` images, and to resume from.
@@ -103,7 +104,9 @@ def sweep(
     """
     checks.count("n", n)
     refuse_unstaged(model)
-    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit, look_at=look_at)
+    rule = DeeDiffRule(
+        None, strict=strict, min_exit=min_exit, look_at=look_at, look_steps=look_steps
+    )
     fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     return _DiffusionSweep(
         system=fast.rule.system,
@@ -137,6 +140,7 @@ def pilot_thresholds(
     strict: bool = False,
     min_exit: int = 0,
     look_at: Sequence[int] | None = None,
+    look_steps: int | None = None,
     dtype: str | None = None,
     batch_size: int = 64,
 ) -> list[float | None]:
@@ -156,17 +160,23 @@ def pilot_thresholds(
     """
     checks.count("n_thresholds", n_thresholds)
     refuse_unstaged(model)
-    rule = DeeDiffRule(None, strict=strict, min_exit=min_exit, look_at=look_at)
+    rule = DeeDiffRule(
+        None, strict=strict, min_exit=min_exit, look_at=look_at, look_steps=look_steps
+    )
     fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
     seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
-    table = seen.reshape(-1, seen.shape[-1])
+    n_steps = seen.shape[1]
+    seen = seen[:, : rule.look_steps]
+    table, looked = seen.reshape(-1, seen.shape[-1]), seen.shape[1] / n_steps
     looked_at = np.isin(np.arange(table.shape[1]), rule.looks(model.n_exits))
     levels = np.quantile(table[:, looked_at], np.linspace(0, 1, 1001))
     candidates = np.unique(levels.astype(np.float32))[::-1]
 
     def costs_at(level: np.float32) -> tuple[float, float]:
         taken = exit_indices(table, np.where(looked_at, level, np.inf), strict=strict)
-        return fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean()
+        layers, flops = fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean()
+        full = fast.costs.layers[-1], fast.costs.full_flops  # of the steps without looks
+        return full[0] + looked * (layers - full[0]), full[1] + looked * (flops - full[1])
 
     means = [costs_at(level) for level in candidates]
     layers, flops = np.asarray(means).T
