@@ -10,7 +10,7 @@ and how much larger they are with it.
 
 | arrivals | each client |
 |---|---|
-| spread | sends one request after another; the upstream takes 0.5 to 1.5 times `--latency` seconds |
+| spread | sends one request after another, which take 0.5 to 1.5 times `--latency` seconds |
 | burst | sends one request per round, one millisecond after the client before it |
 | at-once | sends one request per round, at the same time as all others |
 
@@ -172,8 +172,7 @@ async def one_round(
         wait = {"spread": latency * k / len(clients), "burst": 0.001 * k, "at-once": 0.0}[arrivals]
         times = rng.uniform(0.5 * latency, 1.5 * latency, 5) if arrivals == "spread" else [latency]
         await asyncio.sleep(start + wait - loop.time())
-        for seconds in times:
-            taken.append(await each.ask(float(seconds)))
+        taken.extend([await each.ask(float(seconds)) for seconds in times])
 
     await asyncio.gather(*(client(k, each) for k, each in enumerate(clients)))
     return taken
