@@ -190,8 +190,9 @@ class Endpoint(Model):
     async def _refused(self, response: "ClientResponse") -> UpstreamError:
         """Return the error for a response that is not an answer."""
         text = (await response.content.read(10_000)).decode("utf-8", "replace")
+        key = f" (key: {self.key})" if response.status in (401, 403) and self.key else ""
         return UpstreamError(
-            f"{self.name} answered with status {response.status}: {shortened(text)}",
+            f"{self.name} answered with status {response.status}{key}: {shortened(text)}",
             status=response.status,
             temporary=response.status in TEMPORARY,
             retry_after=retry_after(response.headers),
