@@ -523,6 +523,26 @@ def test_bad_configurations(tmp_path, text, match):
         ProxyConfig.load(path)
 
 
+def test_a_key_or_policy_that_is_missing_is_refused_at_the_start(setup, tmp_path):
+    path = tmp_path / "cascade.toml"
+    path.write_text(setup.path.read_text())
+    with pytest.raises(ValueError, match=r"`policy`: there is no file .*policy\.json"):
+        create_proxy(ProxyConfig.load(path))
+    text = setup.path.read_text().replace('policy = "policy.json"', "")
+    path.write_text(text.replace("timeout = 1.5", 'key = "NO_SUCH_KEY"'))
+    with pytest.raises(ValueError, match="NO_SUCH_KEY is not set"):
+        create_proxy(ProxyConfig.load(path))
+
+
+def test_failures_of_a_model_are_logged_once_a_minute(setup, caplog, monkeypatch):
+    monkeypatch.setattr(setup.app.state.proxy.upstreams, "_logged", [-1e9, -1e9])
+    for _ in range(3):
+        setup.ask("BROKEN 7")
+    assert [each.message for each in caplog.records if each.name == "swiftsure.serving"] == [
+        "small failed: status 500"
+    ]
+
+
 def test_a_policy_of_other_models_is_refused(setup, tmp_path):
     text = setup.path.read_text().replace('model = "small"', 'model = "tiny"')
     path = tmp_path / "cascade.toml"

@@ -165,15 +165,10 @@ class Endpoint(Model):
         """
         import aiohttp
 
-        headers = {"Content-Type": "application/json"}
-        if self.key is not None:
-            secret = os.environ.get(self.key)
-            if not secret:
-                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
-            headers["Authorization"] = f"Bearer {secret}"
+        content = json.dumps(dict(body)).encode()
         try:
             async with self._session().post(
-                self.url, data=json.dumps(dict(body)).encode(), headers=headers
+                self.url, data=content, headers=self.headers()
             ) as response:
                 if response.status != 200:
                     raise await self._refused(response)
@@ -186,6 +181,22 @@ class Endpoint(Model):
             raise UpstreamError(
                 f"{self.name} cannot be reached ({shortened(error)}).", temporary=True
             ) from None
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request.
+
+        Raises
+        ------
+        ValueError
+            If the environment variable of the key is not set.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.key is not None:
+            secret = os.environ.get(self.key)
+            if not secret:
+                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
+            headers["Authorization"] = f"Bearer {secret}"
+        return headers
 
     async def _refused(self, response: "ClientResponse") -> UpstreamError:
         """Return the error for a response that is not an answer."""

@@ -153,6 +153,8 @@ class _Proxy:
         policy = config.load_policy()
         cascade = config.cascade()
         self.upstreams = Upstreams(cascade.run(policy))
+        for model in self.upstreams.models:
+            model.headers()  # a key that is missing must not wait for the first request
         self.names = cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
         self.certified = policy

@@ -1,6 +1,8 @@
 """Asks the models of a cascade in turn, and remembers which of them asked for a pause."""
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +14,11 @@ from swiftsure.cascade.retrying import described
 from swiftsure.serving.proxy.requests import Asked, ProxyError
 
 __all__ = ["Found", "Upstreams", "client_error"]
+
+log = logging.getLogger("swiftsure.serving")
+
+EVERY = 60.0
+"""Seconds between two messages in the log about failures of one model."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Upstreams:
         self.models: list[Endpoint] = list(models)  # type: ignore[arg-type]
         self.last = len(models) - 1
         self._pauses = [0.0] * len(models)
+        self._logged = [-math.inf] * len(models)
         self._last_of_kind = {self.large.kind: self.large}
 
     @property
@@ -140,10 +148,17 @@ class Upstreams:
         self._note(self.last, error)
 
     def _note(self, k: int, error: BaseException) -> None:
+        now = time.monotonic()
+        if now >= self._logged[k] + EVERY:
+            self._logged[k] = now
+            # Without its words, which may quote the prompt.
+            status = getattr(error, "status", None)
+            why = type(error).__name__ if status is None else f"status {status}"
+            log.warning("%s failed: %s", self.models[k].name, why)
         busy = (429,) if k == self.last else (429, 503)
         if isinstance(error, UpstreamError) and error.status in busy:
             wait = 1.0 if error.retry_after is None else min(error.retry_after, 60.0)
-            self._pauses[k] = time.monotonic() + wait
+            self._pauses[k] = now + wait
 
     async def close(self) -> None:
         """Close all connections."""
