@@ -21,6 +21,8 @@ from swiftsure.cascade import (
     SelfConsistency,
     Verified,
 )
+from swiftsure.cascade.models import model_of
+from swiftsure.cascade.running import CascadeRunner
 from swiftsure.exits import exit_indices
 
 
@@ -67,6 +69,26 @@ def test_the_run_follows_the_exit_rule():
     assert out.exits.tolist() == expected.tolist()
     assert out.cost["cost"] == np.cumsum([1, 2, 9])[expected].sum()
     assert out.answers == expected.tolist()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_answer_leaves_as_the_exit_rule_says(strict):
+    level = np.float32(0.7)
+    record = ss.ExitRecord(np.full((200, 1), 0.9), losses={"zero_one": np.zeros((200, 2))})
+    policy = ss.calibrate(record, epsilon=0.9, path=[float(level)]).model_copy(
+        update={"strict": strict}
+    )
+    runner = CascadeRunner([model_of(lambda _: 0), model_of(lambda _: 1)], policy, "confidence")
+    near = [
+        0.7,
+        float(level),
+        np.nextafter(level, np.float32(0)),
+        np.nextafter(level, 1.0),
+        0.0,
+        1.0,
+    ]
+    expected = exit_indices(np.asarray(near)[:, None], level, strict=strict) == 0
+    assert [runner.leaves(0, each) for each in near] == expected.tolist()
 
 
 def test_a_cascade_that_costs_more_than_its_last_model_is_refused():

@@ -125,6 +125,30 @@ def test_other_faults_are_errors(server, fault, message):
         asyncio.run(ask(small, "3"))
 
 
+def test_a_refused_key_is_named(server, monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "secret-1")
+    server.faults = [(401, {}, b"no")]
+    endpoint = ss.Endpoint(server.url, "small", key="THEIR_KEY")
+    with pytest.raises(UpstreamError, match=r"status 401 \(key: THEIR_KEY\): no") as error:
+        asyncio.run(ask(endpoint, "3"))
+    assert "secret-1" not in str(error.value)
+
+
+def test_cookies_are_not_kept(server):
+    """One request's session must not become another's."""
+    first = (200, {"Set-Cookie": "session=1; Path=/"}, b'{"choices": [{"text": "a"}]}')
+    server.faults = [first, first]
+
+    async def twice():
+        endpoint = ss.Endpoint(server.url.replace("127.0.0.1", "localhost"), "small", key=None)
+        for _ in range(2):
+            await endpoint.answer("3")
+        await endpoint.close()
+
+    asyncio.run(twice())
+    assert all("Cookie" not in each for each in server.headers)
+
+
 def test_a_collection_that_fails_keeps_its_answers_and_resumes(server, tmp_path):
     cascade = ss.Cascade(pair(server))
     server.faults = [None] * 10 + [(403, {}, b"no credit")] * 3

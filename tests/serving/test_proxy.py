@@ -13,7 +13,7 @@ import pytest
 
 from serving.builders import Client, at_once
 from serving.test_watching import wait_until
-from serving.upstreams import FAULTS, Upstream
+from serving.upstreams import FAULTS, Upstream, chat_response, raw
 from swiftsure.cascade import Answer
 from swiftsure.serving import start
 from swiftsure.serving.proxy import ProxyConfig, create_proxy
@@ -253,6 +253,52 @@ def test_answers_do_not_mix(setup):
     assert found == [truth(str(k)) for k in numbers]
 
 
+def test_the_bytes_of_the_large_model_are_passed_on(setup, monkeypatch):
+    """A parser might change a number, or the order or spelling of anything else."""
+    found = chat_response("é", 0.9, "large") | {"odd": "NUMBER"}
+    body = json.dumps(found, ensure_ascii=False, indent=1).replace('"NUMBER"', "1.00e+00").encode()
+    monkeypatch.setattr(setup.large, "faults", {"RAW": raw(body)})
+    given = {"model": "cascade", "messages": [{"role": "user", "content": "RAW 900"}]}
+    answer = setup.client.chat.completions.with_raw_response.create(**given)
+    assert answer.headers["x-swiftsure-model"] == "large"
+    assert answer.content == body
+    assert "usd=" in answer.headers["x-swiftsure-cost"]
+
+
+@pytest.mark.parametrize("text", ["é ✓ 你", "\ud800", '"\\\n\x00'])
+def test_any_text_of_the_small_model_arrives(setup, monkeypatch, text):
+    response = raw(json.dumps(chat_response(text, 0.95, "small")))
+    monkeypatch.setattr(setup.small, "faults", {"odd": response})
+    body = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
+    status, content = Client(setup.address).send(
+        "POST", "/v1/chat/completions", json.dumps(body).encode()
+    )
+    assert (status, content["model"]) == (200, "small")
+    assert content["choices"][0]["message"]["content"] == text
+
+
+def test_other_methods_and_a_body_that_is_cut_short(setup):
+    status, _ = Client(setup.address).get("/v1/chat/completions")
+    assert status == 405
+
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    async def run(sent):
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+
+        async def send(message):
+            sent.append(message)
+
+        await setup.app(scope, gone, send)
+
+    sent = []
+    asyncio.run(run(sent))
+    assert sent[0]["status"] == 400
+    assert json.loads(sent[1]["body"])["error"]["message"] == "The body was cut short."
+    assert setup.app.state.proxy.under_way == 0
+
+
 def mutants(rng, n):
     """Bodies that are broken, hostile or odd."""
     good = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
@@ -357,6 +403,9 @@ def test_a_token_is_the_clients_key(setup):
             client.models.list()
         with openai.OpenAI(base_url=f"{address}/v1", api_key="mine", max_retries=0) as client:
             assert len(client.models.list().data) == 2
+        for given, status in ({"token": "other"}, 401), ({}, 401), ({"token": "mine"}, 400):
+            client = Client(address, **given)
+            assert client.send("POST", "/v1/chat/completions", b"{}")[0] == status
         assert Client(address).get("/metrics")[0] == 401
 
 
@@ -472,6 +521,26 @@ def test_bad_configurations(tmp_path, text, match):
     path.write_text(text)
     with pytest.raises(ValueError, match=match):
         ProxyConfig.load(path)
+
+
+def test_a_key_or_policy_that_is_missing_is_refused_at_the_start(setup, tmp_path):
+    path = tmp_path / "cascade.toml"
+    path.write_text(setup.path.read_text())
+    with pytest.raises(ValueError, match=r"`policy`: there is no file .*policy\.json"):
+        create_proxy(ProxyConfig.load(path))
+    text = setup.path.read_text().replace('policy = "policy.json"', "")
+    path.write_text(text.replace("timeout = 1.5", 'key = "NO_SUCH_KEY"'))
+    with pytest.raises(ValueError, match="NO_SUCH_KEY is not set"):
+        create_proxy(ProxyConfig.load(path))
+
+
+def test_failures_of_a_model_are_logged_once_a_minute(setup, caplog, monkeypatch):
+    monkeypatch.setattr(setup.app.state.proxy.upstreams, "_logged", [-1e9, -1e9])
+    for _ in range(3):
+        setup.ask("BROKEN 7")
+    assert [each.message for each in caplog.records if each.name == "swiftsure.serving"] == [
+        "small failed: status 500"
+    ]
 
 
 def test_a_policy_of_other_models_is_refused(setup, tmp_path):

@@ -136,7 +136,8 @@ def test_kills_lose_no_acknowledged_audit_and_double_none(tmp_path, policy, monk
     monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.005)
     context = multiprocessing.get_context("fork")
-    acknowledged = context.Value("i", 0)
+    # Without a lock, which a process that is killed would never give back.
+    acknowledged = context.Value("i", 0, lock=False)
 
     def work():
         engine = Adder(policy)

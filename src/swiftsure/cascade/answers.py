@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -113,10 +113,6 @@ class Answer:
         best = int(array.argmax())
         return cls(best if classes is None else classes[best], probabilities=p)
 
-    def with_cost(self, cost: Mapping[str, float]) -> "Answer":
-        """Return the answer with more costs; those that it has already are kept."""
-        return replace(self, cost={**cost, **self.cost})
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON can hold them."""
         content: dict[str, Any] = {"answer": self.answer}
@@ -166,6 +162,8 @@ def _confidence(name: str, value: Any) -> float:
 
 
 def _logprob(value: Any) -> float:
+    if type(value) is float and -1e4 <= value <= 0.0:  # nearly all of hundreds in a response
+        return value
     given = checks.number("logprobs", plain(value))
     if math.isnan(given) or given > 1e-3:
         raise ValueError(f"`logprobs` must be at most 0, but got {given:g}.")

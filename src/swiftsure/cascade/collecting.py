@@ -65,10 +65,10 @@ async def ask_all(
             await asyncio.gather(*tasks)
         if jobs.error is not None:
             missing = sum(key not in log.answers for row in keys for key in row)
-            where = "" if folder is None else f", and {folder} keeps all others: the same call"
+            kept = f" The others are in {str(folder)!r}, so the same call resumes."
             raise CollectionError(
-                f"Collecting stopped: {described(jobs.error)} {missing:,} of {total:,} answers are"
-                f" missing{where}{' resumes' if where else ''}.",
+                f"Collecting stopped with {missing:,} of {total:,} answers missing:"
+                f" {described(jobs.error)}{'' if folder is None else kept}",
                 missing,
             ) from jobs.error
         return [[log.answers[key] for key in row] for row in keys]

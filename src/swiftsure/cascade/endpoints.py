@@ -1,6 +1,7 @@
 """`Endpoint`: a language model behind an OpenAI-compatible API."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -133,19 +134,25 @@ class Endpoint(Model):
     def answer_of(self, response: Any) -> Answer:
         """Return the answer in the JSON of a response, with its price."""
         cost = usage_cost(response, self.per_million, self.unit)
-        return answer_of_response(response).with_cost(cost)
+        return answer_of_response(response, cost)
 
     async def complete(self, body: Mapping[str, Any]) -> Any:
         """Send a request and return the JSON of its response."""
-        import aiohttp
+        return self.parse(await self.send(body))
 
+    async def send(self, body: Mapping[str, Any]) -> bytes:
+        """Send a request and return its response as it came."""
         async with self.post(body) as response:
-            try:
-                return await response.json(content_type=None)
-            except (ValueError, aiohttp.ClientError) as error:
-                raise UpstreamError(
-                    f"{self.name} sent no JSON ({shortened(error)}).", temporary=True
-                ) from None
+            return await response.read()
+
+    def parse(self, content: bytes) -> Any:
+        """Return the JSON in a response."""
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise UpstreamError(
+                f"{self.name} sent no JSON ({shortened(error)}).", temporary=True
+            ) from None
 
     @asynccontextmanager
     async def post(self, body: Mapping[str, Any]) -> AsyncIterator["ClientResponse"]:
@@ -158,16 +165,10 @@ class Endpoint(Model):
         """
         import aiohttp
 
-        headers = {}
-        if self.key is not None:
-            secret = os.environ.get(self.key)
-            if not secret:
-                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
-            headers["Authorization"] = f"Bearer {secret}"
-        limit = aiohttp.ClientTimeout(total=self.timeout)
+        content = json.dumps(dict(body)).encode()
         try:
             async with self._session().post(
-                self.url, json=dict(body), headers=headers, timeout=limit
+                self.url, data=content, headers=self.headers()
             ) as response:
                 if response.status != 200:
                     raise await self._refused(response)
@@ -181,11 +182,28 @@ class Endpoint(Model):
                 f"{self.name} cannot be reached ({shortened(error)}).", temporary=True
             ) from None
 
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request.
+
+        Raises
+        ------
+        ValueError
+            If the environment variable of the key is not set.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.key is not None:
+            secret = os.environ.get(self.key)
+            if not secret:
+                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
+            headers["Authorization"] = f"Bearer {secret}"
+        return headers
+
     async def _refused(self, response: "ClientResponse") -> UpstreamError:
         """Return the error for a response that is not an answer."""
         text = (await response.content.read(10_000)).decode("utf-8", "replace")
+        key = f" (key: {self.key})" if response.status in (401, 403) and self.key else ""
         return UpstreamError(
-            f"{self.name} answered with status {response.status}: {shortened(text)}",
+            f"{self.name} answered with status {response.status}{key}: {shortened(text)}",
             status=response.status,
             temporary=response.status in TEMPORARY,
             retry_after=retry_after(response.headers),
@@ -201,7 +219,12 @@ class Endpoint(Model):
         session = self._sessions.get(loop)
         if session is None or session.closed:
             connector = aiohttp.TCPConnector(limit=self.connections)
-            session = aiohttp.ClientSession(connector=connector)
+            session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=self.timeout),
+                # A cookie from the answer to one request must not be sent with another.
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
             self._sessions = {k: v for k, v in self._sessions.items() if not k.is_closed()}
             self._sessions[loop] = session
         return session
@@ -245,8 +268,13 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def answer_of_response(response: Any) -> Answer:
+def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -> Answer:
     """Return the text and log-probabilities of an OpenAI-style response, chat or completion.
+
+    Parameters
+    ----------
+    cost : mapping, optional
+        Of the answer.
 
     Raises
     ------
@@ -259,7 +287,7 @@ def answer_of_response(response: Any) -> Answer:
         if not isinstance(text, str):
             raise TypeError("it holds no text")
         logprobs, top = _logprobs(choice.get("logprobs"))
-        return Answer(text, logprobs=logprobs, top_logprobs=top)
+        return Answer(text, cost=cost or {}, logprobs=logprobs, top_logprobs=top)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamError(
             f"The response is not an answer of a language model ({type(error).__name__}:"

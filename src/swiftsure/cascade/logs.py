@@ -219,7 +219,7 @@ def _of_response(
     return LogEntry(
         place=place,
         key=_key(content, prompt),
-        answer=answer_of_response(body).with_cost(cost),
+        answer=answer_of_response(body, cost),
         model=None if model is None else str(model),
         label=content.get("label"),
         seconds=_seconds(content),

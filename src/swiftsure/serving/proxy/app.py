@@ -5,15 +5,15 @@ import hmac
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.losses import LOSSES
@@ -23,11 +23,18 @@ from swiftsure.serving.batching import Mode
 from swiftsure.serving.guarding import Guard
 from swiftsure.serving.live import LiveStatus
 from swiftsure.serving.metrics import Metrics
-from swiftsure.serving.proxy.asking import Found, Upstreams, client_error
+from swiftsure.serving.proxy.asking import Found, Upstreams, added, client_error
 from swiftsure.serving.proxy.audits import Audits, CascadeEngine
 from swiftsure.serving.proxy.config import ProxyConfig, parameters_in_common
 from swiftsure.serving.proxy.requests import Asked, Kind, ProxyError, asked_of, uncovered
-from swiftsure.serving.proxy.streams import DONE, as_stream, event, events_of, without_logprobs
+from swiftsure.serving.proxy.streams import (
+    DONE,
+    as_stream,
+    encoded,
+    event,
+    events_of,
+    without_logprobs,
+)
 from swiftsure.serving.watching import Watcher, policy_version, watched_monitor
 
 __all__ = ["create_proxy"]
@@ -54,9 +61,12 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
     >>> app = create_proxy(ProxyConfig.load("cascade.toml"))  # doctest: +SKIP
     """
     proxy = _Proxy(config, token)
+    answers = {
+        "/v1/chat/completions": _Answers(proxy, "chat"),
+        "/v1/completions": _Answers(proxy, "completions"),
+    }
     routes = [
-        Route("/v1/chat/completions", proxy.chat, methods=["POST"]),
-        Route("/v1/completions", proxy.completions, methods=["POST"]),
+        *(Route(path, each, methods=["POST"]) for path, each in answers.items()),
         Route("/v1/models", proxy.models),
         Route("/health", proxy.health),
         Route("/policy", proxy.policy),
@@ -65,9 +75,32 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
         Route("/events", proxy.events),
         Route("/", proxy.page),
     ]
-    app = Starlette(routes=routes, lifespan=proxy.lifespan)
-    app.state.proxy = proxy
+    app = _App(routes=routes, lifespan=proxy.lifespan)
+    app.state.proxy, app.state.answers = proxy, answers
     return app
+
+
+class _App(Starlette):
+    """Sends requests for answers straight to the proxy: routing would take as long as they do."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            answers = self.state.answers.get(scope["path"])
+            if answers is not None:
+                await answers(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+
+class _Answers:
+    """An ASGI application that answers the requests of one kind."""
+
+    def __init__(self, proxy: "_Proxy", kind: Kind) -> None:
+        self._proxy, self._kind = proxy, kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._proxy.answered(scope, receive, self._kind)
+        await response(scope, receive, send)
 
 
 class _Bill:
@@ -120,6 +153,8 @@ class _Proxy:
         policy = config.load_policy()
         cascade = config.cascade()
         self.upstreams = Upstreams(cascade.run(policy))
+        for model in self.upstreams.models:
+            model.headers()  # a key that is missing must not wait for the first request
         self.names = cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
         self.certified = policy
@@ -177,26 +212,19 @@ class _Proxy:
             except Exception:
                 log.exception("the monitor failed")
 
-    async def chat(self, request: Request) -> Response:
-        """Answer a chat."""
-        return await self._answered(request, "chat")
-
-    async def completions(self, request: Request) -> Response:
-        """Complete a text."""
-        return await self._answered(request, "completions")
-
-    async def _answered(self, request: Request, kind: Kind) -> Response:
+    async def answered(self, scope: Scope, receive: Receive, kind: Kind) -> Response:
+        """Return the response to a request, of the models or an error."""
         began = time.perf_counter()
         (name,) = request_ids(1)
         try:
-            self._authorise(request)
+            self._authorise(dict(scope["headers"]).get(b"authorization", b""))
             if self.under_way >= self.config.limits.max_requests:
                 text = "The proxy is busy. Try again later."
                 raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
             self.under_way += 1
             try:
                 async with asyncio.timeout(self.config.limits.timeout):
-                    asked = asked_of(await self._body(request), kind)
+                    asked = asked_of(await self._body(receive), kind)
                     response, exit_, full = await self._answer(name, asked)
             finally:
                 self.under_way -= 1
@@ -206,8 +234,6 @@ class _Proxy:
                 self.live.exits[exit_] += 1
         except ProxyError as error:
             response = _refusal(error, name)
-        except ClientDisconnect:
-            response = _refusal(ProxyError(400, "The body was cut short."), name)
         except TimeoutError:
             text = f"There was no answer within {self.config.limits.timeout:g} s."
             response = _refusal(ProxyError(504, text, "api_error", code="timeout"), name)
@@ -265,7 +291,7 @@ class _Proxy:
                 parts = as_stream(shown, chat=asked.kind == "chat", usage=asked.usage)
                 body = b"".join(parts)
                 return Response(body, media_type="text/event-stream", headers=headers)
-            return JSONResponse(shown, headers=headers)
+            return Response(encoded(shown), media_type="application/json", headers=headers)
         large = self.upstreams.large_for(asked)
         wait = self.upstreams.pause(self.upstreams.last)
         if wait > 0:
@@ -275,15 +301,16 @@ class _Proxy:
         try:
             if asked.stream:
                 return await self._passed_on(name, asked, found)
-            response = await self.upstreams.ask_large(asked, logprobs=False)
+            response, content = await self.upstreams.ask_large(asked, logprobs=False)
         except (UpstreamError, ValueError) as error:
             raise client_error(error, large) from None
+        total = found.cost
         with suppress(UpstreamError):
             own = usage_cost(response, large.per_million, large.unit)
-            total = dict(Counter(found.cost) + Counter(own))
+            total = added(found.cost, own)
             self.bill.add(total, own)
-            return JSONResponse(response, headers=self._headers(name, found, total))
-        return JSONResponse(response, headers=self._headers(name, found, found.cost))
+        headers = self._headers(name, found, total)
+        return Response(content, media_type="application/json", headers=headers)
 
     async def _passed_on(self, name: str, asked: Asked, found: Found) -> Response:
         """Return the last model's stream; an error before its first event is raised."""
@@ -335,7 +362,7 @@ class _Proxy:
             large = self.upstreams.large
             with suppress(UpstreamError):
                 own = usage_cost(each, large.per_million, large.unit)
-                self.bill.add(dict(Counter(found.cost) + Counter(own)), own)
+                self.bill.add(added(found.cost, own), own)
             if not asked.usage and not each.get("choices"):
                 return []
         if not asked.usage:
@@ -356,19 +383,23 @@ class _Proxy:
             headers["x-swiftsure-cost"] = ", ".join(bill)
         return headers
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, receive: Receive) -> bytes:
         parts, size, most = [], 0, self.config.limits.max_body
-        async for part in request.stream():
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ProxyError(400, "The body was cut short.")
+            part = message.get("body", b"")
             size += len(part)
             if size > most:
                 raise ProxyError(413, f"The body must have at most {most:,} bytes.")
             parts.append(part)
-        return b"".join(parts)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _authorise(self, request: Request) -> None:
+    def _authorise(self, given: bytes) -> None:
         if self.token is None:
             return
-        given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             text = "The API key is wrong or missing."
             raise ProxyError(401, text, code="invalid_api_key")
@@ -434,7 +465,7 @@ class _Proxy:
 
     def _refused(self, request: Request) -> Response | None:
         try:
-            self._authorise(request)
+            self._authorise(request.headers.get("authorization", "").encode("latin-1"))
         except ProxyError as error:
             return JSONResponse(error.content(), error.status)
         return None

@@ -1,8 +1,9 @@
 """Asks the models of a cascade in turn, and remembers which of them asked for a pause."""
 
 import asyncio
+import logging
+import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,11 @@ from swiftsure.cascade.retrying import described
 from swiftsure.serving.proxy.requests import Asked, ProxyError
 
 __all__ = ["Found", "Upstreams", "client_error"]
+
+log = logging.getLogger("swiftsure.serving")
+
+EVERY = 60.0
+"""Seconds between two messages in the log about failures of one model."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Upstreams:
         self.models: list[Endpoint] = list(models)  # type: ignore[arg-type]
         self.last = len(models) - 1
         self._pauses = [0.0] * len(models)
+        self._logged = [-math.inf] * len(models)
         self._last_of_kind = {self.large.kind: self.large}
 
     @property
@@ -80,7 +87,7 @@ class Upstreams:
         seconds : float
             Half of it at most is spent here, so that the last model has time to answer.
         """
-        cost: Counter[str] = Counter()
+        cost: dict[str, float] = {}
         confidence: float | None = None
         until = time.monotonic() + seconds / 2
         for k, model in enumerate(self.models[:-1]):
@@ -88,28 +95,28 @@ class Upstreams:
                 continue
             if self.pause(k) > 0:
                 reason = f"{model.name} asked for a pause"
-                return Found(self.last, reason, confidence=confidence, cost=dict(cost))
+                return Found(self.last, reason, confidence=confidence, cost=cost)
             try:
                 async with asyncio.timeout_at(_loop_time(until)):
                     response = await model.complete(_own_body(model, asked))
                 answer = model.answer_of(response)
                 _check_choice(response)
-                cost.update(answer.cost)
+                cost = added(cost, answer.cost)
                 found = answer_confidence(answer, self.runner.score)
                 if found is None or found != found:
                     raise UpstreamError(f"{model.name} gave no confidence.")
             except Exception as error:
                 self._note(k, error)
                 reason = f"{model.name} failed"
-                return Found(self.last, reason, confidence=confidence, cost=dict(cost))
+                return Found(self.last, reason, confidence=confidence, cost=cost)
             confidence = found
             if self.runner.leaves(k, found):
-                return Found(k, "sure enough", response, answer, found, dict(cost))
+                return Found(k, "sure enough", response, answer, found, cost)
         reason = "not sure enough" if confidence is not None else "the policy always asks it"
-        return Found(self.last, reason, confidence=confidence, cost=dict(cost))
+        return Found(self.last, reason, confidence=confidence, cost=cost)
 
-    async def ask_large(self, asked: Asked, *, logprobs: bool) -> Mapping[str, Any]:
-        """Return the last model's response.
+    async def ask_large(self, asked: Asked, *, logprobs: bool) -> tuple[Mapping[str, Any], bytes]:
+        """Return the last model's response, and the bytes that hold it.
 
         Raises
         ------
@@ -118,13 +125,14 @@ class Upstreams:
         model = self.large_for(asked)
         body = _own_body(model, asked) if logprobs else _client_body(model, asked)
         try:
-            response = await model.complete(body)
+            content = await model.send(body)
+            response = model.parse(content)
             if not isinstance(response, dict):
                 raise UpstreamError(f"{model.name} sent JSON that is not an object.")
         except Exception as error:
             self._note(self.last, error)
             raise
-        return response
+        return response, content
 
     def stream_body(self, asked: Asked) -> dict[str, Any]:
         """Return the request with which the last model streams."""
@@ -140,10 +148,17 @@ class Upstreams:
         self._note(self.last, error)
 
     def _note(self, k: int, error: BaseException) -> None:
+        now = time.monotonic()
+        if now >= self._logged[k] + EVERY:
+            self._logged[k] = now
+            # Without its words, which may quote the prompt.
+            status = getattr(error, "status", None)
+            why = type(error).__name__ if status is None else f"status {status}"
+            log.warning("%s failed: %s", self.models[k].name, why)
         busy = (429,) if k == self.last else (429, 503)
         if isinstance(error, UpstreamError) and error.status in busy:
             wait = 1.0 if error.retry_after is None else min(error.retry_after, 60.0)
-            self._pauses[k] = time.monotonic() + wait
+            self._pauses[k] = now + wait
 
     async def close(self) -> None:
         """Close all connections."""
@@ -151,6 +166,17 @@ class Upstreams:
             id(each): each for each in (*self.models, *self._last_of_kind.values())
         }.values():
             await model.close()
+
+
+def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of two costs, by unit.
+
+    Examples
+    --------
+    >>> added({"usd": 1.0}, {"usd": 2.0, "tokens": 3.0})
+    {'usd': 3.0, 'tokens': 3.0}
+    """
+    return {**one, **{unit: one.get(unit, 0.0) + cost for unit, cost in other.items()}}
 
 
 def _loop_time(until: float) -> float:

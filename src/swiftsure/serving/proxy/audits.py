@@ -166,7 +166,7 @@ class Audits:
     async def _last_answer(self, asked: Asked) -> Any:
         """Return the last model's answer, or the error that came instead of it."""
         try:
-            response = await self._upstreams.ask_large(asked, logprobs=True)
+            response, _ = await self._upstreams.ask_large(asked, logprobs=True)
             return self._upstreams.large.answer_of(response)
         except Exception as error:
             # Without the provider's words, which may quote the prompt: audits that fail are logged.

@@ -126,7 +126,14 @@ class ProxyConfig(_Table):
 
     def load_policy(self) -> Policy | None:
         """Return the policy, if there is one."""
-        return None if self.policy is None else Policy.load(self.policy)
+        if self.policy is None:
+            return None
+        if not self.policy.exists():
+            raise ValueError(
+                f"`policy`: there is no file {self.policy}. Calibrate and save a policy first; or leave"
+                " `policy` out, and the last model answers all requests."
+            )
+        return Policy.load(self.policy)
 
 
 def parameters_in_common(models: list[Endpoint]) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
         If it is not a request of this kind.
     """
     try:
-        content = json.loads(body, parse_constant=_refuse_constant)
+        content = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise ProxyError(400, f"The body must be JSON: {str(error)[:200]}.") from None
     if not isinstance(content, dict):
@@ -119,6 +119,9 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _are_messages(value: Any) -> bool:

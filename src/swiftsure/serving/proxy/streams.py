@@ -12,9 +12,17 @@ LONGEST = 8 << 20
 """Longest line of an upstream's stream, in bytes."""
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def encoded(content: Any) -> bytes:
+    """Return JSON in ASCII, as any client can read it."""
+    return _ENCODER.encode(content).encode()
+
+
 def event(content: Any) -> bytes:
     """Return one event."""
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encoded(content) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
