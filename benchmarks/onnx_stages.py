@@ -1,8 +1,8 @@
 """Exported stages in ONNX Runtime against PyTorch and against the full network in ONNX Runtime.
 
-`PYTHONPATH=. python benchmarks/onnx_stages.py [--threads 2] [--seconds 4] [--networks DViT ...]`.
-The ways take turns, each with all batches, and each ratio is one of the best times of batches:
-processor time with one thread, else wall time. All policies promise a gap of at most ε, δ = 0.1.
+`python benchmarks/onnx_stages.py [--threads 2] [--seconds 4] [--networks DViT ...]`. The ways
+take turns, each with all batches, and each ratio is one of the best times of batches: processor
+time with one thread, else wall time. All policies promise a gap of at most ε with δ = 0.1.
 
 | network | weights, inputs and policy |
 |---|---|
@@ -13,7 +13,7 @@ processor time with one thread, else wall time. All policies promise a gap of at
 | MiniLM-16 | the same on questions of at most 16 tokens, padded to 16 |
 
 (*) Thresholds give the exit shares that the certified policy has on the network's record. MiniLM
-needs `--encoder FOLDER --questions FOLDER`, as `experiments/intents` does.
+needs `--encoder FOLDER --questions FOLDER`, as `experiments/intents` does, and `PYTHONPATH=.`.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from measure import CLOCKS, Result, show
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -64,12 +65,16 @@ def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
     return certified.model_copy(update={"threshold": tuple(levels), "certificate": certificate})
 
 
-def msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
-    from experiments.image_classification.networks import load
+def recipe_of(name: str) -> dict[str, Any]:
+    model = json.loads((RESULTS / f"{name}.json").read_text())["recipe"]["model"]
+    return {key: value for key, value in model.items() if key != "name"}
 
-    model, _ = load(RESULTS, "msdnet_cifar10")
+
+def msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
+    model = models.MSDNet(**recipe_of("msdnet_cifar10")).eval()
+    model.load_state_dict(load_file(RESULTS / "msdnet_cifar10.safetensors"))
     x = nn.functional.pad(models.prepared(assets.sample_images().images[:256]), (2, 2, 2, 2))
-    return model.eval(), with_shares(model.eval(), "msdnet_cifar10", x, epsilon), x
+    return model, with_shares(model, "msdnet_cifar10", x, epsilon), x
 
 
 def small_msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
@@ -78,8 +83,7 @@ def small_msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
 
 
 def dvit(epsilon: float) -> tuple[Staged, Policy, Tensor]:
-    recipe = json.loads((RESULTS / "dvit_tiny_imagenet_100.json").read_text())["recipe"]
-    options = {key: value for key, value in recipe["model"].items() if key != "name"}
+    options = recipe_of("dvit_tiny_imagenet_100")
     torch.manual_seed(0)
     model = models.DViT(**options).eval()
     with torch.no_grad():  # larger logits, so that confidences differ
