@@ -1,9 +1,19 @@
 """Exported stages in ONNX Runtime against PyTorch and against the full network in ONNX Runtime.
 
-`python benchmarks/onnx_stages.py [--threads 2] [--seconds 4]`. The ways take turns, and each ratio
-is one of best times: processor time with one thread, else wall time. MSDNet is the trained one. The
-transformer is the DViT of `experiments/image_classification` with random weights, and thresholds
-that give the exit shares that its certified policy has on its record.
+`python benchmarks/onnx_stages.py [--threads 2] [--seconds 4] [--networks DViT ...]`. The ways
+take turns, each with all batches, and each ratio is one of the best times of batches: processor
+time with one thread, else wall time. All policies promise a gap of at most ε with δ = 0.1.
+
+| network | weights, inputs and policy |
+|---|---|
+| MSDNet | of `experiments/image_classification`, trained on CIFAR-10; other images (*) |
+| DViT | of `experiments/image_classification`, random weights and images (*) |
+| small MSDNet | the one of the assets, trained on Fashion-MNIST, its images and its policy |
+| MiniLM-64 | of `experiments/intents`, trained, its policy, questions padded to 64 tokens |
+| MiniLM-16 | the same on questions of at most 16 tokens, padded to 16 |
+
+(*) Thresholds give the exit shares that the certified policy has on the network's record. MiniLM
+needs `--encoder FOLDER --questions FOLDER`, as `experiments/intents` does, and `PYTHONPATH=.`.
 """
 
 import argparse
@@ -11,13 +21,17 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from measure import CLOCKS, Result, show
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from swiftsure import ExitRecord, Policy, assets, calibrate, onnx
 from swiftsure.onnx.exporting import _explained
@@ -25,34 +39,19 @@ from swiftsure.onnx.graphs import write_graph
 from swiftsure.onnx.stages import _session_options
 from swiftsure.torch import EarlyExit, Staged, collect, models
 
-TITLE = "onnx: exported stages (gap at most 0.01, δ = 0.1), in images a second"
+TITLE = "onnx: exported stages, in samples a second"
 EPSILON, N_CALIBRATION = 0.01, 2000
-RECIPE = Path(__file__).parent.parent / "experiments/image_classification/results"
+RESULTS = Path(__file__).parent.parent / "experiments/image_classification/results"
 
 
-def policy_of(record: ExitRecord) -> Policy:
+def policy_of(record: ExitRecord, epsilon: float) -> Policy:
     rows = np.random.default_rng(0).permutation(record.n)[:N_CALIBRATION]
-    return calibrate(record.take(rows), loss="zero_one", epsilon=EPSILON)
+    return calibrate(record.take(rows), loss="zero_one", epsilon=epsilon)
 
 
-def msdnet() -> tuple[Staged, Policy, Tensor]:
-    x = models.prepared(assets.sample_images().images[:512])
-    return models.embedded_msdnet(), policy_of(assets.calibration_record()), x
-
-
-def dvit() -> tuple[Staged, Policy, Tensor]:
-    recipe = json.loads((RECIPE / "dvit_tiny_imagenet_100.json").read_text())["recipe"]
-    options = {key: value for key, value in recipe["model"].items() if key != "name"}
-    torch.manual_seed(0)
-    model = models.DViT(**options).eval()
-    with torch.no_grad():  # larger logits, so that confidences differ
-        for name, parameter in model.named_parameters():
-            if name.endswith("head.weight"):
-                parameter.mul_(50.0)
-    side = options.get("image_size", 64)
-    x = torch.randn(256, 3, side, side)
-    record = ExitRecord.load(assets.IMAGE_CLASSIFICATION / "dvit_tiny_imagenet_100.parquet")
-    certified = policy_of(record)
+def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
+    """Return a policy that has the exit shares of a record's policy on other images."""
+    certified = policy_of(ExitRecord.load(assets.IMAGE_CLASSIFICATION / f"{name}.parquet"), epsilon)
     shares = np.asarray(certified.certificate.exit_shares)
     with torch.no_grad():
         seen = collect(model, x.split(64), losses=["zero_one"]).confidences["top1"]
@@ -63,18 +62,83 @@ def dvit() -> tuple[Staged, Policy, Tensor]:
         levels.append(float(seen[order[n - 1], k]) if n else None)
         left = order[n:]
     certificate = certified.certificate.model_copy(update={"model": None})
-    fields = {"threshold": tuple(levels), "certificate": certificate}
-    return model, certified.model_copy(update=fields), x
+    return certified.model_copy(update={"threshold": tuple(levels), "certificate": certificate})
+
+
+def recipe_of(name: str) -> dict[str, Any]:
+    model = json.loads((RESULTS / f"{name}.json").read_text())["recipe"]["model"]
+    return {key: value for key, value in model.items() if key != "name"}
+
+
+def msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
+    model = models.MSDNet(**recipe_of("msdnet_cifar10")).eval()
+    model.load_state_dict(load_file(RESULTS / "msdnet_cifar10.safetensors"))
+    x = nn.functional.pad(models.prepared(assets.sample_images().images[:256]), (2, 2, 2, 2))
+    return model, with_shares(model, "msdnet_cifar10", x, epsilon), x
+
+
+def small_msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
+    x = models.prepared(assets.sample_images().images[:256])
+    return models.embedded_msdnet(), policy_of(assets.calibration_record(), epsilon), x
+
+
+def dvit(epsilon: float) -> tuple[Staged, Policy, Tensor]:
+    options = recipe_of("dvit_tiny_imagenet_100")
+    torch.manual_seed(0)
+    model = models.DViT(**options).eval()
+    with torch.no_grad():  # larger logits, so that confidences differ
+        for name, parameter in model.named_parameters():
+            if name.endswith("head.weight"):
+                parameter.mul_(50.0)
+    side = options.get("image_size", 64)
+    x = torch.randn(256, 3, side, side)
+    return model, with_shares(model, "dvit_tiny_imagenet_100", x, epsilon), x
+
+
+def minilm(
+    encoder: Path, questions: Path, length: int, epsilon: float
+) -> tuple[Staged, Policy, dict[str, Tensor]]:
+    from experiments.intents.data import banking77
+    from experiments.intents.network import load
+    from experiments.intents.records import HERE, halves, shuffled
+
+    file = HERE / "results/minilm_banking77.safetensors"
+    recipe = json.loads(file.with_suffix(".json").read_text())["recipe"]
+    n_classes = len(json.loads((questions / "categories.json").read_text()))
+    model, tokenizer = load(encoder, file, recipe, n_classes)
+    calibration, rest = halves(ExitRecord.load(file.with_suffix(".parquet")))
+    policy = calibrate(calibration, loss="zero_one", epsilon=epsilon)
+    texts = shuffled(banking77(questions, "test")).texts
+    fitting = [
+        text
+        for text in (texts[int(k)] for k in rest.ids)
+        if length == recipe["data"]["length"] or len(tokenizer(text)["input_ids"]) <= length
+    ]
+    padding = {"padding": "max_length", "truncation": True, "max_length": length}
+    batch = tokenizer(fitting[:256], **padding, return_tensors="pt")
+    return model, policy, {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def rows_of(tree: Any, rows: slice) -> Any:
+    return pytree.tree_map(lambda leaf: leaf[rows], tree)
+
+
+Make = Callable[[float], tuple[Staged, Policy, Any]]
+NETWORKS: dict[str, Make] = {"MSDNet": msdnet, "DViT": dvit, "small MSDNet": small_msdnet}
+LENGTHS = (16, 64)
 
 
 class Full(nn.Module):
-    def __init__(self, model: Staged) -> None:
+    """The full network, from the tensors of a batch to the last exit's logits."""
+
+    def __init__(self, model: Staged, example: Any) -> None:
         super().__init__()
         self.model = model
+        self.structure = pytree.tree_structure(example)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         model = self.model
-        state = model.begin(inputs[0])
+        state = model.begin(pytree.tree_unflatten(inputs, self.structure))
         for k in range(model.n_exits):
             state = model.advance(k, state)
         return model.head(model.n_exits - 1, state)
@@ -83,16 +147,17 @@ class Full(nn.Module):
 class Exported:
     """A network as exported stages, and whole as one ONNX file."""
 
-    def __init__(self, model: Staged, policy: Policy, x: Tensor, threads: int) -> None:
+    def __init__(self, model: Staged, policy: Policy, x: Any, threads: int) -> None:
         import onnxruntime as ort
 
         torch.set_num_threads(threads)
         self.model, self.policy, self.x, self.threads = model, policy, x, threads
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            onnx.export(model, policy, folder / "stages", example=x[:32], threads=threads)
+            example, traced = rows_of(x, slice(32)), rows_of(x, slice(2))
+            onnx.export(model, policy, folder / "stages", example=example, threads=threads)
             with torch.no_grad(), _explained("The full network"):
-                write_graph(Full(model), [x[:2]], folder / "full.onnx")
+                write_graph(Full(model, x), pytree.tree_leaves(traced), folder / "full.onnx")
             self.session = ort.InferenceSession(folder / "full.onnx", _session_options(threads))
             self.fast = onnx.EarlyExit.load(folder / "stages")
 
@@ -101,18 +166,22 @@ def measure(name: str, made: Exported, batch: int, seconds: float) -> list[Resul
     model, x, threads, session = made.model, made.x, made.threads, made.session
     clock = CLOCKS["cpu" if threads == 1 else "wall"]  # the machine may be busy otherwise
     torch_fast, fast, stages = EarlyExit(model, made.policy), made.fast, made.fast.stages
-    torch_full = torch.inference_mode()(Full(model))
-    arrays = x.numpy()
+    torch_full = torch.inference_mode()(Full(model, x))
+    arrays = pytree.tree_map(Tensor.numpy, x)
     exits = fast(arrays).exits
+    names = [(each.name, int(each.name.rpartition("_")[2])) for each in session.get_inputs()]
 
-    parts = [slice(k, k + batch) for k in range(0, len(x) - batch + 1, batch)][:64]
+    parts = [slice(k, k + batch) for k in range(0, len(exits) - batch + 1, batch)][:64]
+    tensors = [rows_of(x, rows) for rows in parts]
+    pieces = [rows_of(arrays, rows) for rows in parts]
+    feeds = [{name: pytree.tree_leaves(each)[k] for name, k in names} for each in pieces]
     stage_times = np.full((len(parts), model.n_exits), np.inf)
     head_times = np.full((len(parts), model.n_exits), np.inf)
 
-    def stages_and_heads(rows: slice) -> None:
-        state, start = stages.begin(arrays[rows]), clock()
+    def stages_and_heads(number: int) -> None:
+        state, start = stages.begin(pieces[number]), clock()
         for k in range(model.n_exits):
-            place = rows.start // batch, k
+            place = number, k
             state = stages.advance(k, state)
             middle = clock()
             stages.head(k, state)
@@ -121,21 +190,21 @@ def measure(name: str, made: Exported, batch: int, seconds: float) -> list[Resul
             head_times[place] = min(head_times[place], end - middle)
             start = end
 
-    ways: dict[str, Callable[[slice], object]] = {
-        "torch full": lambda rows: torch_full(x[rows]),
-        "torch early": lambda rows: torch_fast(x[rows]),
-        "onnx full": lambda rows: session.run(None, {"state_0": arrays[rows]}),
+    ways: dict[str, Callable[[int], object]] = {
+        "torch full": lambda number: torch_full(*pytree.tree_leaves(tensors[number])),
+        "torch early": lambda number: torch_fast(tensors[number]),
+        "onnx full": lambda number: session.run(None, feeds[number]),
         "onnx all exits": stages_and_heads,
-        "onnx early": lambda rows: fast(arrays[rows]),
+        "onnx early": lambda number: fast(pieces[number]),
     }
     best = {way: np.full(len(parts), np.inf) for way in ways}
     until, rounds = time.perf_counter() + seconds * len(ways), 0
     while time.perf_counter() < until or rounds < 3:
         rounds += 1
-        for number, rows in enumerate(parts):
-            for way, run in ways.items():
+        for way, run in ways.items():
+            for number in range(len(parts)):
                 start = clock()
-                run(rows)
+                run(number)
                 best[way][number] = min(best[way][number], clock() - start)
     n = batch * len(parts)
     total = {way: float(each.sum()) for way, each in best.items()}
@@ -162,11 +231,16 @@ def measure(name: str, made: Exported, batch: int, seconds: float) -> list[Resul
     ]  # fmt: skip
 
 
-def run(seconds: float = 4.0, threads: int = 2, batches: tuple[int, ...] = (1, 64)) -> list[Result]:
+def run(
+    seconds: float = 4.0,
+    threads: int = 2,
+    networks: dict[str, Make] | None = None,
+    epsilon: float = EPSILON,
+) -> list[Result]:
     found = []
-    for name, make in {"MSDNet": msdnet, "DViT": dvit}.items():
-        made = Exported(*make(), threads)
-        for batch in batches:
+    for name, make in (networks or NETWORKS).items():
+        made = Exported(*make(epsilon), threads)
+        for batch in (1, 64):
             found += measure(name, made, batch, seconds)
     return found
 
@@ -175,8 +249,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="per way and batch size")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--epsilon", type=float, default=EPSILON)
+    parser.add_argument("--networks", nargs="+", help="names as above; all by default")
+    parser.add_argument("--encoder", type=Path, help="folder of MiniLM, to measure it too")
+    parser.add_argument("--questions", type=Path, help="folder of Banking77, for MiniLM")
     arguments = parser.parse_args()
-    show(TITLE, run(arguments.seconds, arguments.threads), Console())
+    networks = dict(NETWORKS)
+    if arguments.encoder is not None:
+        for length in LENGTHS:
+            given = arguments.encoder, arguments.questions, length
+            networks[f"MiniLM-{length}"] = partial(minilm, *given)
+    chosen = {name: networks[name] for name in arguments.networks or networks}
+    found = run(arguments.seconds, arguments.threads, chosen, arguments.epsilon)
+    show(f"{TITLE}; ε = {arguments.epsilon:g}", found, Console())
 
 
 if __name__ == "__main__":

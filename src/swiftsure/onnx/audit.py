@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import checks
-from swiftsure.losses import LOSSES, Loss
+from swiftsure.losses import Loss
 from swiftsure.onnx.results import ExitOutput, refuse_broken
 from swiftsure.scores import probabilities
-from swiftsure.systems.auditing import AuditorBase
+from swiftsure.systems.auditing import AuditBase, AuditorBase
 
 if TYPE_CHECKING:
     from swiftsure.onnx.runtime import EarlyExit
@@ -23,68 +23,29 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Audit:
-    """The answers served for some requests of a batch, with the full model's answers.
+class Audit(AuditBase):
+    """The answers served for some requests of a batch, with the full model's answers, as arrays.
 
-    Attributes
-    ----------
-    ids : tuple of str, (m,)
-        Ids of the requests, in their order: the caller's own, or new ones (`request_ids`).
-    rows : (m,)
-        Their rows in the batch.
-    exits : (m,)
-        Their exits. Requests that ran in full anyway are audited as often as the others.
-    outputs, full_outputs
-        The outputs served and those of the last exit, with the samples first.
-    failed : tuple of str, (k,)
-        Ids of chosen requests whose audit failed. Their losses are missing: `expect` and `give_up`
-        them in a `RequestOrder`.
+    Attributes are those of `swiftsure.systems.auditing.AuditBase`. Losses are those of classifiers,
+    whose outputs are logits, (m, n_classes); labels are class numbers.
     """
 
-    ids: tuple[str, ...]
-    rows: Rows
-    exits: Rows
-    outputs: Any
-    full_outputs: Any
-    failed: tuple[str, ...] = ()
+    def _inconsistencies(self, loss: Loss) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = loss.function("against_last")(self._probabilities())[:, 0]
+        return found
 
-    def losses(
-        self, risk: str, loss: str | Loss, labels: Array | None = None
-    ) -> NDArray[np.float64]:
-        """Return the losses to add to a monitor, unweighted, (m,).
-
-        Parameters
-        ----------
-        risk : {"consistency", "gap", "zero-bounded gap"}
-            "consistency" compares with the full model's outputs; a gap is the difference between
-            both losses against labels.
-        loss : str or Loss
-            Of classifiers, whose outputs are logits, (m, n_classes).
-        labels : (m,), optional
-            Class numbers of the audited requests, for a gap; negative ones are missing.
-
-        Returns
-        -------
-        losses
-            NaN if a needed label is missing; a 0-1 gap is 0 without a label if both answers agree.
-        """
-        kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
-        named, both = LOSSES.choose(loss), self._probabilities()
-        if kind == "consistency":
-            found: NDArray[np.float64] = named.function("against_last")(both)[:, 0]
-            return found
-        if labels is None:
-            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
+    def _gaps(self, loss: Loss, labels: Any) -> NDArray[np.float64]:
         truth = checks.of_shape("labels", checks.numbers("labels", labels), {"m": len(self.ids)})
-        against = named.function("against_labels")(both, np.maximum(truth, 0).astype(np.int64))
+        classes = np.maximum(truth, 0).astype(np.int64)
+        against = loss.function("against_labels")(self._probabilities(), classes)
         gaps = np.asarray(against[:, 0] - against[:, 1], np.float64)
-        if named.of == "prediction":
-            differs = self.losses("consistency", named) > 0
+        if loss.of == "prediction":
+            differs = self._inconsistencies(loss) > 0
             gaps[~differs] = 0.0
             gaps[(truth < 0) & differs] = np.nan
         else:
             gaps[truth < 0] = np.nan
-        return gaps if kind == "gap" else np.maximum(gaps, 0.0)
+        return gaps
 
     def _probabilities(self) -> NDArray[np.float64]:
         """Return the distributions served and those of the last exit, (m, 2, n_classes)."""

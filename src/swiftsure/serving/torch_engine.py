@@ -95,7 +95,7 @@ class TorchEngine:
                 raise ValueError("the full model's answer is not finite")
         one, images = torch.zeros(1, dtype=torch.long), pytree.tree_leaves(batch)[0]
         size = tuple(images.shape[-2:]) if images.ndim == 4 else None
-        audit = Audit(("",), one, one, served, full, size)
+        audit = Audit(("",), one, one, served, full, size=size)
         lost = float(audit.losses("consistency", loss)[0])
         if not isinstance(served, Tensor) or served.ndim != 2:
             return Comparison(lost)

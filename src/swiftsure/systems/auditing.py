@@ -1,4 +1,4 @@
-"""AuditorBase: chooses requests at random, and passes the losses of their audits to a monitor.
+"""Audits: `AuditorBase` chooses requests at random, `AuditBase` holds both of their answers.
 
 How requests are kept and run in full depends on the runtime; see `torch/audit.py` and
 `onnx/audit.py`.
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -22,7 +22,68 @@ from swiftsure.monitor import Monitor, RequestOrder, request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.policy import Policy
 
-__all__ = ["AuditorBase", "Chosen"]
+__all__ = ["AuditBase", "AuditorBase", "Chosen"]
+
+
+@dataclass(frozen=True)
+class AuditBase(ABC):
+    """The answers served for some requests of a batch, with the full model's answers.
+
+    Attributes
+    ----------
+    ids : tuple of str, (m,)
+        Ids of the requests, in their order: the caller's own, or new ones (`request_ids`).
+    rows : (m,)
+        Their rows in the batch.
+    exits : (m,)
+        Their exits. Requests that ran in full anyway are audited as often as the others.
+    outputs, full_outputs
+        The outputs served and those of the last exit, with the samples first.
+    failed : tuple of str, (k,)
+        Ids of chosen requests whose audit failed, or that have no valid answer. Their losses
+        are missing: `expect` and `give_up` them in a `RequestOrder`.
+    """
+
+    ids: tuple[str, ...]
+    rows: Any
+    exits: Any
+    outputs: Any
+    full_outputs: Any
+    failed: tuple[str, ...] = ()
+
+    def losses(self, risk: str, loss: str | Loss, labels: Any = None) -> NDArray[np.float64]:
+        """Return the losses to add to a monitor, unweighted, (m,).
+
+        Parameters
+        ----------
+        risk : {"consistency", "gap", "zero-bounded gap"}
+            "consistency" compares with the full model's outputs; a gap is the difference between
+            both losses against labels.
+        loss : str or Loss
+        labels : (m,), optional
+            Labels of the audited requests, for a gap; negative ones are missing.
+
+        Returns
+        -------
+        losses
+            NaN if a needed label is missing; a 0-1 gap is 0 without a label if both answers agree.
+        """
+        kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
+        named = LOSSES.choose(loss)
+        if kind == "consistency":
+            return self._inconsistencies(named)
+        if labels is None:
+            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
+        gaps = self._gaps(named, labels)
+        return gaps if kind == "gap" else np.maximum(gaps, 0.0)
+
+    @abstractmethod
+    def _inconsistencies(self, loss: Loss) -> NDArray[np.float64]:
+        """Return the losses of the answers against the full model's."""
+
+    @abstractmethod
+    def _gaps(self, loss: Loss, labels: Any) -> NDArray[np.float64]:
+        """Return the losses against labels less those of the full model."""
 
 
 class Chosen(Protocol):

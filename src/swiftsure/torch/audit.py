@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
-from swiftsure.losses import LOSSES, PIXEL_LOSSES, Loss
-from swiftsure.systems.auditing import AuditorBase
+from swiftsure.losses import PIXEL_LOSSES, Loss
+from swiftsure.systems.auditing import AuditBase, AuditorBase
 from swiftsure.torch.losses import label_losses
 from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
@@ -26,65 +25,27 @@ __all__ = ["Audit", "Auditor"]
 
 
 @dataclass(frozen=True)
-class Audit:
-    """The answers served for some requests of a batch, with the full model's answers.
+class Audit(AuditBase):
+    """The answers served for some requests of a batch, with the full model's answers, as tensors.
+
+    Logit maps are compared at the images' size, as `collect` does without labels, and for a gap at
+    the labels' size. Other attributes are those of `swiftsure.systems.auditing.AuditBase`.
 
     Attributes
     ----------
-    ids : tuple of str, (m,)
-        Ids of the requests, in their order: the caller's own, or new ones (`request_ids`).
-    rows : (m,)
-        Their rows in the batch.
-    exits : (m,)
-        Their exits. Requests that ran in full anyway are audited as often as the others.
-    outputs, full_outputs
-        The outputs served and those of the last exit, with the samples first.
     size : (height, width), optional
-        Size of the input images, at which logit maps are compared.
-    failed : tuple of str, (k,)
-        Ids of chosen requests whose audit failed, or that have no valid answer. Their losses
-        are missing: `expect` and `give_up` them in a `RequestOrder`.
+        Size of the input images.
     """
 
-    ids: tuple[str, ...]
-    rows: Tensor
-    exits: Tensor
-    outputs: Any
-    full_outputs: Any
     size: tuple[int, int] | None = None
-    failed: tuple[str, ...] = ()
 
-    def losses(
-        self, risk: str, loss: str | Loss, labels: Tensor | None = None
-    ) -> NDArray[np.float64]:
-        """Return the losses to add to a monitor, unweighted, (m,).
-
-        Parameters
-        ----------
-        risk : {"consistency", "gap", "zero-bounded gap"}
-            "consistency" compares with the full model's outputs; a gap is the difference between
-            both losses against labels. Logit maps are compared at the images' size, as `collect`
-            does without labels, and for a gap at the labels' size.
-        labels : (m,), optional
-            Labels of the audited requests, for a gap; negative ones are missing.
-
-        Returns
-        -------
-        losses
-            NaN if a needed label is missing; a 0-1 gap is 0 without a label if both answers agree.
-        """
-        kind = checks.choice("risk", risk, ["consistency", "gap", "zero-bounded gap"])
-        named, both = LOSSES.choose(loss), [self.outputs, self.full_outputs]
-        if kind == "consistency":
-            return self._inconsistencies(named)
-        if labels is None:
-            raise ValueError("`labels` must be given for a gap: it compares losses against labels.")
+    def _gaps(self, loss: Loss, labels: Any) -> NDArray[np.float64]:
         truth = torch.as_tensor(labels)
-        against = label_losses(named, both, truth)
+        against = label_losses(loss, [self.outputs, self.full_outputs], truth)
         gaps = _array(against[:, 0] - against[:, 1])
         if truth.ndim == 1 and not truth.is_floating_point():
-            gaps[_array(truth < 0).astype(bool) & self._differ(named)] = np.nan
-        return gaps if kind == "gap" else np.maximum(gaps, 0.0)
+            gaps[_array(truth < 0).astype(bool) & self._differ(loss)] = np.nan
+        return gaps
 
     def _inconsistencies(self, loss: Loss) -> NDArray[np.float64]:
         both = [self.outputs, self.full_outputs]
@@ -97,7 +58,7 @@ class Audit:
         """Return where the two answers' losses may differ for some label."""
         if loss.of != "prediction" or loss.on_tensors().against_last is None:
             return np.ones(len(self.ids), bool)
-        differ: NDArray[np.bool_] = self.losses("consistency", loss) > 0
+        differ: NDArray[np.bool_] = self._inconsistencies(loss) > 0
         return differ
 
 
@@ -177,12 +138,12 @@ class Auditor(AuditorBase):
     ) -> Audit:
         answered, exits = rows_of(out.outputs, chosen.rows), out.exits[chosen.rows]
         full = _full_outputs(fast, chosen, exits, answered)
-        return Audit(chosen.ids, chosen.rows, exits, answered, full, chosen.size, failed)
+        return Audit(chosen.ids, chosen.rows, exits, answered, full, failed, chosen.size)
 
     def _nothing(self, out: ExitOutput, chosen: _ChosenRequests, failed: tuple[str, ...]) -> Audit:
         none = chosen.rows[:0]
         empty = pytree.tree_map_only(Tensor, lambda leaf: leaf[:0] if leaf.ndim else leaf, out.raw)
-        return Audit((), none, none, empty, empty, chosen.size, failed)
+        return Audit((), none, none, empty, empty, failed, chosen.size)
 
 
 def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, answered: Any) -> Any:
