@@ -19,6 +19,7 @@ from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
 from swiftsure.text.decoder import decoder_of
 from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticDecoder, StaticShape
+from swiftsure.text.static_encoder import StaticEncoder
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 
 __all__ = ["CapturedPair", "StaticReader"]
@@ -56,6 +57,7 @@ class StaticReader:
         self.model, self.recorder = model, recorder
         self.decoder = decoder_of(model)
         self.static = StaticDecoder(self.decoder, shape, recorder)
+        self._encoder = StaticEncoder(self.static, recorder) if shape.source else None
         self.n, self.capacity = shape.n, shape.capacity
         self.read_already = np.zeros(shape.n, np.int64)
         """Positions of each prompt that are in the cache."""
@@ -67,13 +69,14 @@ class StaticReader:
     def load(self, sources: Sequence[Tensor]) -> None:
         """Encode the sources, or read the prompts up to their last token."""
         self.static.reset()
-        if self.model.config.is_encoder_decoder:
-            self._encode(sources)
+        if self._encoder is not None:
+            self._encoder.run(*self._padded(sources))
         else:
             for row, source in enumerate(sources):
                 self._prefill(row, source)
 
-    def _encode(self, sources: Sequence[Tensor]) -> None:
+    def _padded(self, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the sources as a batch, and its mask."""
         lengths = [source.shape[1] for source in sources]
         device = self.model.device
         ids = torch.zeros((self.n, max(lengths)), dtype=torch.long, device=device)
@@ -81,8 +84,7 @@ class StaticReader:
         for row, source in enumerate(sources):
             ids[row, : lengths[row]] = source[0]
             mask[row, : lengths[row]] = 1
-        found = self.model.get_encoder()(input_ids=ids, attention_mask=mask)
-        self.static.load_source(found.last_hidden_state, mask)
+        return ids, mask
 
     def _prefill(self, row: int, source: Tensor) -> None:
         self.read_already[row] = source.shape[1] - 1
@@ -191,7 +193,7 @@ class CapturedPair:
         shape = StaticShape(len(sources), capacity, source)
         captures = device.type == "cuda"
         readers = self._readers.get(shape, lambda: self._made(shape), unlimited=captures)
-        for reader in readers:
+        for reader in readers if rule.level is not None else readers[:1]:
             reader.load(sources)
         return readers
 

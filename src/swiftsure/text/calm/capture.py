@@ -180,7 +180,7 @@ class CapturedDecoding:
         if states is not None:
             session.static.load_source(states.to(device), mask)
         elif crossed:
-            session.encode(arguments["input_ids"], arguments["attention_mask"])
+            session.encoder.run(arguments["input_ids"], arguments["attention_mask"])
         if not crossed or prompt > 1:
             logits = self._prefill(session, input_ids, arguments)
         else:
