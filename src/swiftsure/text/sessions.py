@@ -1,6 +1,6 @@
 """Buffers and captured functions that are kept between generations."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Sessions(Generic[T]):
         self._modules = [module for module in modules if module is not None]
         self._kept: dict[Hashable, T] = {}
         self._held: list[Tensor] = []
+        self._places: list[int] = []
 
     def __len__(self) -> int:
         """Return the number of sessions."""
@@ -36,8 +37,10 @@ class Sessions(Generic[T]):
     def get(self, key: Hashable, make: Callable[[], T], *, unlimited: bool) -> T:
         """Return a session, made if it is missing; `unlimited`: others are never dropped for it."""
         weights = [weight for each in self._modules for weight in _weights(each)]
-        if list(map(Tensor.data_ptr, weights)) != list(map(Tensor.data_ptr, self._held)):
+        places = list(map(Tensor.data_ptr, weights))
+        if places != self._places:
             self._kept.clear()
+            self._places = places
             self._held = [weight.detach() for weight in weights]  # so that the memory stays theirs
         if key not in self._kept:
             if not unlimited and len(self._kept) >= LARGEST:
@@ -46,9 +49,11 @@ class Sessions(Generic[T]):
         return self._kept[key]
 
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's weights, some twice; `parameters` takes longer to leave those out."""
-    yield from (weight for weight in module._parameters.values() if weight is not None)
-    for each in module._modules.values():
-        if each is not None:
-            yield from _weights(each)
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Return a module's weights, some twice; `parameters` takes longer to leave those out."""
+    found, parts = list[Tensor](), [module]
+    while parts:
+        part = parts.pop()
+        found += [weight for weight in part._parameters.values() if weight is not None]
+        parts += [each for each in part._modules.values() if each is not None]
+    return found
