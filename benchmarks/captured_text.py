@@ -48,7 +48,8 @@ EAGER = {1: 6.0, 32: 2.5}
 TRANSLATED = {1: 2.0, 8: 1.5, 32: 1.5}
 DRAFTED = {1: 1.5, 8: 1.2}
 DRAFT_TOKENS = 64
-SLOW = 8
+PAIR_TEXTS = 8
+SLOW = 4
 """Number of batches of texts that uncaptured peers write."""
 
 
@@ -229,7 +230,7 @@ def run_translator(
         inputs = batches_of(tokenizer, texts, batch, device)
 
         def rate(generate: Any, inputs: Any, times: int = repeats) -> tuple[float, Any]:
-            took, said = seconds(lambda: [generate(**each) for each in inputs], device, times)
+            took, said = seconds(partial(over_all, generate, inputs), device, times)
             return counted(said, model) / took, said
 
         eager, _ = rate(partial(model.generate, **options, do_sample=False), inputs[:SLOW], 1)
@@ -265,35 +266,36 @@ def batches_of(
 
 
 def run_pair(device: str, batches: Sequence[int], repeats: int) -> Iterator[list[Result]]:
-    """Measure BiLD, captured, against the captured large model and assisted generation."""
+    """Measure BiLD with random models; the large one alone runs as `CalmModel` captures it."""
     for name, build in {"T5": t5_pair, "Llama": llama_pair}.items():
         large, small = (model.to(device) for model in build())
-        pairs = {"alone": BigLittle(large, small, None, capture=True)}
+        for model in (large, small):
+            model.generation_config.eos_token_id = None  # answers of one length
+        pairs = {"alone": CalmModel(large, None, capture=True)}
         pairs |= {"drafts": BigLittle(large, small, Rollback(2.0), capture=True)}
+        rows = random_sources(large, PAIR_TEXTS)
+        slow = seconds(assisted(large, small, rows[:SLOW]), device, 1)[0] / len(rows[:SLOW])
         for batch in batches:
-            ids = torch.cat(random_sources(large, batch))
-            rates, passes = {}, 0.0
+            given = [
+                {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                for ids in torch.cat(rows).split(batch)
+            ]
+            took, drafted = {}, []
             for each, pair in pairs.items():
-                call = partial(pair.generate, ids, max_new_tokens=TOKENS)
-                took, said = seconds(call, device, repeats)
-                rates[each] = said.lengths.sum() / took
-                passes = said.large_passes.mean()
-            rows = ids.split(1)[:SLOW]
-            took, said = seconds(assisted(large, small, rows), device, 1)
-            start = 1 if large.config.is_encoder_decoder else rows[0].shape[1]
-            assisted_rate = sum(each.shape[1] - start for each in said) / took
-            where = f"{name} pair, batch {batch}: "
+                call = partial(pair.generate, max_new_tokens=TOKENS)
+                took[each], drafted = seconds(partial(over_all, call, given), device, repeats)
+            passes = np.concatenate([output.large_passes for output in drafted]).mean()
+            where = f"{name} pair, batch {batch}: drafts, against "
             yield [
                 Result(
-                    f"{where}drafts, against the captured large model",
-                    rates["drafts"] / rates["alone"],
+                    f"{where}the captured large model",
+                    took["alone"] / took["drafts"],
                     at_least=DRAFTED.get(batch),
-                    note=f"{rates['drafts']:,.0f} tok/s, {passes:.2f} large passes a token",
+                    note=f"{len(rows) * TOKENS / took['drafts']:,.0f} tok/s,"
+                    f" {passes:.2f} large passes a token",
                 ),
                 Result(
-                    f"{where}drafts, against assisted generation",
-                    rates["drafts"] / assisted_rate,
-                    at_least=1.0,
+                    f"{where}assisted generation", slow * len(rows) / took["drafts"], at_least=1.0
                 ),
             ]
 
@@ -317,6 +319,9 @@ def run_drafts(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     large = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     smalls = {f"{blocks} of 8 blocks": self_draft(large, blocks) for blocks in (1, 2)}
+    for small in smalls.values():
+        # Assisted generation makes a cache for so many layers, and fails if the decoder has fewer.
+        small.config.num_layers = small.config.num_decoder_layers
     rows = [each["input_ids"] for each in batches_of(tokenizer, texts[:SLOW], 1, device)]
     peers = {}
     for name, small in smalls.items():
@@ -324,30 +329,34 @@ def run_drafts(
         peers[name] = counted(said, large) / took
     for batch in batches:
         inputs = batches_of(tokenizer, texts, batch, device)
-        where, alone = f"translator, batch {batch}: ", 0.0
+        where = f"translator, batch {batch}: "
+        alone = partial(CalmModel(large, None, capture=True).generate, max_new_tokens=DRAFT_TOKENS)
+        took, said = seconds(partial(over_all, alone, inputs), device, repeats)
+        full = counted(said, large) / took
         for size, small in smalls.items():
-            for name, level in {"alone": None, "lossless": 0.0, "rollback 2": 2.0}.items():
+            for name, level in {"lossless": 0.0, "rollback 2": 2.0}.items():
                 pair = BigLittle(large, small, Rollback(level), capture=True)
                 call = partial(pair.generate, max_new_tokens=DRAFT_TOKENS)
-                took, said = seconds(
-                    lambda call=call, inputs=inputs: [call(**each) for each in inputs],
-                    device,
-                    repeats,
-                )
+                took, said = seconds(partial(over_all, call, inputs), device, repeats)
                 runs = [run for output in said for run in output.runs]
                 written = sum(len(run.tokens) for run in runs)
                 rate = written / took
-                alone = rate if level is None else alone
+                passes = [sum(run.large_passes for run in runs) / written]
+                passes += [sum(run.small_passes for run in runs) / written]
                 yield [
                     Result(
-                        f"{where}{name}, {size}",
-                        rate / alone,
-                        at_least=None if level is None else DRAFTED.get(batch),
+                        f"{where}{name}, drafts of {size}",
+                        rate / full,
+                        at_least=DRAFTED.get(batch),
                         note=f"{rate:,.0f} tok/s, {rate / peers[size]:.1f} x assisted generation,"
-                        f" {sum(run.large_passes for run in runs) / written:.2f} large passes and"
-                        f" {sum(run.small_passes for run in runs) / written:.2f} small ones a token",
+                        f" {passes[0]:.2f} large and {passes[1]:.2f} small passes a token",
                     )
                 ]
+
+
+def over_all(generate: Any, inputs: Sequence[dict[str, Tensor]]) -> list[Any]:
+    """Generate for all batches."""
+    return [generate(**each) for each in inputs]
 
 
 def main() -> None:

@@ -230,7 +230,8 @@ class StaticReader:
         if not self.recorder.captures:
             return function()
         if key not in self._graphs:
-            self._graphs[key] = self.recorder.record(function)
+            with self.static.blas(self.n * key[1]):
+                self._graphs[key] = self.recorder.record(function)
         self._graphs[key].replay()
         return self._graphs[key].result
 

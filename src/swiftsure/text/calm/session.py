@@ -51,7 +51,8 @@ class Session(StaticSteps):
             return
         if key not in self._graphs:
             kept = [each.clone() for each in changed]
-            self._graphs[key] = self.recorder.record(function)
+            with self.static.blas(self.n):
+                self._graphs[key] = self.recorder.record(function)
             for each, before in zip(changed, kept, strict=True):
                 each.copy_(before)
         self._graphs[key].replay()
