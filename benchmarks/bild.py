@@ -226,7 +226,8 @@ def saved_pair(large: Path, small: Path | None, layers: int | None) -> tuple[Any
 
 def random_sources(model: Any, n: int) -> list[Tensor]:
     torch.manual_seed(1)
-    return list(torch.randint(5, model.config.vocab_size, (n, 1, SOURCE), device=model.device))
+    drawn = torch.randint(5, model.config.vocab_size, (n, 1, SOURCE))  # the same on all devices
+    return list(drawn.to(model.device))
 
 
 def run(device: str = "cpu", texts: int = TEXTS, tokens: int = TOKENS, repeats: int = 3) -> Any:

@@ -203,16 +203,18 @@ def run(
     return results
 
 
-def certified(model: Any, folder: Path, classifier: Path | None) -> dict[str, CalmModel]:
+def certified(
+    model: Any, folder: Path, classifier: Path | None, epsilon: float = EPSILON
+) -> dict[str, CalmModel]:
     """Return the model under a policy of each sweep in a folder, as `experiments/calm` makes it."""
     found = {}
     for file in sorted(folder.glob("*_*.parquet")):
         name, record = file.stem.rpartition("_")[2], ThresholdRecord.load(file)
-        policy = calibrate(record, risk="gap", loss="bleu", epsilon=EPSILON, delta=DELTA)
+        policy = calibrate(record, risk="gap", loss="bleu", epsilon=epsilon, delta=DELTA)
         judge = None
         if policy.settings["score"] == "meta" and classifier is not None:
             judge = MetaClassifier.load(classifier).to(model.device).eval()
-        found[f"{name}, BLEU gap {EPSILON:g}"] = CalmModel(model, policy, classifier=judge)
+        found[f"{name}, BLEU gap {epsilon:g}"] = CalmModel(model, policy, classifier=judge)
     return found
 
 

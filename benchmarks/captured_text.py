@@ -1,22 +1,24 @@
 """Captured decoding (CALM, BiLD) against captured full decoders and `generate`, with its targets.
 
-`python benchmarks/captured_text.py [--parts large limit pair translator] [--texts FILE]` on a GPU:
+`python benchmarks/captured_text.py [--parts large limit pair translator drafts]` on a GPU:
 
 - large: a T5 of T5-large's size with random weights. Confidences are computed as usual, and tokens
   exit after half of the blocks, or at looks drawn uniformly.
 - limit: the captured full decoder at smaller batches, and what leaving rows out could gain.
-- translator: the library's translator under its policies at a BLEU gap of 0.05; needs `--texts`,
-  one German sentence a line.
+- translator: the library's translator under its policies at a BLEU gap of `--epsilon`; needs
+  `--texts`, one German sentence a line.
 - pair: BiLD with random models whose first blocks often predict the large model's token.
+- drafts: BiLD with the library's translator and its own first blocks; needs `--texts`.
 
 The peer is the full decoder over the same static caches, captured as one graph per token. On a CPU
 (`--device cpu --width 128 --layers 8`) the same code runs without graphs. Ratios are of best times
-in one run.
+in one run; with texts, of tokens per second. On a GPU, `generate` and assisted generation write the
+first `SLOW` batches only, twice, of which the second is timed.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from swiftsure import assets
-from swiftsure.text import BigLittle, CalmModel, CalmRule, MetaClassifier, Rollback
+from swiftsure.text import BigLittle, CalmModel, CalmRule, MetaClassifier, Rollback, self_draft
 from swiftsure.text.calm.confidences import Confidence, Look, look_exits
 
 TITLE = "captured text: early exits and drafts, against captured full decoders"
@@ -45,6 +47,10 @@ EAGER = {1: 6.0, 32: 2.5}
 """Targets against eager `generate`, by batch size."""
 TRANSLATED = {1: 2.0, 8: 1.5, 32: 1.5}
 DRAFTED = {1: 1.5, 8: 1.2}
+DRAFT_TOKENS = 64
+PAIR_TEXTS = 8
+SLOW = 4
+"""Number of batches of texts that uncaptured peers write."""
 
 
 class Forced(Confidence):
@@ -106,6 +112,12 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def random_on(device: str, width: int, layers: int, dtype: torch.dtype) -> Any:
+    """Return a random T5 whose weights are drawn on the device."""
+    with torch.device(device):
+        return random_t5(width, layers).to(dtype)
+
+
 def run_large(
     device: str,
     batches: Sequence[int],
@@ -116,7 +128,7 @@ def run_large(
     intervals: Sequence[int],
 ) -> Iterator[list[Result]]:
     """Measure a random T5; its encoder runs beforehand."""
-    model = random_t5(width, layers).to(device, dtype)
+    model = random_on(device, width, layers, dtype)
     judge = MetaClassifier(width).to(device, dtype).eval()
     options = {"max_new_tokens": TOKENS, "eos_token_id": None}
     for batch in batches:
@@ -181,7 +193,7 @@ def run_limit(
     Rows exit at six depths, uniformly, and each sixth of the blocks runs on the rows that are left,
     with no cost of looks and of gathering rows.
     """
-    model = random_t5(width, layers).to(device, dtype)
+    model = random_on(device, width, layers, dtype)
     full = CalmModel(model, None, capture=True)
     options = {"max_new_tokens": TOKENS, "eos_token_id": None}
     sizes = sorted({1, 2, 4, 8, 12, 16, 24, *batches})
@@ -206,89 +218,154 @@ def run_limit(
 
 
 def run_translator(
-    device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
+    device: str,
+    batches: Sequence[int],
+    texts: Sequence[str],
+    repeats: int,
+    epsilon: float,
+    chosen: Sequence[str],
 ) -> Iterator[list[Result]]:
     """Measure the library's translator under its certified policies."""
     folder = assets.TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
-    plain = certified(model, assets.CALM, folder / "meta.safetensors")
+    plain = certified(model, assets.CALM, folder / "meta.safetensors", epsilon)
     options = next(iter(plain.values())).policy.settings["generation"]
+    plain = {k: each for k, each in plain.items() if not chosen or k.split(",")[0] in chosen}
+    slow, times = (SLOW, 1) if device == "cuda" else (None, repeats)
     for batch in batches:
-        results = []
-        given = [
-            tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt").to(device)
-            for i in range(0, len(texts), batch)
-        ]
-        inputs = [{k: each[k] for k in ("input_ids", "attention_mask")} for each in given]
+        inputs = batches_of(tokenizer, texts, batch, device)
 
-        def rate(generate: Any, inputs: Any = inputs) -> tuple[float, Any]:
-            took, said = seconds(lambda: [generate(**each) for each in inputs], device, repeats)
+        def rate(generate: Any, inputs: Any, repeats: int = repeats) -> tuple[float, Any]:
+            took, said = seconds(partial(over_all, generate, inputs), device, repeats)
             return counted(said, model) / took, said
 
-        eager, _ = rate(lambda **each: model.generate(**each, **options, do_sample=False))
-        captured = CalmModel(model, None, capture=True)
-        full, _ = rate(lambda captured=captured, **each: captured.generate(**each, **options))
+        eager, _ = rate(partial(model.generate, **options, do_sample=False), inputs[:slow], times)
+        full, _ = rate(partial(CalmModel(model, None, capture=True).generate, **options), inputs)
         where = f"translator, batch {batch}: "
-        results.append(Result(f"{where}captured full decoder, against generate", full / eager))
+        yield [
+            Result(f"{where}captured full decoder", full, "tok/s"),
+            Result(f"{where}captured full decoder, against generate", full / eager),
+        ]
         for name, each in plain.items():
             fast = CalmModel(model, each.policy, classifier=each.classifier, capture=True)
-            speed, said = rate(fast.generate)
+            speed, said = rate(fast.generate, inputs)
             layers = np.concatenate([output.mean_layers for output in said]).mean()
-            results.append(
+            yield [
                 Result(
                     f"{where}{name}",
                     speed / full,
-                    at_least=TRANSLATED.get(batch) if device == "cuda" else None,
+                    at_least=TRANSLATED.get(batch)
+                    if device == "cuda" and epsilon == 0.05
+                    else None,
                     note=f"{speed / eager:.2f} x generate, {layers:.1f} layers",
                 )
-            )
-        yield results
+            ]
+
+
+def batches_of(
+    tokenizer: Any, texts: Sequence[str], batch: int, device: str
+) -> list[dict[str, Tensor]]:
+    """Return texts as padded batches on a device."""
+    given = [
+        tokenizer(list(texts[i : i + batch]), padding=True, return_tensors="pt").to(device)
+        for i in range(0, len(texts), batch)
+    ]
+    return [{k: each[k] for k in ("input_ids", "attention_mask")} for each in given]
 
 
 def run_pair(device: str, batches: Sequence[int], repeats: int) -> Iterator[list[Result]]:
-    """Measure BiLD, captured, against the captured large model and assisted generation."""
+    """Measure BiLD with random models; the large one alone runs as `CalmModel` captures it."""
     for name, build in {"T5": t5_pair, "Llama": llama_pair}.items():
         large, small = (model.to(device) for model in build())
-        pairs = {"alone": BigLittle(large, small, None, capture=True)}
+        for model in (large, small):
+            model.generation_config.eos_token_id = None  # answers of one length
+        pairs = {"alone": CalmModel(large, None, capture=True)}
         pairs |= {"drafts": BigLittle(large, small, Rollback(2.0), capture=True)}
+        rows = random_sources(large, PAIR_TEXTS)
+        slow = seconds(assisted(large, small, rows[:SLOW]), device, 1)[0] / len(rows[:SLOW])
         for batch in batches:
-            results = []
-            ids = torch.cat(random_sources(large, batch))
-            took = {
-                each: seconds(
-                    lambda pair=pair, ids=ids: pair.generate(ids, max_new_tokens=TOKENS),
-                    device,
-                    repeats,
-                )[0]
-                for each, pair in pairs.items()
-            }
-            where = f"{name} pair, batch {batch}: "
-            results.append(
+            given = [
+                {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                for ids in torch.cat(rows).split(batch)
+            ]
+            took, drafted = {}, []
+            for each, pair in pairs.items():
+                call = partial(pair.generate, max_new_tokens=TOKENS)
+                took[each], drafted = seconds(partial(over_all, call, given), device, repeats)
+            passes = np.concatenate([output.large_passes for output in drafted]).mean()
+            where = f"{name} pair, batch {batch}: drafts, against "
+            yield [
                 Result(
-                    f"{where}drafts, against the captured large model",
+                    f"{where}the captured large model",
                     took["alone"] / took["drafts"],
                     at_least=DRAFTED.get(batch),
-                )
-            )
-            results.append(
+                    note=f"{len(rows) * TOKENS / took['drafts']:,.0f} tok/s,"
+                    f" {passes:.2f} large passes a token",
+                ),
                 Result(
-                    f"{where}drafts, against assisted generation",
-                    seconds(assisted(large, small, ids), device, repeats)[0] / took["drafts"],
-                    at_least=1.0,
-                )
-            )
-            yield results
+                    f"{where}assisted generation", slow * len(rows) / took["drafts"], at_least=1.0
+                ),
+            ]
 
 
-def assisted(large: Any, small: Any, ids: Tensor) -> Callable[[], list[Any]]:
-    """Return transformers' assisted generation, which takes one text at a time."""
-    options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
-    mask = torch.ones_like(ids[:1])
+def assisted(
+    large: Any, small: Any, rows: Iterable[Tensor], tokens: int = TOKENS
+) -> Callable[[], list[Any]]:
+    """Return transformers' assisted generation, which takes one text, (1, positions), at a time."""
+    options = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     return lambda: [
-        large.generate(row[None], attention_mask=mask, assistant_model=small, **options)
-        for row in ids
+        large.generate(row, attention_mask=torch.ones_like(row), assistant_model=small, **options)
+        for row in rows
     ]
+
+
+def run_drafts(
+    device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
+) -> Iterator[list[Result]]:
+    """Measure the library's translator with drafts of its own first blocks."""
+    folder = assets.TRANSLATOR
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    large = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    smalls = {f"{blocks} of 8 blocks": self_draft(large, blocks) for blocks in (1, 2)}
+    for small in smalls.values():
+        # Assisted generation makes a cache for so many layers, and fails if the decoder has fewer.
+        small.config.num_layers = small.config.num_decoder_layers
+    rows = [each["input_ids"] for each in batches_of(tokenizer, texts[:SLOW], 1, device)]
+    peers = {}
+    for name, small in smalls.items():
+        took, said = seconds(assisted(large, small, rows, DRAFT_TOKENS), device, 1)
+        peers[name] = counted(said, large) / took
+    for batch in batches:
+        inputs = batches_of(tokenizer, texts, batch, device)
+        where = f"translator, batch {batch}: "
+        alone = partial(CalmModel(large, None, capture=True).generate, max_new_tokens=DRAFT_TOKENS)
+        took, said = seconds(partial(over_all, alone, inputs), device, repeats)
+        full = counted(said, large) / took
+        for size, small in smalls.items():
+            for name, level in {"lossless": 0.0, "rollback 2": 2.0}.items():
+                pair = BigLittle(large, small, Rollback(level), capture=True)
+                call = partial(pair.generate, max_new_tokens=DRAFT_TOKENS)
+                took, said = seconds(partial(over_all, call, inputs), device, repeats)
+                runs = [run for output in said for run in output.runs]
+                written = sum(len(run.tokens) for run in runs)
+                rate = written / took
+                passes = [sum(run.large_passes for run in runs) / written]
+                passes += [sum(run.small_passes for run in runs) / written]
+                yield [
+                    Result(
+                        f"{where}{name}, drafts of {size}",
+                        rate / full,
+                        at_least=DRAFTED.get(batch),
+                        note=f"{rate:,.0f} tok/s, {rate / peers[size]:.1f} x assisted generation,"
+                        f" {passes[0]:.2f} large and {passes[1]:.2f} small passes a token",
+                    )
+                ]
+
+
+def over_all(generate: Any, inputs: Sequence[dict[str, Tensor]]) -> list[Any]:
+    """Generate for all batches."""
+    return [generate(**each) for each in inputs]
 
 
 def main() -> None:
@@ -301,10 +378,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 4], help="blocks per look")
     parser.add_argument("--texts", type=Path, help="file with one German sentence a line")
+    parser.add_argument("--epsilon", type=float, default=0.05, help="BLEU gap of the policies")
+    parser.add_argument("--policies", nargs="+", default=[], help="such as meta; all by default")
     parser.add_argument("--n", type=int, default=64, help="how many texts")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     device, batches, repeats = arguments.device, arguments.batch, arguments.repeats
+    small_batches = [each for each in batches if each <= 8]
     parts: dict[str, Callable[[], Iterator[list[Result]]]] = {
         "large": lambda: run_large(
             device,
@@ -323,11 +403,14 @@ def main() -> None:
             repeats,
             getattr(torch, arguments.dtype),
         ),
-        "pair": lambda: run_pair(device, [each for each in batches if each <= 8], repeats),
+        "pair": lambda: run_pair(device, small_batches, repeats),
     }
     if arguments.texts is not None:
         texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.n]
-        parts["translator"] = lambda: run_translator(device, batches, texts, repeats)
+        parts["translator"] = lambda: run_translator(
+            device, batches, texts, repeats, arguments.epsilon, arguments.policies
+        )
+        parts["drafts"] = lambda: run_drafts(device, small_batches, texts, repeats)
     for part in arguments.parts:
         if part not in parts:
             parser.error(f"--parts must be among {', '.join(parts)}, but got {part!r}")

@@ -1,7 +1,7 @@
 """Buffers and captured functions that are kept between generations."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -27,6 +27,9 @@ class Sessions(Generic[T]):
     def __init__(self, modules: Sequence[nn.Module | None]) -> None:
         self._modules = [module for module in modules if module is not None]
         self._kept: dict[Hashable, T] = {}
+        self._parts: list[tuple[dict[str, Any], str, Any]] = []
+        """Where each module and weight is found."""
+        self._places: list[int] = []
         self._held: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -35,9 +38,11 @@ class Sessions(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T], *, unlimited: bool) -> T:
         """Return a session, made if it is missing; `unlimited`: others are never dropped for it."""
-        weights = [weight for each in self._modules for weight in _weights(each)]
-        if list(map(Tensor.data_ptr, weights)) != list(map(Tensor.data_ptr, self._held)):
+        if not self._parts or self._changed():
             self._kept.clear()
+            self._parts = [found for each in self._modules for found in _parts(each)]
+            weights = [each for _, _, each in self._parts if isinstance(each, Tensor)]
+            self._places = [weight.data_ptr() for weight in weights]
             self._held = [weight.detach() for weight in weights]  # so that the memory stays theirs
         if key not in self._kept:
             if not unlimited and len(self._kept) >= LARGEST:
@@ -45,10 +50,16 @@ class Sessions(Generic[T]):
             self._kept[key] = make()
         return self._kept[key]
 
+    def _changed(self) -> bool:
+        """Return whether a module or weight was replaced, or a weight moved."""
+        if not all(where.get(name) is part for where, name, part in self._parts):
+            return True
+        weights = [part for _, _, part in self._parts if isinstance(part, Tensor)]
+        return [weight.data_ptr() for weight in weights] != self._places
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's weights, some twice; `parameters` takes longer to leave those out."""
-    yield from (weight for weight in module._parameters.values() if weight is not None)
-    for each in module._modules.values():
-        if each is not None:
-            yield from _weights(each)
+
+def _parts(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield the modules and weights in a module, and the dictionaries that they are in."""
+    for each in module.modules():
+        for where in (each._parameters, each._modules):
+            yield from ((where, name, part) for name, part in where.items() if part is not None)

@@ -6,7 +6,7 @@ own code with its blocks replaced. What the blocks would have been given is kept
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from swiftsure.text.block_arguments import BlockArguments, slots, write_rows
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows
+from swiftsure.torch.blas import faster_blas
 from swiftsure.torch.capture import Recorder
 
 __all__ = ["StaticDecoder", "StaticShape"]
@@ -265,6 +266,13 @@ class StaticDecoder:
                     self._rotary[slot.index] = table
 
     # ----------------------------------------------------------------------------------- a block
+
+    def blas(self, rows: int) -> AbstractContextManager[None]:
+        """Return a context in which products of so many rows with the blocks' weights are fast."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        layers = [part for part in self.blocks[0].modules() if isinstance(part, nn.Linear)]
+        return faster_blas([layer.weight for layer in layers], rows)
 
     @property
     def kept(self) -> list[Tensor]:

@@ -69,6 +69,16 @@ def test_a_pair_runs_again_with_other_texts(device):
         assert torch.equal(found, alone.generate(**inputs, **OPTIONS).sequences)
 
 
+def test_long_prompts_and_drafts_take_several_passes(device, monkeypatch):
+    monkeypatch.setattr(capture, "PROMPT_WIDTHS", (2, 3))
+    monkeypatch.setattr(capture, "DRAFTED", 2)
+    large, small = (model.to(device) for model in PAIRS["Llama"]())
+    inputs = {name: value.to(device) for name, value in batch(4, large).items()}
+    found = check_same(large, small, Rollback(3.0, fallback=0.0), inputs)
+    longest = max(len(call.fed) for run in found.runs for call in run.calls if call.start > 0)
+    assert longest > 3  # drafts of more than one pass
+
+
 def test_an_unknown_family_cannot_be_captured(monkeypatch):
     monkeypatch.delitem(FAMILIES, "opt", raising=False)  # an example of the documentation adds it
     large, small = OTHERS["OPT, in no table"]()

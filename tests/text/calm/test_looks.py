@@ -44,12 +44,15 @@ def test_decisions(device, strict):
     log = torch.zeros((5, 4), device=device)
     chosen = on(-1, -1, -1, -1, dtype=torch.long)
     tokens = on(10, 11, 12, 13, dtype=torch.long)
-    decide(scores, levels, exited, left, log, step, tokens, chosen, strict=strict)
+    where = on(3, 3, 3, 3, dtype=torch.long), torch.zeros((), dtype=torch.long, device=device)
+    decide(scores, levels, exited, left, log, step, tokens, chosen, *where, strict=strict)
     assert exited.tolist() == [not strict, True, False, True]
     assert chosen.tolist() == [-1 if strict else 10, 11, -1, -1]
     assert bool(left)
+    assert int(where[1]) == 4
     assert log.nan_to_num(7.0).sum(dim=1).tolist() == pytest.approx([0, 0, 8.9, 0, 0])
-    decide(scores.nan_to_num(1.0), levels - 1, exited, left, log, step, None, chosen, strict=strict)
+    lower, given = levels - 1, scores.nan_to_num(1.0)
+    decide(given, lower, exited, left, log, step, None, chosen, *where, strict=strict)
     assert not bool(left)
 
 

@@ -56,6 +56,8 @@ def decide_kernel(
     step,
     tokens,
     chosen,
+    positions,
+    filled,
     n,
     HAS_TOKENS: tl.constexpr,
     STRICT: tl.constexpr,
@@ -78,6 +80,7 @@ def decide_kernel(
     after = before | passed
     tl.store(exited + row, after.to(tl.int8), mask=inside)
     tl.store(left, tl.max((inside & (after == 0)).to(tl.int8)))
+    tl.store(filled, tl.load(positions) + 1)
 
 
 @triton.jit

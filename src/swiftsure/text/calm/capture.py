@@ -72,6 +72,8 @@ class CapturedDecoding:
         self.budget = CaptureBudget(limits)
         parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
         self._sessions: Sessions[Session] = Sessions(parts)
+        self._recorder: Recorder | None = None
+        """Of all sessions, which never run at the same time; making one takes a millisecond."""
         self._plans = Plans(decoder.model)
         self._asked: dict[str, Any] = {}
 
@@ -180,7 +182,7 @@ class CapturedDecoding:
         if states is not None:
             session.static.load_source(states.to(device), mask)
         elif crossed:
-            session.encode(arguments["input_ids"], arguments["attention_mask"])
+            session.encoder.run(arguments["input_ids"], arguments["attention_mask"])
         if not crossed or prompt > 1:
             logits = self._prefill(session, input_ids, arguments)
         else:
@@ -232,7 +234,9 @@ class CapturedDecoding:
     def _session(self, n: int, positions: int, given: Tensor | None, ends: int) -> Session:
         """Return the session for a batch; sizes are rounded up, so that few are made."""
         device = self.decoder.model.device
-        recorder = Recorder(device, budget=self.budget)
+        if self._recorder is None or self._recorder.device != device:
+            self._recorder = Recorder(device, budget=self.budget)
+        recorder = self._recorder
         captures = recorder.captures
         capacity = _rounded(positions + 1 + WINDOW, 64 if captures else 32)
         source = 0 if given is None else _rounded(given.shape[1], 32 if captures else 8)

@@ -59,6 +59,8 @@ def decide(
     step: Tensor,
     tokens: Tensor | None,
     chosen: Tensor,
+    positions: Tensor,
+    filled: Tensor,
     *,
     strict: bool,
 ) -> None:
@@ -78,6 +80,10 @@ def decide(
         What the rows would say.
     chosen : (n,)
         Written where a row exits now, if there are tokens.
+    positions : (n,)
+        All the same.
+    filled : ()
+        Written: the position after this token's.
     """
     n = len(scores)
     if _fused(scores) and n <= MAX_FUSED:
@@ -92,6 +98,8 @@ def decide(
             step,
             chosen if tokens is None else tokens,
             chosen,
+            positions,
+            filled,
             n,
             HAS_TOKENS=tokens is not None,
             STRICT=strict,
@@ -103,6 +111,7 @@ def decide(
     if tokens is not None:
         chosen.copy_(torch.where(passed & ~exited, tokens, chosen))
     exited |= passed
+    filled.copy_(positions[0] + 1)
     left.copy_((~exited).any())
 
 

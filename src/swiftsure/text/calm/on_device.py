@@ -130,7 +130,6 @@ class TokenGraph:
             states = session.static.run_block(index, before, positions, arguments)
             if kept is not None:
                 states = torch.where(kept, before, states)
-        torch.add(positions[:1, 0], 1, out=self.filled[segment : segment + 1])
         is_last = segment == len(session.segments) - 1
         exit_index = session.segments[segment][-1]
         heads = session.decoder.exit_heads
@@ -143,6 +142,8 @@ class TokenGraph:
         elif session.gives_logits:
             found = self._picked(session.head(states))
             self.found.copy_(torch.where(session.exited[:n], self.found, found))
+        if is_last:
+            torch.add(positions[:1, 0].expand_as(self.filled), 1, out=self.filled)
         session.current[:n].copy_(states)  # last: `before` may be a view of it
 
     def _look(self, segment: int, look: Look) -> None:
@@ -166,14 +167,15 @@ class TokenGraph:
             self.step,
             tokens,
             self.found,
+            self.turn.positions,
+            self.filled[segment],
             strict=session.rule.strict,
         )
 
     def _full(self, owing: bool) -> None:
         session, n = self.session, self.n
         if owing:
-            for segment in range(1, len(session.segments)):
-                run_if(self.owes[segment], lambda segment=segment: self._fill(segment))  # type: ignore[misc]
+            run_if(self.owes[-1], self._fill_all)
         states, positions = session.current[:n], session.positions[:n]
         arguments = session.static.arguments(None)
         for index in range(len(session.decoder.blocks)):
@@ -218,7 +220,7 @@ class TokenGraph:
         session.fill_window(segment, None, WINDOW)
 
     def _fill_all(self) -> None:
-        """Compute what all segments owe, when the last one owes a whole window."""
+        """Compute what all segments owe; the last one owes the most."""
         for segment in range(1, len(self.session.segments)):
             self._fill(segment)
         self.filled.copy_(self.session.positions[:1, 0].expand_as(self.filled))

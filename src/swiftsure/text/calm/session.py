@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swiftsure.text.calm.faster_way import FasterWay
 from swiftsure.text.calm.static_steps import Pick, StaticSteps
+from swiftsure.text.static_encoder import StaticEncoder
 
 __all__ = ["WINDOW", "Session"]
 
@@ -50,7 +51,8 @@ class Session(StaticSteps):
             return
         if key not in self._graphs:
             kept = [each.clone() for each in changed]
-            self._graphs[key] = self.recorder.record(function)
+            with self.static.blas(self.n):
+                self._graphs[key] = self.recorder.record(function)
             for each, before in zip(changed, kept, strict=True):
                 each.copy_(before)
         self._graphs[key].replay()
@@ -66,32 +68,10 @@ class Session(StaticSteps):
         self.rows[:size].copy_(torch.tensor(padded))
         return self.rows[:size], size
 
-    def encode(self, ids: Tensor, mask: Tensor) -> None:
-        """Run the encoder on sources, (n, positions), and store what the decoder needs of them."""
-        encoder, static = self.decoder.model.get_encoder(), self.static
-        if not self.captures:
-            states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-            static.load_source(states, mask)
-            return
-        given, seen = self._sources
-        for buffer, value in ((given, ids), (seen, mask)):
-            buffer.zero_()
-            buffer[:, : value.shape[1]].copy_(value)
-
-        def function() -> None:
-            # As an additive mask: the encoder would look whether any position is hidden.
-            added = static.added(seen.bool())[:, None, None]
-            states = encoder(input_ids=given, attention_mask=added).last_hidden_state
-            static.load_source(states, seen)
-
-        self.play("encode", function)
-
     @cached_property
-    def _sources(self) -> tuple[Tensor, Tensor]:
-        """Token ids and mask of the sources."""
-        size = self.n, self.static.shape.source
-        ids, mask = (torch.zeros(size, dtype=torch.long, device=self.device) for _ in range(2))
-        return ids, mask
+    def encoder(self) -> StaticEncoder:
+        """The model's encoder."""
+        return StaticEncoder(self.static, self.recorder)
 
     def open(self) -> None:
         """Begin the first tokens of all rows."""
