@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import threading
+import time
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -114,3 +115,17 @@ def at_once(calls):
     for thread in threads:
         thread.join()
     return found
+
+
+def lines(folder):
+    """All lines of the audits' logs in a folder."""
+    files = sorted(folder.glob("audits-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def wait_until(fact, seconds=8):
+    """Wait for a fact, and fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -98,7 +98,8 @@ def test_a_bad_sample_of_a_request_fails_alone(client):
 
 
 def test_more_samples_than_the_queue_holds_are_refused_together(client):
-    assert send(client, "npy", npy_of(np.zeros((65, 3))))[0] == 429
+    status, content = send(client, "npy", npy_of(np.zeros((65, 3))))
+    assert (status, content["error"]) == (413, "A request must have at most 64 samples.")
     assert send(client, "npy", npy_of(np.zeros((64, 3))))[0] == 200
     assert send(client, "json", b'{"samples": []}')[0] == 422
     assert send(client, "json", b'{"samples": [[1,2,3]], "inputs": [1,2,3]}')[0] == 422

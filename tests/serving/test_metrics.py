@@ -62,3 +62,15 @@ def test_the_dashboard_uses_only_metrics_that_exist(samples):
     assert hidden <= {f"swiftsure_{name}" for name in names}
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_the_dashboard_adds_up_servers():
+    """Counts, costs and queues are sums over servers; states and evidence are the worst of them."""
+    board = json.loads(DASHBOARD.read_text())
+    form = re.compile(r"(sum|max|min) ?(?:by \([\w, ]+\) )?\((?:rate\()?swiftsure_(\w+)")
+    for query in [target["expr"] for panel in board["panels"] for target in panel["targets"]]:
+        found = form.findall(query)
+        assert len(found) == query.count("swiftsure_"), query
+        for how, name in found:
+            added = name.endswith(("_total", "_bucket", "queue_depth")) or name.startswith("cost")
+            assert how == ("sum" if added else "min" if name == "risk_low" else "max"), query

@@ -1,6 +1,5 @@
 """Audits off the request path, and an alarm that makes the full model answer and stays."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from serving.builders import Adder, Client, guard_of, policy_of
+from serving.builders import Adder, Client, guard_of, lines, policy_of, wait_until
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.serving import Batcher, Limits, Watcher, create_app, start, watched_monitor
 from swiftsure.serving.batching import Audited
@@ -29,18 +28,6 @@ def watcher_of(engine, folder, alpha=0.01):
 
 def audited(exit_=0, request="same"):
     return Audited(request, np.zeros(3), Answer({}, exit_, 0.5, 0.0), None)
-
-
-def lines(folder):
-    files = sorted(folder.glob("audits-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def wait_until(fact, seconds=8):
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, policy, monkeypatch):

@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from serving.builders import Adder, Client, at_once, policy_of
-from serving.test_watching import wait_until
+from serving.builders import Adder, Client, at_once, policy_of, wait_until
 from swiftsure.serving import Batcher, Limits, WorkerEngine, create_app, start
 
 

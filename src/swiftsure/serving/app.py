@@ -247,6 +247,10 @@ class _Service:
         self, name: str, samples: list[Any], began: float
     ) -> tuple[int, dict[str, Any]]:
         """Answer several samples; one that is wrong fails alone."""
+        if len(samples) > self.limits.max_queue:  # waiting would not help
+            raise _RefusedError(
+                413, f"A request must have at most {self.limits.max_queue:,} samples."
+            )
         found: list[Served | Exception | None] = [None] * len(samples)
         good = []
         for k, inputs in enumerate(samples):

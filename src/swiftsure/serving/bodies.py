@@ -4,6 +4,7 @@ import io
 import json
 import math
 import struct
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["ARROW", "JSON", "NPY", "Parsed", "parse_body"]
 JSON = "application/json"
 NPY = ("application/x-npy", "application/octet-stream")
 ARROW = "application/vnd.apache.arrow.stream"
+SHORT = 512
+"""Longest .npy header that is remembered, in bytes."""
 MOST_NAMES = 100
 """Columns of an Arrow table that are read."""
 
@@ -73,20 +76,34 @@ def _json_body(body: bytes) -> Parsed:
 
 def _npy_body(body: bytes) -> NDArray[Any]:
     """Return the array in a .npy body; never unpickles, nor allocates more than the body holds."""
-    file = io.BytesIO(body)
     try:
-        version = npy.read_magic(file)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(file)
+        # Version 1.0 has the length of its header in bytes 8 and 9.
+        start = 10 + int.from_bytes(body[8:10], "little")
+        short = body[6:8] == b"\x01\x00" and start <= SHORT
+        shape, fortran, dtype, start = _short_header(body[:start]) if short else _npy_header(body)
         size = math.prod(shape) * dtype.itemsize
         plain = dtype.kind in "biuf" and min(shape, default=1) >= 0
     except Exception:  # NumPy's parser of headers raises many kinds of errors
         raise InvalidRequestError("The body must be an array in NumPy's .npy format.") from None
-    data = body[file.tell() :]
+    data = body[start:]
     if not plain or len(data) != size:
         raise InvalidRequestError("The body must be a .npy array of numbers, and nothing else.")
     array = np.frombuffer(data, dtype)
     return array.reshape(shape, order="F" if fortran else "C")
+
+
+@lru_cache(maxsize=64)
+def _short_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Remember headers: most requests have the same, and parsing took a fifth of their time."""
+    return _npy_header(head)
+
+
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return the shape, the order, the dtype and the length of a header."""
+    file = io.BytesIO(head)
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+    return (*read(file), file.tell())
 
 
 def _arrow_body(body: bytes) -> list[Any]:

@@ -145,14 +145,12 @@ class Watcher:
                 if audited.answer.confidence is not None:
                     content["confidence"] = audited.answer.confidence
         except WorkerDiedError:
-            self._count(failed=1)
-            self._write({**content, "request": audited.request})
+            self._write({**content, "request": audited.request}, failed=1)
             raise
         except Exception as error:
             made = 0
             log.warning("an audit failed: %s: %s", type(error).__name__, error)
-        self._count(made=made, failed=1 - made)
-        self._write({**content, "request": audited.request})
+        self._write({**content, "request": audited.request}, made=made, failed=1 - made)
 
     def _found(self, found: Comparison) -> dict[str, Any]:
         """Return what the log says of an audit: its loss, or what a gap needs beside the label."""
@@ -164,19 +162,18 @@ class Watcher:
             return {"loss": 0.0}
         return {"served": found.served, "full": found.full}
 
-    def _count(self, made: int = 0, failed: int = 0) -> None:
-        with self._lock:
-            self.made += made
-            self.failed += failed
-
-    def _write(self, content: dict[str, Any]) -> None:
+    def _write(self, content: dict[str, Any], made: int = 0, failed: int = 0) -> None:
+        """Append an audit to the log; it counts once it is on disk."""
         with self._lock:
             try:
                 self._append(content)
-                # Replaced, since other threads read it.
-                self.recent = (content, *self.recent[:9])
             except OSError as error:
                 self._report(error)
+                return
+            # Replaced, since other threads read it.
+            self.recent = (content, *self.recent[:9])
+            self.made += made
+            self.failed += failed
 
     def label(self, labels: Mapping[str, int]) -> dict[str, str]:
         """Add labels of audited requests, by request id; return what became of each.
