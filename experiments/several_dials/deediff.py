@@ -1,9 +1,9 @@
 """DeeDiff's threshold and number of steps as two dials, from the root of the repository:
 `python -m experiments.several_dials.deediff --lpips lpips_alexnet.npz --shards FOLDER`.
 
-The U-ViT trained on CIFAR-10 makes each image at every threshold with 50 and with fewer steps of
-DDIM, from the same noise. Losses are against the full model with 50 steps. Thresholds come from a
-pilot with another seed. Writes deediff.parquet.
+The U-ViT trained on CIFAR-10, without guidance, makes each image at every threshold with 20 and
+with fewer steps of DDIM, from the same noise. Losses are against the full model with 20 steps. The
+thresholds are of the committed record's pilot. Writes deediff.parquet.
 """
 
 import argparse
@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 
 from experiments.diffusion.records import HERE as DIFFUSION
-from experiments.diffusion.records import classes, kept_thresholds, network
-from swiftsure.diffusion import DDIM, Lpips, Schedule, pilot_thresholds, sweep
+from experiments.diffusion.records import classes, network
+from swiftsure.diffusion import DDIM, Lpips, Schedule, sweep
 
 HERE = Path(__file__).parent
 NAME = "uvit_cifar10"
-N_STEPS = (35, 25, 15)
+STEPS = 20
+N_STEPS = (14, 10)
+THRESHOLDS = (0.98316, 0.96252, 0.92714)
 
 
 def main() -> None:
@@ -24,23 +26,18 @@ def main() -> None:
     parser.add_argument("--lpips", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--shards", type=Path, required=True, help="where to keep unfinished work")
-    parser.add_argument("--n", type=int, default=160, help="images")
+    parser.add_argument("--n", type=int, default=96, help="images")
     arguments = parser.parse_args()
     recipe = json.loads((DIFFUSION / "results" / f"{NAME}.json").read_text())["recipe"]
+    del recipe["guidance"]
     model = network(DIFFUSION / "results" / f"{NAME}.safetensors", recipe)
-    sampler = DDIM(50, Schedule(**recipe["schedule"]))
-
-    def pilot() -> list[float | None]:
-        labels = classes(8, model.n_classes, 1)
-        return pilot_thresholds(model, 6, n=8, labels=labels, seed=1, sampler=sampler)
-
     record = sweep(
         model,
         arguments.n,
-        thresholds=kept_thresholds(arguments.shards / "deediff", pilot),
+        thresholds=THRESHOLDS,
         n_steps=N_STEPS,
         losses=[Lpips.load(arguments.lpips, side=64)],
-        sampler=sampler,
+        sampler=DDIM(STEPS, Schedule(**recipe["schedule"])),
         labels=classes(arguments.n, model.n_classes, 0),
         batch_size=16,
         shards=arguments.shards / "deediff",
