@@ -100,7 +100,10 @@ def test_the_number_of_steps_is_a_second_dial():
 
 @pytest.mark.parametrize(
     ("sampler", "n_steps", "message"),
-    [(SAMPLER, [4], "must be below the sampler's 4"), (DDPM(Schedule(6)), [3], "such as DDIM")],
+    [
+        (SAMPLER, [4], "must be below the sampler's 4"),
+        (DDPM(Schedule(6)), [3], "needs a DDIM sampler, but got DDPM"),
+    ],
 )
 def test_numbers_of_steps_that_cannot_be(sampler, n_steps, message):
     with pytest.raises(ValueError, match=message):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.rules import DeeDiffRule
-from swiftsure.diffusion.schedules import Sampler
+from swiftsure.diffusion.schedules import DDIM, Sampler
 from swiftsure.exits import exit_indices
 from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
@@ -286,11 +286,11 @@ class _DiffusionSweep(Sweep):
 
 def _with_steps(fast: DeeDiff, n_steps: int) -> DeeDiff:
     """Return a diffusion model with fewer steps."""
-    sampler: Any = fast.sampler
-    most = getattr(sampler, "n_steps", None)
-    if most is None or not is_dataclass(sampler):
-        raise ValueError("`n_steps` needs a sampler with a number of steps, such as DDIM(50).")
-    if checks.count("n_steps", n_steps) >= most:
+    sampler = fast.sampler
+    if not isinstance(sampler, DDIM):
+        raise ValueError(f"`n_steps` needs a DDIM sampler, but got {type(sampler).__name__}.")
+    if checks.count("n_steps", n_steps) >= sampler.n_steps:
+        most = sampler.n_steps
         raise ValueError(f"`n_steps` must be below the sampler's {most}, but got {n_steps}.")
     fewer = replace(sampler, n_steps=n_steps)
     return DeeDiff(fast.model, fast.rule, sampler=fewer, dtype=fast.dtype)
