@@ -137,7 +137,7 @@ def calibrate(
         swiftsure calibrate record.parquet --loss zero_one \
             --epsilon 0.02 -o policy.json
 
-        swiftsure calibrate dials.parquet --split 200 --epsilon 0.01
+        swiftsure calibrate dials.parquet --split 200 --risk consistency
 
         swiftsure calibrate record.parquet --loss brier \
             --control ltt:zero_bounded:bound=wsr --strict
