@@ -1,15 +1,18 @@
-"""Several dials against one, at the same number of samples: a study of one record."""
+"""Several dials against one, at the same number of samples and checked on others."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swiftsure import Path, ThresholdRecord
+from swiftsure import ExitRecord, Path, ThresholdRecord, calibrate
 from swiftsure.control import Control
 from swiftsure.pareto import pareto_order, upper_estimates
 
-__all__ = ["compare"]
+__all__ = ["compare", "compare_exits"]
+
+DELTA = 0.1
 
 
 def compare(
@@ -19,64 +22,109 @@ def compare(
     one: Mapping[str, Any],
     cost: str,
     epsilon: float,
+    loss: str,
     risk: str = "gap",
-    loss: str | None = None,
     n: int = 1000,
-    pilots: Iterable[int] = (100, 200, 300),
-    delta: float = 0.1,
+    pilots: tuple[int, ...] = (100, 200),
     draws: int = 100,
-    seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the mean cost and risk of each way to set the dials, and how often it exceeds ε.
+    """Return the cost and the risk on other samples of each way to set the dials.
 
-    The record is the population: n samples are drawn from it with replacement, of which a pilot
-    takes its part, so the risk and cost of what was chosen are known.
+    Each draw takes n samples to calibrate on, pilot included, and checks what they choose on
+    others; see `drawn`. Ways to set the dials are one dial with the others as `one` has them, which
+    is the first row; a pilot; branches; and one dial with the others fixed at the values that turn
+    out best, which nobody knows beforehand.
 
     Parameters
     ----------
-    record : ThresholdRecord
-        Of several dials.
     along : str
         The one dial that is set today.
     one : mapping
-        The values at which the other dials are frozen today.
-    cost : str
-        The cost to save.
+        The values of the other dials today.
     """
-    curve = record.curve(risk, loss)
-    losses, risks = curve.losses(), curve.risk()
+    losses = record.curve(risk, loss).losses()
     costs = np.broadcast_to(record.costs[cost], losses.shape)
     branches = record.branches(along)
-    ways: dict[str, Any] = {f"{along} alone, today": None}
+    today = {along: record.setting(0)[along], **one}
+    alone = {}
     for branch in branches:
-        others = {k: v for k, v in record.setting(branch[0]).items() if k != along}
-        name = ", ".join(f"{k} {v}" for k, v in others.items())
-        title = f"{along} alone" + (", today" if others == dict(one) else f", {name}")
-        ways[title] = Path.settings(branch, record)
-    ways["branches, Bonferroni"] = Path.branching(branches, record, flow=False, cost=cost)
-    ways["branches, δ flows"] = Path.branching(branches, record, cost=cost)
+        others = {name: record.setting(branch[0])[name] for name in one}
+        alone["one dial" if others == one else str(others)] = Path.settings(branch, record)
+    ways: dict[str, Any] = {"one dial": alone.pop("one dial"), **alone}
     ways |= {f"pilot of {size}": size for size in pilots}
-    rng, control, level = np.random.default_rng(seed), Control("ucb"), np.asarray([epsilon])
-    found: dict[str, list[int]] = {name: [] for name in ways}
+    ways["branches, δ flows"] = Path.branching(branches, record, cost=cost)
+    if set(today) != set(record.setting(0)):
+        raise ValueError("`one` must hold all dials but the one that is set.")
+    curves = {
+        name: (record.curve(risk, loss, path=way), way.columns)
+        for name, way in ways.items()
+        if isinstance(way, Path)
+    }
+    rng, control, level = np.random.default_rng(0), Control("ucb"), np.asarray([epsilon])
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(draws):
-        drawn = rng.integers(record.n, size=n)
+        rows, test = drawn(record.n, n, rng)
+        full = costs[test, 0].mean()
         for name, way in ways.items():
-            rows, path = drawn, way
+            part = rows
             if isinstance(way, int):
-                pilot, rows = drawn[:way], drawn[way:]
+                pilot, part = rows[:way], rows[way:]
                 order = pareto_order(upper_estimates(losses[pilot]), costs[pilot].mean(axis=0))
                 path = Path.settings(order.tolist(), record)
-            index = control.indices(record.curve(risk, loss, path=path), level, delta, rows)[0]
-            found[name].append(0 if index < 0 else path.columns[index])
-    means = {name: costs[:, chosen].mean() for name, chosen in found.items()}
-    first = next(iter(means.values()))
-    return [
-        {
-            "way": name,
-            cost: means[name],
-            "saved against today, %": 100 * (1 - means[name] / first),
-            "risk": risks[chosen].mean(),
-            "above ε, %": 100 * float((risks[chosen] > epsilon).mean()),
-        }
-        for name, chosen in found.items()
-    ]
+                curve, columns = record.curve(risk, loss, path=path), path.columns
+            else:
+                curve, columns = curves[name]
+            index = control.indices(curve, level, DELTA, part)[0]
+            chosen = 0 if index < 0 else columns[index]
+            found[name].append((costs[test, chosen].mean() / full, losses[test, chosen].mean()))
+    best = min(("one dial", *alone), key=lambda name: np.mean(found[name], axis=0)[0])
+    found["best in hindsight"] = found[best]
+    return [_row(name, found[name], epsilon) for name in found if name not in alone]
+
+
+def compare_exits(
+    record: ExitRecord,
+    *,
+    epsilon: float,
+    cost: str = "flops",
+    n: int = 1000,
+    pilots: tuple[int, ...] = (100, 300),
+    draws: int = 20,
+) -> list[dict[str, Any]]:
+    """Return the same for exits: one shared threshold, or one per exit, found on a pilot."""
+    rng = np.random.default_rng(0)
+    ways = {"one dial": 0} | {f"pilot of {size}": size for size in pilots}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(draws):
+        rows, test = drawn(record.n, n, rng)
+        for name, size in ways.items():
+            path = Path.pareto(record.take(rows[:size]), "gap", "zero_one") if size else None
+            part = record.take(rows[size:])
+            policy = calibrate(part, loss="zero_one", epsilon=epsilon, path=path)
+            seen = policy.evaluate(record.take(test))
+            found[name].append((1 - seen.savings[cost], seen.risk))
+    return [_row(name, each, epsilon) for name, each in found.items()]
+
+
+def drawn(
+    size: int, n: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return n samples to calibrate on and others to check, as row numbers of a record.
+
+    A record of fewer than 2 n samples is cut in half at random: n samples are drawn from one half
+    with replacement, and the other half checks.
+    """
+    order = rng.permutation(size)
+    if size >= 2 * n:
+        return order[:n], order[n:]
+    return rng.choice(order[: size // 2], n), order[size // 2 :]
+
+
+def _row(name: str, found: list[tuple[float, float]], epsilon: float) -> dict[str, Any]:
+    costs, risks = np.transpose(found)
+    return {
+        "way": name,
+        "cost, %": 100 * float(costs.mean()),
+        "risk": float(risks.mean()),
+        "risk above ε, %": 100 * float((risks > epsilon).mean()),
+    }

@@ -1,67 +1,107 @@
-"""What several dials gain over one: `python -m experiments.several_dials.gains`.
+"""What several dials gain over one: `python -m experiments.several_dials.gains`, about a minute.
 
-From records that come with `swiftsure-assets` and, for drafts, the one that
-`experiments.several_dials.bild` made. Samples are drawn from each record with replacement.
+From records that come with `swiftsure-assets`, those that the other modules of this folder made,
+and the images that come with the network. Prints, for each system and ε, cost and risk on samples
+that did not calibrate.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import swiftsure as ss
-from experiments.several_dials.compare import compare
+from experiments.several_dials.compare import compare, compare_exits
+from experiments.several_dials.resolution import resolutions
 from experiments.tables import markdown_table
 from swiftsure import assets
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 MEASURES = ("softmax", "shortlist", "saturation")
+CASCADE = (("dvit", 0), ("dyn_perceiver", 0), ("msdnet", 4))
+"""Networks on Tiny ImageNet and the exit at which each is cut, from small to large."""
 
 
 def main() -> None:
-    drafts = ss.ThresholdRecord.load(HERE / "results" / "bild.parquet")
-    today = {name: drafts.setting(0)[name] for name in drafts.dials if name != "rollback"}
-    for epsilon in (0.005, 0.01, 0.02):
-        rows = compare(
-            drafts, along="rollback", one=today, cost="large_passes", epsilon=epsilon, loss="bleu"
-        )
-        print(
-            f"\nBiLD, {drafts.n:,} sentences, ε = {epsilon}\n\n{markdown_table(rows, 3)}",
-            flush=True,
-        )
-    sweeps = [
-        ss.ThresholdRecord.load(assets.CALM / f"t5_multi30k_{measure}.parquet")
-        for measure in MEASURES
-    ]
-    calm = ss.ThresholdRecord.across(sweeps)
-    calm_today = {"score": "softmax", "shortlist": None}
-    for epsilon in (0.01, 0.02, 0.05):
-        rows = compare(
-            calm, along="threshold", one=calm_today, cost="flops", epsilon=epsilon, loss="bleu"
-        )
-        for row in rows:
-            row["flops"] /= 1e6
-        print(
-            f"\nCALM, {calm.n:,} sentences, ε = {epsilon}\n\n{markdown_table(rows, 3)}", flush=True
-        )
-    print(f"\nA threshold for each exit, ε = 0.02\n\n{markdown_table(exits(), 1)}")
+    for name, (record, options) in systems().items():
+        for epsilon in options.pop("epsilons"):
+            show(f"{name}, {record.n:,} samples, ε = {epsilon}", record, epsilon, options)
 
 
-def exits(splits: int = 10, n: int = 1000, n_pilot: int = 300) -> list[dict[str, object]]:
-    """Return the FLOPs saved (%) on test samples, with one threshold and with one per exit."""
-    rows = []
+def show(title: str, record: Any, epsilon: float, options: dict[str, Any]) -> None:
+    """Print the table of one system at one ε."""
+    study = compare if isinstance(record, ss.ThresholdRecord) else compare_exits
+    print(
+        f"\n{title}\n\n{markdown_table(study(record, epsilon=epsilon, **options), 4)}", flush=True
+    )
+
+
+def systems() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return the record of each system and what is asked of it."""
+    bild = {"along": "rollback", "cost": "large_passes", "loss": "bleu", "epsilons": (0.01, 0.02)}
+    calm = {"along": "threshold", "cost": "flops", "loss": "bleu", "epsilons": (0.01, 0.02)}
+    image = {"along": "threshold", "risk": "consistency", "loss": "lpips_64"}
+    image["epsilons"] = (0.05, 0.1)
+    sweeps = [ss.load_record(assets.CALM / f"t5_multi30k_{each}.parquet") for each in MEASURES]
+    looks = ss.load_record(RESULTS / "calm.parquet")
+    found: dict[str, tuple[Any, dict[str, Any]]] = {
+        "BiLD: rollback, fallback": (
+            ss.load_record(RESULTS / "bild.parquet"),
+            {"one": {"fallback": 0.5}, **bild},
+        ),
+        "BiLD: rollback, draft length": (
+            ss.load_record(RESULTS / "bild_drafts.parquet"),
+            {"one": {"max_draft": 10}, **bild},
+        ),
+        "CALM: threshold, measure": (
+            ss.ThresholdRecord.across(sweeps),
+            {"one": {"score": "softmax", "shortlist": None}, **calm},
+        ),
+        "CALM: threshold, decay, looks": (
+            looks,
+            {"one": {k: v for k, v in looks.setting(0).items() if k != "threshold"}, **calm},
+        ),
+        "DeeDiff: threshold, steps": (
+            ss.load_record(RESULTS / "deediff.parquet"),
+            {"one": {"n_steps": 20}, "cost": "flops", **image},
+        ),
+        "Cache of a DiT: threshold, warm-up": (
+            ss.load_record(assets.DIFFUSION.with_name("dit_cifar10_cache.parquet")),
+            {"one": {"warm_up": 0}, "cost": "blocks", **image},
+        ),
+        "MSDNet: threshold, size of the image": (
+            resolutions(),
+            {
+                "along": "threshold",
+                "one": {"size": 28},
+                "cost": "flops",
+                "loss": "zero_one",
+                "epsilons": (0.01, 0.02),
+            },
+        ),
+        "Cascade of three networks: one threshold each": (cascade(), {"epsilons": (0.02, 0.05)}),
+    }
     for file in sorted(assets.IMAGE_CLASSIFICATION.glob("*.parquet")):
         record = ss.ExitRecord.load(file, losses=["zero_one"])
-        rng, saved = np.random.default_rng(0), {"shared threshold": [], "threshold per exit": []}
-        for _ in range(splits):
-            order = rng.permutation(record.n)
-            test = record.take(order[n:])
-            path = ss.Path.pareto(record.take(order[:n_pilot]), "gap", "zero_one")
-            for first, each, name in zip((0, n_pilot), (None, path), saved, strict=True):
-                part = record.take(order[first:n])
-                policy = ss.calibrate(part, loss="zero_one", epsilon=0.02, path=each)
-                saved[name].append(100 * policy.evaluate(test).saving)
-        rows.append({"record": file.stem} | {k: float(np.mean(v)) for k, v in saved.items()})
-    return rows
+        found[f"Exits of {file.stem}: one threshold each"] = record, {"epsilons": (0.02,)}
+    return found
+
+
+def cascade() -> ss.ExitRecord:
+    """Return the record of three networks on the same images, each after the one before it."""
+    parts = [
+        (ss.ExitRecord.load(assets.IMAGE_CLASSIFICATION / f"{name}_tiny_imagenet_100.parquet"), k)
+        for name, k in CASCADE
+    ]
+    flops = [float(record.costs["flops"][k]) for record, k in parts]
+    early = [record.confidences["top1"][:, k] for record, k in parts[:-1]]
+    return ss.ExitRecord(
+        confidences={"top1": np.column_stack(early)},
+        losses={"zero_one": np.column_stack([r.losses["zero_one"][:, k] for r, k in parts])},
+        costs={"flops": np.cumsum(flops)},
+        full_costs={"flops": flops[-1]},
+        ids=parts[0][0].ids,
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from swiftsure.records.checks import choose
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import RISKS, Risk
 
-__all__ = ["calibrate", "curve_of"]
+__all__ = ["calibrate", "curve_of", "set_aside"]
 
 
 def calibrate(
@@ -160,8 +160,13 @@ def calibrate(
         exits = {}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
-    learning = {"score": score, **exits, **counted}
-    record, path, conditions = _split(record, split, seed, wanted, cost, alone, learning)
+    conditions: tuple[str, ...] = ()
+    if split is not None:
+        for name, value in alone.items():
+            if value is not None:
+                raise ValueError(f"`split` does not go with `{name}`.")
+        learning = {"score": score, **exits, **counted}
+        record, path, conditions = set_aside(record, split, seed, wanted, cost, learning)
     weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else _half(delta, pool, labeller)
 
@@ -236,25 +241,22 @@ def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLi
     return Path.of(path, record.confidences[str(score)])
 
 
-def _split(
+def set_aside(
     record: Any,
-    split: float | None,
+    split: float,
     seed: int | None,
     wanted: list[Risk],
     cost: str | None,
-    alone: Mapping[str, Any],
     options: dict[str, Any],
-) -> tuple[Any, PathLike, tuple[str, ...]]:
-    """Return the samples that calibrate, the path learned on the others, and its condition."""
-    if split is None:
-        return record, alone["path"], ()
+) -> tuple[Any, Path, tuple[str, ...]]:
+    """Return the samples that calibrate, the path learned on the others, and its condition.
+
+    The others are drawn by the record's seed, or by `seed`, so a second call repeats the first.
+    """
     if not isinstance(record, ExitRecord | ThresholdRecord):
         raise ValueError(
             f"`split` needs an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
-    for name, value in alone.items():
-        if value is not None:
-            raise ValueError(f"`split` does not go with `{name}`.")
     order = record.order.replaced_by(seed)
     pilot, rest = split_pilot(record, split, order)
     unit = "samples" if record.groups is None else "groups"

@@ -3,12 +3,12 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["dial_grid", "dial_table", "settings_digest"]
+__all__ = ["dial_grid", "dial_table", "setting_key", "settings_digest"]
 
 Table = dict[str, tuple[Any, ...]]
 """The values of each dial, one per setting."""
@@ -39,7 +39,8 @@ def dial_grid(dials: Mapping[str, Sequence[Any]], full: Mapping[str, Any]) -> Ta
         )
     lists = [[_plain(name, value) for value in dials[name]] for name in reversed(names)]
     first = tuple(_plain(name, full[name]) for name in names)
-    rows = [first, *(row[::-1] for row in itertools.product(*lists) if row[::-1] != first)]
+    combinations = (row[::-1] for row in itertools.product(*lists))
+    rows = [first, *(row for row in combinations if setting_key(row) != setting_key(first))]
     return dial_table(dict(zip(names, zip(*rows, strict=True), strict=True)))
 
 
@@ -65,7 +66,7 @@ def dial_table(dials: Mapping[str, Any]) -> Table:
         raise ValueError(f"`dials` must all have K values, one per setting, but {listed}.")
     seen: dict[str, int] = {}
     for number, row in enumerate(zip(*table.values(), strict=True)):
-        first = seen.setdefault(json.dumps(row), number)
+        first = seen.setdefault(setting_key(row), number)
         if first < number:
             raise ValueError(
                 f"`dials` must hold each setting once, but settings {first} and {number} are both"
@@ -74,10 +75,28 @@ def dial_table(dials: Mapping[str, Any]) -> Table:
     return table
 
 
+def setting_key(values: Iterable[Any]) -> str:
+    """Return a text that settings share if they are the same: 1 is 1.0, but True is not 1.
+
+    Examples
+    --------
+    >>> setting_key([1, None]) == setting_key([1.0, None]) != setting_key([True, None])
+    True
+    """
+    return json.dumps([_normal(value) for value in values], sort_keys=True, default=str)
+
+
 def settings_digest(dials: Mapping[str, Sequence[Any]]) -> str:
     """Return a hash of a list of settings; a path is for the settings it was made from."""
     text = json.dumps({name: list(values) for name, values in dials.items()})
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _normal(value: Any) -> Any:
+    """Return a value with whole floats as integers, also inside a list."""
+    if isinstance(value, list | tuple):
+        return [_normal(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(name: str, value: Any) -> Any:

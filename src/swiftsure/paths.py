@@ -232,10 +232,15 @@ class Path:
         beats in both estimated risk and mean cost. They are ordered by estimated risk, so the path
         goes from the safest to the fastest.
 
-        **Guarantee**: calibrating along this path is valid because the path is fixed before the
-        calibration losses are seen. It remembers the pilot, and calibration refuses a record that
-        holds samples of it, even where the pilot has no labels. A pilot that estimates badly
-        costs speed, not validity.
+        **Guarantee**: calibrating along this path is valid if no sample of the pilot is among the
+        calibration samples, even where the pilot has no labels: the path is then fixed before the
+        calibration losses are seen. A pilot that estimates badly costs speed, not validity.
+
+        The path remembers its pilot, and calibration refuses a record that shares ids or groups
+        with it. The samples of records without ids are only numbered. Parts of one such record are
+        still compared if its seed was drawn at random, the default. Otherwise only the very same
+        samples are recognised, and a record that holds the pilot among others is accepted: give
+        your records ids.
 
         Parameters
         ----------

@@ -43,7 +43,21 @@ def thresholds():
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory, sample, record, thresholds):
+def dials():
+    """A record of two dials; which is best depends on the cost."""
+    grid = ss.dial_grid(
+        {"rollback": [1.0, 2.0], "fallback": [0.5, 0.2]}, {"rollback": 0.0, "fallback": 0.5}
+    )
+    risks, costs = np.array([0, 0.01, 0.02, 0.01, 0.02]), np.array([1, 0.8, 0.7, 0.5, 0.4])
+    return ss.ThresholdRecord(
+        dials=grid,
+        inconsistencies={"bleu": (np.random.default_rng(0).random((600, 5)) < risks).astype(float)},
+        costs={"passes": costs, "money": costs[[0, 3, 4, 1, 2]]},
+    )
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory, sample, record, thresholds, dials):
     """Records in every format, written once."""
     folder = tmp_path_factory.mktemp("records")
     record.save(folder / "record.parquet")
@@ -74,6 +88,7 @@ def files(tmp_path_factory, sample, record, thresholds):
     (folder / "done.csv").write_text(f"id,label\n7,{sample.labels[7]}\n300,\n")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")
+    dials.save(folder / "dials.parquet")
     np.savez(folder / "logits.npz", logits=sample.logits, labels=sample.labels)
     np.savez(
         folder / "arrays.npz",

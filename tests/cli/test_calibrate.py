@@ -420,3 +420,50 @@ def test_a_path_learned_on_a_pilot(run):
     assert run("calibrate", "record.parquet", *ZERO_ONE, *both).status == 2
     same = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "./record.parquet")
     assert (same.status, "not the same file" in same.err) == (2, True)
+
+
+DIALS = ("dials.parquet", "--risk", "consistency", "--epsilon", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "settings"),
+    [
+        (["--split", "200"], {"split": 200}, (200, 0.2)),
+        (["--split", "0.25"], {"split": 0.25}, (150, 0.2)),
+        (["--split", "200", "--cost", "money"], {"split": 200, "cost": "money"}, (200, 0.5)),
+    ],
+)
+def test_a_split_learns_the_path_and_calibrates(run, dials, options, arguments, settings):
+    done = run("calibrate", *DIALS, *options, "-o", "policy.json", "--figure", "risk.svg")
+    policy = Policy.load("policy.json")
+    assert policy == ss.calibrate(dials, risk="consistency", epsilon=0.05, **arguments)
+    assert (done.status, done.err) == (0, "")
+    pilot, fallback = settings
+    assert (policy.certificate.pilot, policy.certificate.n) == (pilot, 600 - pilot)
+    assert policy.settings["fallback"] == fallback
+    assert f"the path was learned on {pilot} others" in done.out
+
+
+def test_a_pilot_of_dials_is_a_file(run, dials):
+    replace(dials.take(np.arange(200)), ids=np.arange(600, 800)).save("others.parquet")
+    done = run("calibrate", *DIALS, "--pilot", "others.parquet", "--json")
+    shown = json.loads(done.out)
+    assert (shown["certificate"]["pilot"], shown["settings"]["fallback"]) == (200, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--split", "1.5"], "`split` must be in (0, 1)"),
+        (["--split", "600"], "`split` must leave at least 2 samples for the pilot"),
+        (["--split", "200", "--pilot", "pilot.parquet"], "does not go with --path or --pilot"),
+        (["--split", "200", "--state", "growing.state"], "`--split` does not go with --state"),
+        (["--split", "200", "--slices"], "`--split` does not go with slices"),
+        (["--split", "200", "--cost", "pases"], "passes"),
+    ],
+)
+def test_splits_that_cannot_be(run, made, options, message):
+    done = run("calibrate", *DIALS, *options, "-o", "policy.json")
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+    assert not made()

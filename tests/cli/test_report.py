@@ -102,3 +102,9 @@ def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
 def test_bad_input_is_one_line_and_no_file(run, made, arguments, words):
     refused(run("report", *arguments), *words)
     assert made() == set()
+
+
+def test_a_policy_of_several_dials_is_refused(run, made):
+    run("calibrate", "dials.parquet", "--risk", "consistency", "-o", "policy.json")
+    refused(run("report", "dials.parquet", "policy.json"), "several dials", "reports do not show")
+    assert made() == {"policy.json"}

@@ -1,6 +1,7 @@
 """Sweeps: what every threshold would give by itself, with fewer runs; kept and resumed."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,51 @@ def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
         )
         np.testing.assert_allclose(record.costs["layers"][:, column], alone.layers)
         np.testing.assert_allclose(record.costs["flops"][:, column], alone.flops)
+
+
+def test_the_number_of_steps_is_a_second_dial():
+    """Losses are against the full model with all steps, and a policy runs its number of steps."""
+    model = network()
+    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
+    options = {"losses": ["mse"], "sampler": SAMPLER, "seed": 2, "batch_size": 3}
+    record = sweep(model, 5, thresholds=levels, n_steps=[3, 2], **options)
+    assert record.dials == {
+        "threshold": (None, *levels) * 3,
+        "n_steps": (4,) * 3 + (3,) * 3 + (2,) * 3,
+    }
+    full = DeeDiff(model, sampler=SAMPLER).generate(5, seed=2)
+    for number in range(record.n_settings):
+        setting = record.setting(number)
+        sampler = DDIM(setting["n_steps"], SAMPLER.schedule)
+        alone = DeeDiff(model, setting["threshold"], sampler=sampler).generate(5, seed=2)
+        found = record.inconsistencies["mse"][:, number]
+        expected = compare_images(MSE, alone.images, full.images)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(record.costs["flops"][:, number], alone.flops)
+        blocks = alone.layers * setting["n_steps"]
+        np.testing.assert_allclose(record.costs["blocks"][:, number], blocks)
+    many = ss.ThresholdRecord.concatenate(
+        [replace(record, ids=np.arange(5) + 5 * k) for k in range(60)]
+    )
+    path = ss.Path.settings([7], many)
+    policy = ss.calibrate(many, risk="consistency", epsilon=0.99, path=path)
+    assert policy.settings["n_steps"] == 2
+    made = DeeDiff(model, policy).generate(5, seed=2)
+    np.testing.assert_allclose(made.flops, record.costs["flops"][:, 7])
+    with pytest.raises(ValueError, match="was made for n_steps=2, but got 4"):
+        DeeDiff(model, policy, sampler=SAMPLER)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "n_steps", "message"),
+    [
+        (SAMPLER, [4], "must be below the sampler's 4"),
+        (DDPM(Schedule(6)), [3], "needs a DDIM sampler, but got DDPM"),
+    ],
+)
+def test_numbers_of_steps_that_cannot_be(sampler, n_steps, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(network(), 2, thresholds=[0.5], sampler=sampler, n_steps=n_steps)
 
 
 def test_the_order_of_work_changes_nothing(tmp_path):

@@ -98,6 +98,21 @@ def test_a_grid_has_the_full_model_once():
         ss.dial_grid({"a": [0], "b": [1]}, full={"a": 0})
 
 
+def test_true_is_not_one_but_one_is_one_point_zero():
+    dials = {"cache": [1, True, False, 0], "steps": [50, 50, 50, 50.5]}
+    made = ss.ThresholdRecord(dials=dials, losses={"mse": [[0.0] * 4]})
+    numbers = [made.number_of({"cache": v, "steps": 50}) for v in (1, 1.0, True, False)]
+    assert numbers == [0, 0, 1, 2]
+    with pytest.raises(ValueError, match="must hold the setting cache = 0, steps = 50, but"):
+        made.number_of({"cache": 0, "steps": 50})
+    assert made.branches(along="steps") == [[1], [2], [3]]
+    with pytest.raises(ValueError, match="settings 0 and 1 are both"):
+        ss.ThresholdRecord(dials={"a": [1, 1.0]}, losses={"mse": [[0.0, 0.1]]})
+    grid = ss.dial_grid({"a": [True, 2]}, full={"a": 1})
+    assert grid == {"a": (1, True, 2)}
+    assert grid["a"][1] is True
+
+
 # ------------------------------------------------------------------------ one dial at a time
 
 
@@ -183,6 +198,16 @@ def test_the_same_samples_without_ids_are_recognised():
         ss.calibrate(record(order=2), risk="consistency", epsilon=0.05, path=path)
     others = record(seed=1, order=2)
     assert ss.calibrate(others, risk="consistency", epsilon=0.05, path=path).threshold is not None
+
+
+def test_parts_of_a_record_without_ids_and_with_a_given_seed_are_not_recognised():
+    """The documented limit: numbers identify nothing, and no drawn seed shows common parts."""
+    path = ss.Path.pareto(record(100, order=1))
+    ss.calibrate(record(600, order=1), risk="consistency", epsilon=0.05, path=path)
+    drawn = record(600)
+    path = ss.Path.pareto(drawn.take(np.arange(100)))
+    with pytest.raises(ValueError, match="holds 100 of them"):
+        ss.calibrate(drawn, risk="consistency", epsilon=0.05, path=path)
 
 
 def test_groups_of_the_pilot_are_refused():

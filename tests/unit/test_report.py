@@ -297,3 +297,15 @@ def test_pyplot_is_never_loaded(tmp_path):
     )
     assert (done.stdout.strip(), done.stderr) == ("False", "")
     assert {path.name for path in tmp_path.iterdir()} == {"study.pdf", "policy.png"}
+
+
+def test_the_figure_of_several_dials_names_the_setting():
+    losses = (np.random.default_rng(0).random((400, 3)) < [0, 0.01, 0.3]).astype(float)
+    dials = {"steps": [50, 25, 10], "cache": [0.0, 0.1, 0.1]}
+    record = ss.ThresholdRecord(
+        dials=dials, inconsistencies={"mse": losses}, costs={"seconds": [3.0, 2.0, 1.0]}
+    )
+    policy = ss.calibrate(record, risk="consistency", epsilon=0.05)
+    below = ss.report.policy_figure(record.curve("consistency"), policy).axes[1]
+    assert below.get_xlabel() == "setting, safest first"
+    assert [text.get_text().strip() for text in below.texts] == ["steps = 25, cache = 0.1"]

@@ -38,6 +38,11 @@ def calibrate(
     pilot: Annotated[
         Path | None, optional("Learn the path on this record of other samples, instead of --path.")
     ] = None,
+    split: Annotated[
+        float | None,
+        optional("Learn it on this many of the record's samples, or fraction, drawn at random."),
+    ] = None,
+    cost: Annotated[str | None, optional("Which cost to save, if the record has several.")] = None,
     and_: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,10 +129,15 @@ def calibrate(
         crc        method=ucb, with bound=NAME and delta_prime=NUMBER;
                    monotone=false; selection=contiguous or paper
 
+    For a record of several dials, --split sets some samples aside as a
+    pilot, which finds the settings to test; the others certify them.
+
     [bold]Examples[/bold]
 
         swiftsure calibrate record.parquet --loss zero_one \
             --epsilon 0.02 -o policy.json
+
+        swiftsure calibrate dials.parquet --split 200 --risk consistency
 
         swiftsure calibrate record.parquet --loss brier \
             --control ltt:zero_bounded:bound=wsr --strict
@@ -141,6 +151,7 @@ def calibrate(
         swiftsure calibrate tenants.parquet --loss zero_one --slices --own
     """
     import swiftsure as ss
+    from swiftsure.calibration import set_aside
     from swiftsure.records import open_record
     from swiftsure.report.figures import figure_kind
 
@@ -152,7 +163,9 @@ def calibrate(
     loaded: Any = read(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    route = _route(record, path, pilot, loss, score)
+    if split is not None and (path is not None or pilot is not None):
+        raise ValueError("`--split` learns the path, so it does not go with --path or --pilot.")
+    route = _route(record, path, pilot, risk, loss, score, cost)
     promised: dict[str, Any] = {
         "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
         "weights": None if weights is None else _numbers("--weights", weights.split(",")),
@@ -168,6 +181,8 @@ def calibrate(
             "--control": control != "ucb",
             "--bound": bound != "auto",
             "--pool": pool is not None,
+            "--split": split is not None,
+            "--cost": cost is not None,
             "--average": average not in (None, "group"),
             "--max-group-size": max_group_size is not None,
             "--seed": seed is not None,
@@ -189,6 +204,8 @@ def calibrate(
             "--max-cost": max_cost is not None,
             "--weights": weights is not None,
             "--pool": pool is not None,
+            "--split": split is not None,
+            "--cost": cost is not None,
             "--max-weight": max_weight is not None,
             "--average": average is not None,
             "--max-group-size": max_group_size is not None,
@@ -216,15 +233,19 @@ def calibrate(
         raise ValueError("`--own` and `--alone` need --slices or --dataset.")
     if horizon is not None:
         raise ValueError("`--horizon` goes with --state.")
+    if split is not None and split.is_integer():
+        split = int(split)
     policy = ss.calibrate(
         loaded,
         risks=risks,
         control=options.parse_control(control, bound),
         delta=delta,
         path=route,
+        split=split,
         seed=seed,
         score=score,
         pool=pool,
+        cost=cost,
         **exits,
         **counted,
         **promised,
@@ -234,7 +255,10 @@ def calibrate(
             raise ValueError("`--figure` cannot show a promise about weighted samples.")
         if isinstance(loaded, ss.ThresholdRecord):
             exits = {}
-        curve = loaded.curve(risk, loss, score, route, **exits, **counted)
+        curve_options = {"score": score, **exits, **counted}
+        if split is not None:
+            loaded, route, _ = set_aside(loaded, split, seed, risks, cost, curve_options)
+        curve = loaded.curve(risk, loss, path=route, **curve_options)
         ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
     _show(record, policy, [output, figure], json)
 
@@ -299,7 +323,13 @@ def _grown(
 
 
 def _route(
-    record: Path, path: str | None, pilot: Path | None, loss: str | None, score: str | None
+    record: Path,
+    path: str | None,
+    pilot: Path | None,
+    risk: str,
+    loss: str | None,
+    score: str | None,
+    cost: str | None,
 ) -> Any:
     """Return the path: given, or learned on a pilot."""
     import swiftsure as ss
@@ -310,7 +340,10 @@ def _route(
         raise ValueError("`--pilot` learns the path, so it does not go with --path.")
     if pilot.exists() and pilot.samefile(record):
         raise ValueError("`--pilot` must hold other samples than the record, not the same file.")
-    return ss.Path.learned(ss.load_record(pilot), loss, score=score)
+    others = ss.load_record(pilot)
+    if isinstance(others, ss.ThresholdRecord):
+        return ss.Path.pareto(others, risk, loss, cost=cost)
+    return ss.Path.learned(others, loss, score=score, cost=cost)
 
 
 def _numbers(option: str, texts: list[str]) -> dict[str, float]:

@@ -28,14 +28,20 @@ def sample_numbers(samples: ArrayLike) -> NDArray[np.int64]:
 
 
 def resolve_sampler(settings: Mapping[str, Any], sampler: Sampler | None) -> Sampler:
-    """Return the sampler of a policy's settings; raise if another one is given."""
+    """Return the sampler of a policy's settings; raise if another one is given.
+
+    A policy may have the number of steps as a dial, besides the sampler of the full model.
+    """
     if not isinstance(sampler, Sampler | None):
         raise TypeError(f"`sampler` must be a Sampler, such as DDIM(50), but got {sampler!r}.")
     if "sampler" not in settings:
         return DDIM() if sampler is None else sampler
+    own = dict(settings["sampler"])
+    if "n_steps" in settings:
+        own["n_steps"] = settings["n_steps"]
     if sampler is None:
-        return sampler_from_settings(settings["sampler"])
-    check_same(settings["sampler"], sampler.settings())
+        return sampler_from_settings(own)
+    check_same(own, sampler.settings())
     return sampler
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
 from swiftsure.diffusion.lpips import Lpips
 from swiftsure.diffusion.rules import DeeDiffRule
-from swiftsure.diffusion.schedules import Sampler
+from swiftsure.diffusion.schedules import DDIM, Sampler
 from swiftsure.exits import exit_indices
 from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
@@ -37,6 +37,7 @@ def sweep(
     thresholds: Sequence[float | None] | ArrayLike,
     losses: Sequence[str | Loss] = ("lpips",),
     sampler: Sampler | None = None,
+    n_steps: Sequence[int] | None = None,
     labels: ArrayLike | None = None,
     seed: int = 0,
     first: int = 0,
@@ -67,6 +68,10 @@ def sweep(
         For LPIPS with weights from a file: `Lpips.load(file)`.
     sampler, dtype
         As in `DeeDiff`; the policy will require the same.
+    n_steps : ints, optional
+        A second dial: numbers of steps, fewer than the sampler's (a `DDIM`). All thresholds are
+        swept at each of them, and also without exits. Losses are against the full model with all
+        of the sampler's steps, from the same noise.
     labels : (n,), optional
         Classes, for a class-conditional network; draw them at random, as requests will be.
     seed, first : int
@@ -86,7 +91,8 @@ def sweep(
     record : ThresholdRecord
         With inconsistencies against the full model, for `risk="consistency"`; the costs "layers"
         (mean blocks per step) and "flops" of every image at every threshold; and the model's
-        fingerprint.
+        fingerprint. With `n_steps`, its dials are "threshold" and "n_steps", and the cost "blocks"
+        (in all steps together) takes the place of "layers".
 
     Raises
     ------
@@ -108,12 +114,22 @@ def sweep(
         None, strict=strict, min_exit=min_exit, look_at=look_at, look_steps=look_steps
     )
     fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
+    levels = sweep_grid(threshold_levels("thresholds", thresholds), np.inf)
+    models = [fast, *(_with_steps(fast, steps) for steps in n_steps or ())]
+    dials = None
+    if n_steps is not None:
+        dials = {
+            "threshold": [None, *levels[1:].tolist()] * len(models),
+            "n_steps": [each.sampler.n_steps for each in models for _ in levels],  # type: ignore[attr-defined]
+        }
     return _DiffusionSweep(
         system=fast.rule.system,
         fingerprint=fast.fingerprint,
         settings=fast.settings,
-        fast=fast,
-        grid=sweep_grid(threshold_levels("thresholds", thresholds), np.inf),
+        models=models,
+        grid=levels if dials is None else np.arange(len(models) * len(levels), dtype=np.float64),
+        levels=np.tile(levels, len(models)),
+        dials=dials,
         losses=image_losses(losses),
         numbers=np.arange(checks.count("first", first, 0), first + n),
         labels=class_labels(labels, n, fast.n_classes),
@@ -191,9 +207,19 @@ def pilot_thresholds(
 
 @dataclass(kw_only=True)
 class _DiffusionSweep(Sweep):
-    """Sweep over images; every image of a batch has its own threshold."""
+    """Sweep over images; every image of a batch has its own threshold and number of steps.
 
-    fast: DeeDiff
+    Parameters
+    ----------
+    models
+        The full model first, then with other numbers of steps.
+    levels : (K,)
+        The threshold of each setting: the same thresholds for each model, one model after the
+        other.
+    """
+
+    models: list[DeeDiff]
+    levels: NDArray[np.float32]
     losses: list[Loss]
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64] | None
@@ -207,25 +233,26 @@ class _DiffusionSweep(Sweep):
             "first": int(self.numbers[0]),
             "n": len(self.numbers),
             "labels": None if self.labels is None else self.labels.tolist(),
-        }
+        } | ({} if self.dials is None else {"dials": dict(self.dials)})
 
     @property
     def needs_gpu(self) -> bool:
         """Whether each Ray actor needs a GPU."""
-        return needs_gpu(model_device(self.fast.model))
+        return needs_gpu(model_device(self.models[0].model))
 
     def prepare(self, inputs: slice) -> RunBatch:
         """Return a function that generates images and compares them with the full model's."""
         numbers = self.numbers[inputs]
         labels = None if self.labels is None else self.labels[inputs]
         full: dict[int, Tensor] = {}
+        model_of = np.arange(len(self.levels)) // (len(self.levels) // len(self.models))
 
-        def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
-            made = self.fast.generate(
+        def run_model(which: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            made = self.models[which].generate(
                 numbers[rows],
                 labels=None if labels is None else labels[rows],
                 seed=self.seed,
-                thresholds=self.grid[columns].tolist(),
+                thresholds=self.levels[columns].tolist(),
                 batch_size=self.batch_size,
             )
             if not columns.any():
@@ -234,7 +261,20 @@ class _DiffusionSweep(Sweep):
             else:
                 losses = self._losses(made.images, torch.stack([full[row] for row in rows]))
             costs = {"layers": made.layers, "flops": made.flops}
-            return Runs({**losses, **costs}, made.same_at(self.grid))
+            if self.dials is not None:
+                costs["blocks"] = costs.pop("layers") * made.exits.shape[1]
+            return Runs({**losses, **costs}, made.same_at(self.levels) & (model_of == which))
+
+        def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
+            models = model_of[columns]
+            parts = [np.flatnonzero(models == which) for which in np.unique(models)]
+            runs = [run_model(int(models[p[0]]), rows[p], columns[p]) for p in parts]
+            back = np.argsort(np.concatenate(parts))
+            values = {
+                name: np.concatenate([each.values[name] for each in runs])[back]
+                for name in runs[0].values
+            }
+            return Runs(values, np.concatenate([each.same for each in runs])[back])
 
         return run
 
@@ -252,6 +292,18 @@ class _DiffusionSweep(Sweep):
             "inconsistency_ranges": {loss.name: loss.range for loss in self.losses},
             "ids": self.numbers[inputs],
         }
+
+
+def _with_steps(fast: DeeDiff, n_steps: int) -> DeeDiff:
+    """Return a diffusion model with fewer steps."""
+    sampler = fast.sampler
+    if not isinstance(sampler, DDIM):
+        raise ValueError(f"`n_steps` needs a DDIM sampler, but got {type(sampler).__name__}.")
+    if checks.count("n_steps", n_steps) >= sampler.n_steps:
+        most = sampler.n_steps
+        raise ValueError(f"`n_steps` must be below the sampler's {most}, but got {n_steps}.")
+    fewer = replace(sampler, n_steps=n_steps)
+    return DeeDiff(fast.model, fast.rule, sampler=fewer, dtype=fast.dtype)
 
 
 def image_losses(losses: Sequence[str | Loss]) -> list[Loss]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure import checks
 from swiftsure.curves import Average, RiskCurve, cost_array, dial_array
-from swiftsure.dials import dial_table, settings_digest
+from swiftsure.dials import dial_table, setting_key, settings_digest
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -160,8 +160,9 @@ class ThresholdRecord(Record):
     def number_of(self, settings: Mapping[str, Any]) -> int:
         """Return the number of the setting with these values of the dials; raise if none has."""
         wanted = {name: settings.get(name) for name in self.setting(0)}
+        key = setting_key(wanted.values())
         for number in range(self.n_settings):
-            if self.setting(number) == wanted:
+            if setting_key(self.setting(number).values()) == key:
                 return number
         listed = ", ".join(f"{name} = {value}" for name, value in wanted.items())
         raise ValueError(f"`record` must hold the setting {listed}, but does not.")
@@ -190,8 +191,8 @@ class ThresholdRecord(Record):
         checks.choice("along", along, self.setting(0))
         found: dict[str, list[int]] = {}
         for number in range(1, self.n_settings):
-            others = {k: v for k, v in self.setting(number).items() if k != along}
-            found.setdefault(str(others), []).append(number)
+            others = [v for k, v in self.setting(number).items() if k != along]
+            found.setdefault(setting_key(others), []).append(number)
         return list(found.values())
 
     def __repr__(self) -> str:
@@ -287,7 +288,7 @@ class ThresholdRecord(Record):
         differ = [
             name
             for name in names
-            if any(each.settings.get(name) != first.settings.get(name) for each in records)
+            if len({setting_key([each.settings.get(name)]) for each in records}) > 1
         ]
         if not differ or any(each.dials for each in records):
             raise ValueError("`records` must be of one dial each, and differ in a setting.")

@@ -167,15 +167,19 @@ def policy_figure(
     if cost is not None:
         below.plot(position, 100 * curve.saving(cost), color=COLORS[2])
         below.set_ylabel(f"saved, % of {cost}")
-    below.set_xlabel("threshold, safest first")
+    what = "setting" if policy.dials else "threshold"
+    below.set_xlabel(f"{what}, safest first")
     _threshold_ticks(below, curve)
     for axis in (above, below):
         tidy(axis)
         if policy.certificate.index is not None:
             axis.axvline(policy.certificate.index, color=INK, linewidth=1)
     if isinstance(policy.threshold, float) and policy.certificate.index is not None:
-        chosen = f" {threshold_text(policy.threshold)}"
-        below.annotate(chosen, (policy.certificate.index, 0), color=INK, fontsize=9)
+        index, chosen = policy.certificate.index, threshold_text(policy.threshold)
+        if policy.dials:
+            chosen = ", ".join(f"{name} = {policy.settings[name]}" for name in policy.dials)
+        side = "left" if index < 0.5 * curve.n_settings else "right"
+        below.annotate(f" {chosen} ", (index, 0), color=INK, fontsize=9, ha=side)
     # Above the axes, where it cannot cover a curve.
     above.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return finished(figure, path)
