@@ -160,13 +160,8 @@ def calibrate(
         exits = {}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
-    conditions: tuple[str, ...] = ()
-    if split is not None:
-        for name, value in alone.items():
-            if value is not None:
-                raise ValueError(f"`split` does not go with `{name}`.")
-        learning = {"score": score, **exits, **counted}
-        record, path, conditions = set_aside(record, split, seed, wanted, cost, learning)
+    learning = {"score": score, **exits, **counted}
+    record, path, conditions = _split(record, split, seed, wanted, cost, alone, learning)
     weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else _half(delta, pool, labeller)
 
@@ -239,6 +234,24 @@ def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLi
     if any(RISKS[each.risk].selective for each in wanted):
         raise ValueError("`labeller` does not go with the risk of the samples that exit.")
     return Path.of(path, record.confidences[str(score)])
+
+
+def _split(
+    record: Any,
+    split: float | None,
+    seed: int | None,
+    wanted: list[Risk],
+    cost: str | None,
+    alone: Mapping[str, Any],
+    options: dict[str, Any],
+) -> tuple[Any, PathLike, tuple[str, ...]]:
+    """Return what `set_aside` returns; without a split, the record and the path given."""
+    if split is None:
+        return record, alone["path"], ()
+    for name, value in alone.items():
+        if value is not None:
+            raise ValueError(f"`split` does not go with `{name}`.")
+    return set_aside(record, split, seed, wanted, cost, options)
 
 
 def set_aside(

@@ -151,7 +151,6 @@ def calibrate(
         swiftsure calibrate tenants.parquet --loss zero_one --slices --own
     """
     import swiftsure as ss
-    from swiftsure.calibration import set_aside
     from swiftsure.records import open_record
     from swiftsure.report.figures import figure_kind
 
@@ -163,8 +162,7 @@ def calibrate(
     loaded: Any = read(record)
     exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    if split is not None and (path is not None or pilot is not None):
-        raise ValueError("`--split` learns the path, so it does not go with --path or --pilot.")
+    split = _count_or_share(split, path, pilot)
     route = _route(record, path, pilot, risk, loss, score, cost)
     promised: dict[str, Any] = {
         "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
@@ -233,8 +231,6 @@ def calibrate(
         raise ValueError("`--own` and `--alone` need --slices or --dataset.")
     if horizon is not None:
         raise ValueError("`--horizon` goes with --state.")
-    if split is not None and split.is_integer():
-        split = int(split)
     policy = ss.calibrate(
         loaded,
         risks=risks,
@@ -253,12 +249,10 @@ def calibrate(
     if figure is not None:
         if policy.certificate.max_weight is not None:
             raise ValueError("`--figure` cannot show a promise about weighted samples.")
-        if isinstance(loaded, ss.ThresholdRecord):
-            exits = {}
-        curve_options = {"score": score, **exits, **counted}
-        if split is not None:
-            loaded, route, _ = set_aside(loaded, split, seed, risks, cost, curve_options)
-        curve = loaded.curve(risk, loss, path=route, **curve_options)
+        shown: dict[str, Any] = {"score": score, **counted}
+        if not isinstance(loaded, ss.ThresholdRecord):
+            shown |= exits
+        curve = _curve(loaded, risks, route, split, seed, cost, shown)
         ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
     _show(record, policy, [output, figure], json)
 
@@ -320,6 +314,32 @@ def _grown(
     else:
         calibration.update(record)
     return calibration.policy()
+
+
+def _count_or_share(split: float | None, path: str | None, pilot: Path | None) -> float | None:
+    """Return a split as an integer if it is one: a number of samples, not a share of them."""
+    if split is None:
+        return None
+    if path is not None or pilot is not None:
+        raise ValueError("`--split` learns the path, so it does not go with --path or --pilot.")
+    return int(split) if split.is_integer() else split
+
+
+def _curve(
+    record: Any,
+    risks: list[Any],
+    path: Any,
+    split: float | None,
+    seed: int | None,
+    cost: str | None,
+    options: dict[str, Any],
+) -> Any:
+    """Return the curve of the first risk, of the samples that calibrated."""
+    from swiftsure.calibration import set_aside
+
+    if split is not None:
+        record, path, _ = set_aside(record, split, seed, risks, cost, options)
+    return record.curve(risks[0].risk, risks[0].loss, path=path, **options)
 
 
 def _route(

@@ -14,7 +14,9 @@ __all__ = ["run", "start"]
 
 
 def _config(app: Any, **settings: Any) -> uvicorn.Config:
-    return uvicorn.Config(app, log_level="warning", lifespan="on", access_log=False, proxy_headers=False, **settings)
+    return uvicorn.Config(
+        app, log_level="warning", lifespan="on", access_log=False, proxy_headers=False, **settings
+    )
 
 
 def run(app: Any, host: str, port: int) -> None:

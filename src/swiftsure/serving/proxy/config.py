@@ -130,8 +130,8 @@ class ProxyConfig(_Table):
             return None
         if not self.policy.exists():
             raise ValueError(
-                f"`policy`: there is no file {self.policy}. Calibrate and save a policy first; or leave"
-                " `policy` out, and the last model answers all requests."
+                f"`policy`: there is no file {self.policy}. Calibrate and save a policy first; or"
+                " leave `policy` out, and the last model answers all requests."
             )
         return Policy.load(self.policy)
 
