@@ -33,13 +33,14 @@ class RayPool:
     make : callable
         Called once in each actor. Returns the function that the actor runs, with one thread.
     workers : int, optional
-        Number of actors, each with one CPU; the CPUs of the cluster by default.
+        Number of actors; the CPUs of the cluster by default. Each claims one CPU, or less if they
+        would leave too few to others.
     name : str
         Name of the calls in Ray's dashboard and metrics.
     gpus : int
         GPUs of each actor.
     spare : int
-        CPUs that the default number of actors leaves to others.
+        CPUs that the actors leave to others, such as Ray Data's readers.
     ahead : int
         Calls that each actor is given at once: one that runs, and others that wait for it.
     """
@@ -60,10 +61,11 @@ class RayPool:
         default = max(1, int(resources.get(kind, 1)) - (0 if gpus else spare))
         self.n = checks.count("workers", default if workers is None else workers)
         self._name, self._ahead = name, ahead
-        self._needs = f"{self.n} CPUs{f' and {self.n} GPUs' if gpus else ''}"
+        cpus = 1.0 if gpus else cpus_each(self.n, resources.get("CPU", 1), spare)
+        self._needs = f"{cpus * self.n:g} CPUs{f' and {self.n} GPUs' if gpus else ''}"
         # Copied to each node once, and kept: an actor that is started again reads it again.
         self._given = [ray.put(make)]
-        self._actors = self._start(gpus)
+        self._actors = self._start(cpus, gpus)
         # Calls that run, each with its actor and how many calls it counts for. An actor that has
         # not started yet counts as busy.
         self._open = {
@@ -130,10 +132,10 @@ class RayPool:
         for actor in self._actors:
             self._ray.kill(actor)
 
-    def _start(self, gpus: int) -> list[Any]:
+    def _start(self, cpus: float, gpus: int) -> list[Any]:
         """Return the actors."""
         options = {"max_restarts": -1, "max_task_retries": RETRIES}
-        actor = self._ray.remote(num_cpus=1, num_gpus=gpus, **options)(SwiftsureWorker)
+        actor = self._ray.remote(num_cpus=cpus, num_gpus=gpus, **options)(SwiftsureWorker)
         return [actor.remote(self._name) for _ in range(self.n)]
 
     def _listen(self, timeout: float) -> None:
@@ -203,6 +205,21 @@ class _Progress:
         self._gauges["done"].set(done)
         if total is not None:
             self._gauges["total"].set(total)
+
+
+def cpus_each(workers: int, total: float, spare: int) -> float:
+    """Return how many CPUs each worker claims, so that `spare` are left where they all fit.
+
+    Readers that find no CPU free never start, and the workers would wait for them for ever.
+
+    Examples
+    --------
+    >>> cpus_each(2, total=4, spare=1), cpus_each(2, total=2, spare=1)
+    (1.0, 0.5)
+    """
+    if not workers <= total < workers + spare:
+        return 1.0
+    return max(total - spare, total / 2) / workers
 
 
 def connected() -> Any:
