@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 import openai
 import pytest
+from starlette.responses import PlainTextResponse
 
 from serving.builders import Client, at_once
 from serving.test_watching import wait_until
@@ -570,3 +572,47 @@ def test_the_proxy_ends_while_requests_are_under_way(tmp_path):
         wait_until(lambda: setup.app.state.proxy.under_way == 1)
     thread.join()
     assert found == ["even"]
+
+
+def test_middleware_is_not_bypassed(setup):
+    """Whoever guards the proxy with middleware guards its answers too."""
+
+    class Closed:
+        def __init__(self, app):
+            self.app = app
+
+        async def __call__(self, scope, receive, send):
+            if scope["type"] == "http":
+                await PlainTextResponse("closed", 403)(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+
+    app = create_proxy(ProxyConfig.load(setup.path))
+    app.add_middleware(Closed)
+    body = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
+    with start(app) as address:
+        found = Client(address).send("POST", "/v1/chat/completions", json.dumps(body))
+    assert found == (403, "closed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("number", "model"), [(7, "small"), (900, "large")])
+def test_numbers_that_json_lacks_reach_clients_as_null(setup, monkeypatch, number, model, stream):
+    """Some servers write -Infinity for the log-probability of a token that was masked."""
+    upstream = getattr(setup, model)
+    found = chat_response(truth(str(number)), 0.95, model)
+    others = [{"token": "x", "logprob": -math.inf}]
+    found["choices"][0]["logprobs"]["content"][0]["top_logprobs"] += others
+    chunk = {"id": "1", "choices": [{"index": 0, "delta": {"content": "x"}, "score": math.nan}]}
+    events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    streams = stream and model == "large"
+    fault = raw(events, "text/event-stream") if streams else raw(json.dumps(found))
+    monkeypatch.setitem(upstream.faults, "MASKED", fault)
+    messages = [{"role": "user", "content": f"MASKED {number}"}]
+    body = {"model": "cascade", "messages": messages, "logprobs": True, "stream": stream}
+    client = Client(setup.address)
+    status, content = client.send("POST", "/v1/chat/completions", json.dumps(body))
+    text = content if stream else json.dumps(content)
+    assert status == 200
+    assert ('"score":null' if streams else '"logprob":null') in text.replace(": ", ":")
+    assert not any(word in text for word in ("Infinity", "NaN", "error"))

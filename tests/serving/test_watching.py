@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import time
 
@@ -234,6 +235,26 @@ def test_what_is_watched():
     assert (monitor.epsilon, monitor.risk, monitor.loss_range.low) == (0.2, "consistency", 0.0)
     with pytest.raises(ValueError, match="`epsilon` must not be given"):
         watched_monitor(policy_of(), 0.01, 0.2)
+
+
+def test_an_audit_that_the_disk_cuts_short_does_not_count_and_spoils_no_other(tmp_path, policy):
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
+    watcher.audit(audited(), engine)
+    (log,) = watcher.folder.glob("audits-*.jsonl")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 10, limits[1]))
+    try:
+        watcher.audit(audited(), engine)  # ten bytes of it fit
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert watcher.made == 1
+    assert "no room" in watcher.fault
+    watcher.audit(audited(), engine)
+    assert watcher.made == 2
+    assert all(line.startswith(b'{"id"') for line in log.read_bytes().splitlines())
+    watcher.close()
+    assert (watcher.monitor.n, watcher.fault) == (2, None)
 
 
 def test_another_risk_in_the_same_folder_is_a_fault(tmp_path, policy):

@@ -1,5 +1,6 @@
 """`Watcher`: writes audits to a log, folds all logs into a monitor, and keeps its alarm."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -230,8 +231,11 @@ class Watcher:
             name = f"audits-{request_ids(1)[0]}.jsonl"
             self._log = (self.folder / name).open("ab", buffering=0)
             sync(self.folder)
-        line = json.dumps({"id": request, "time": time.time(), **content}) + "\n"
-        self._log.write(line.encode())
+        line = (json.dumps({"id": request, "time": time.time(), **content}) + "\n").encode()
+        end = self._log.seek(0, os.SEEK_END)
+        if self._log.write(line) < len(line):
+            self._log.truncate(end)  # half a line would spoil the next one
+            raise OSError(errno.ENOSPC, "there is no room for an audit", self._log.name)
         os.fsync(self._log.fileno())
 
     def _look(self, until: float) -> None:

@@ -214,12 +214,12 @@ def cpus_each(workers: int, total: float, spare: int) -> float:
 
     Examples
     --------
-    >>> cpus_each(2, total=4, spare=1), cpus_each(2, total=2, spare=1)
-    (1.0, 0.5)
+    >>> cpus_each(2, total=4, spare=1), cpus_each(2, total=2, spare=1), cpus_each(1, 1, spare=1)
+    (1.0, 0.5, 0.0)
     """
     if not workers <= total < workers + spare:
         return 1.0
-    return max(total - spare, total / 2) / workers
+    return max(total - spare, 0.0) / workers
 
 
 def connected() -> Any:

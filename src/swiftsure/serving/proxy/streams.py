@@ -16,8 +16,12 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encoded(content: Any) -> bytes:
-    """Return JSON in ASCII, as any client can read it."""
-    return _ENCODER.encode(content).encode()
+    """Return JSON in ASCII, as any client can read it, with null for NaN and infinities."""
+    try:
+        return _ENCODER.encode(content).encode()
+    except ValueError:
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return _ENCODER.encode(finite).encode()
 
 
 def event(content: Any) -> bytes:
