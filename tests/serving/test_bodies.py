@@ -122,6 +122,14 @@ def mutant(rng, body):
     return bytes(found)
 
 
+@pytest.mark.parametrize("shape", ["(0, 4611686018427387904)", "(True,)", str((1,) * 65)])
+def test_shapes_that_do_not_exist_are_refused(shape):
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    data = bytes(0 if shape.startswith("(0") else 4)
+    with pytest.raises(InvalidRequestError):
+        parse_body(NPY[0], b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data)
+
+
 @pytest.mark.parametrize("n", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_mutants_harm_nobody(client, n):
     """Every mutant is answered or refused, while another client gets all its answers."""

@@ -21,7 +21,7 @@ from swiftsure.serving import start
 from swiftsure.serving.proxy import ProxyConfig, create_proxy
 from swiftsure.serving.proxy.asking import Found
 from swiftsure.serving.proxy.audits import Audits, CascadeEngine
-from swiftsure.serving.proxy.requests import asked_of, uncovered
+from swiftsure.serving.proxy.requests import ProxyError, asked_of, uncovered
 
 PRICES = {"small": (1.0, 1.0), "large": (10.0, 10.0)}
 
@@ -257,7 +257,7 @@ def test_answers_do_not_mix(setup):
 
 def test_the_bytes_of_the_large_model_are_passed_on(setup, monkeypatch):
     """A parser might change a number, or the order or spelling of anything else."""
-    found = chat_response("é", 0.9, "large") | {"odd": "NUMBER"}
+    found = chat_response("é, NaN or Infinity", 0.9, "large") | {"odd": "NUMBER"}
     body = json.dumps(found, ensure_ascii=False, indent=1).replace('"NUMBER"', "1.00e+00").encode()
     monkeypatch.setattr(setup.large, "faults", {"RAW": raw(body)})
     given = {"model": "cascade", "messages": [{"role": "user", "content": "RAW 900"}]}
@@ -616,3 +616,10 @@ def test_numbers_that_json_lacks_reach_clients_as_null(setup, monkeypatch, numbe
     assert status == 200
     assert ('"score":null' if streams else '"logprob":null') in text.replace(": ", ":")
     assert not any(word in text for word in ("Infinity", "NaN", "error"))
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_lacks_are_refused_in_requests(number):
+    body = b'{"model": "m", "messages": [{"role": "user"}], "temperature": %s}' % number.encode()
+    with pytest.raises(ProxyError, match="must be JSON"):
+        asked_of(body, "chat")

@@ -161,6 +161,7 @@ FAULTS = {
     "REFUSED": status(400),
     "KEY": status(401),
     "NOT JSON": raw("<html>"),
+    "NOT UTF-8": raw(json.dumps(chat_response("HALF")).encode().replace(b"HALF", b"\xed\xa0\x80")),
     "LIST": raw("[]"),
     "EMPTY": raw("{}"),
     "NULL": raw("null"),

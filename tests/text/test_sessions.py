@@ -23,15 +23,23 @@ def delete_weight(model):
     model[0].bias = None
 
 
+def add_weight(model):
+    model[2].bias = nn.Parameter(torch.ones(2))
+
+
 def change_in_place(model):
     with torch.no_grad():
         model[1][0].weight.add_(1)
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
 
 
-@pytest.mark.parametrize("change", [assign, move, replace_module, delete_weight, change_in_place])
+@pytest.mark.parametrize(
+    "change", [assign, move, replace_module, delete_weight, add_weight, change_in_place]
+)
 def test_sessions_go_with_their_weights(change):
-    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)))
+    model = nn.Sequential(
+        nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)), nn.Linear(2, 2, bias=False)
+    )
     sessions = Sessions([model, None])
     first = sessions.get("a", object, unlimited=True)
     assert sessions.get("a", object, unlimited=True) is first

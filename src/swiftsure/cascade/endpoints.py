@@ -148,7 +148,8 @@ class Endpoint(Model):
     def parse(self, content: bytes) -> Any:
         """Return the JSON in a response."""
         try:
-            return json.loads(content)
+            # `json.loads` would also take other encodings than UTF-8, and halves of characters.
+            return json.loads(content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise UpstreamError(
                 f"{self.name} sent no JSON ({shortened(error)}).", temporary=True

@@ -89,7 +89,10 @@ def _npy_body(body: bytes) -> NDArray[Any]:
     if not plain or len(data) != size:
         raise InvalidRequestError("The body must be a .npy array of numbers, and nothing else.")
     array = np.frombuffer(data, dtype)
-    return array.reshape(shape, order="F" if fortran else "C")
+    try:
+        return array.reshape(shape, order="F" if fortran else "C")
+    except (TypeError, ValueError):  # too many dimensions, or no room for one beside a 0
+        raise InvalidRequestError("The body must be a .npy array of a shape that exists.") from None
 
 
 @lru_cache(maxsize=64)

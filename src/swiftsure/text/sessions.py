@@ -62,4 +62,4 @@ def _parts(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yield the modules and weights in a module, and the dictionaries that they are in."""
     for each in module.modules():
         for where in (each._parameters, each._modules):
-            yield from ((where, name, part) for name, part in where.items() if part is not None)
+            yield from ((where, name, part) for name, part in where.items())

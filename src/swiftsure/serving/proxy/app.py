@@ -29,6 +29,7 @@ from swiftsure.serving.proxy.config import ProxyConfig, parameters_in_common
 from swiftsure.serving.proxy.requests import Asked, Kind, ProxyError, asked_of, uncovered
 from swiftsure.serving.proxy.streams import (
     DONE,
+    as_json,
     as_stream,
     encoded,
     event,
@@ -312,10 +313,9 @@ class _Proxy:
             own = usage_cost(response, large.per_million, large.unit)
             total = added(found.cost, own)
             self.bill.add(total, own)
-        if b"NaN" in content or b"Infinity" in content:
-            content = encoded(response)
         headers = self._headers(name, found, total)
-        return Response(content, media_type="application/json", headers=headers)
+        body = as_json(content, response)
+        return Response(body, media_type="application/json", headers=headers)
 
     async def _passed_on(self, name: str, asked: Asked, found: Found) -> Response:
         """Return the last model's stream; an error before its first event is raised."""

@@ -24,6 +24,16 @@ def encoded(content: Any) -> bytes:
         return _ENCODER.encode(finite).encode()
 
 
+def as_json(content: bytes, parsed: Any) -> bytes:
+    """Return the bytes of a response; encoded again only if they hold NaN or an infinity."""
+    if b"NaN" in content or b"Infinity" in content:
+        try:
+            _ENCODER.encode(parsed)
+        except ValueError:
+            return encoded(parsed)
+    return content
+
+
 def event(content: Any) -> bytes:
     """Return one event."""
     return b"data: " + encoded(content) + b"\n\n"
