@@ -8,6 +8,7 @@ import time
 from urllib.parse import urlsplit
 
 import numpy as np
+from starlette.responses import PlainTextResponse
 
 import swiftsure as ss
 from swiftsure.serving import Answer, Comparison, Guard, InvalidRequestError
@@ -100,6 +101,17 @@ class Client:
         return self.send(
             "POST", "/predict", file.getvalue(), **{"Content-Type": "application/x-npy"}, **headers
         )
+
+
+class Closed:
+    """Middleware that refuses every request."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        closed = PlainTextResponse("closed", 403)
+        await (closed if scope["type"] == "http" else self.app)(scope, receive, send)
 
 
 def at_once(calls):

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from serving.builders import Adder, Client, at_once, policy_of
+from serving.builders import Adder, Client, Closed, at_once, policy_of
 from swiftsure.serving import Limits, create_app, start
 
 
@@ -204,6 +204,13 @@ def test_shutdown_answers_what_was_accepted(policy):
         threading.Timer(0.2, engine.gate.set).start()
     work.join()
     assert [status for status, _ in answers] == [200] * 6
+
+
+def test_middleware_is_not_bypassed(engine):
+    app = create_app(engine)
+    app.add_middleware(Closed)
+    with start(app) as address:
+        assert Client(address).predict([1, 2, 3]) == (403, "closed")
 
 
 def test_a_token_protects_all_but_health(engine):

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 import numpy as np
 import openai
 import pytest
-from starlette.responses import PlainTextResponse
 
-from serving.builders import Client, at_once
+from serving.builders import Client, Closed, at_once
 from serving.test_watching import wait_until
 from serving.upstreams import FAULTS, Upstream, chat_response, raw
 from swiftsure.cascade import Answer
@@ -576,17 +575,6 @@ def test_the_proxy_ends_while_requests_are_under_way(tmp_path):
 
 def test_middleware_is_not_bypassed(setup):
     """Whoever guards the proxy with middleware guards its answers too."""
-
-    class Closed:
-        def __init__(self, app):
-            self.app = app
-
-        async def __call__(self, scope, receive, send):
-            if scope["type"] == "http":
-                await PlainTextResponse("closed", 403)(scope, receive, send)
-            else:
-                await self.app(scope, receive, send)
-
     app = create_proxy(ProxyConfig.load(setup.path))
     app.add_middleware(Closed)
     body = {"model": "cascade", "messages": [{"role": "user", "content": "Is it odd? 7"}]}
