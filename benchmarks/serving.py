@@ -2,7 +2,7 @@
 
 The server, its workers and the client run on this machine, so the client's share of the processor
 is printed. Loop and server take turns, and the best of each counts. A client that is refused
-because the queue is full tries again when the server says; its time counts from the first try.
+because the queue is full tries again when the server says; its time starts at the first try.
 Under load, requests come at random times at 70 % of the server's own throughput, and the time of
 each counts from when it was due. "One client alone" sends one request at a time to the same server.
 
