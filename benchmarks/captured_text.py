@@ -6,14 +6,14 @@
   exit after half of the blocks, or at looks drawn uniformly.
 - limit: the captured full decoder at smaller batches, and what leaving rows out could gain.
 - translator: the library's translator under its policies at a BLEU gap of `--epsilon`; needs
-  `--texts`, one German sentence a line.
+  `--texts`, one German sentence per line.
 - pair: BiLD with random models whose first blocks often predict the large model's token.
 - drafts: BiLD with the library's translator and its own first blocks; needs `--texts`.
 
 The peer is the full decoder over the same static caches, captured as one graph per token. On a CPU
 (`--device cpu --width 128 --layers 8`) the same code runs without graphs. Ratios are of best times
-in one run; with texts, of tokens per second. On a GPU, `generate` and assisted generation write the
-first `SLOW` batches only, twice, of which the second is timed.
+in one run; with texts, of tokens per second. On a GPU, `generate` and assisted generation run on
+the first `SLOW` batches only, twice, and the second time counts.
 """
 
 import argparse
@@ -50,7 +50,7 @@ DRAFTED = {1: 1.5, 8: 1.2}
 DRAFT_TOKENS = 64
 PAIR_TEXTS = 8
 SLOW = 4
-"""Number of batches of texts that uncaptured peers write."""
+"""Number of batches that uncaptured peers run on."""
 
 
 class Forced(Confidence):
@@ -329,7 +329,7 @@ def run_drafts(
     large = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     smalls = {f"{blocks} of 8 blocks": self_draft(large, blocks) for blocks in (1, 2)}
     for small in smalls.values():
-        # Assisted generation makes a cache for so many layers, and fails if the decoder has fewer.
+        # Assisted generation makes a cache of `num_layers`, and fails if the decoder has fewer.
         small.config.num_layers = small.config.num_decoder_layers
     rows = [each["input_ids"] for each in batches_of(tokenizer, texts[:SLOW], 1, device)]
     peers = {}
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 4], help="blocks per look")
-    parser.add_argument("--texts", type=Path, help="file with one German sentence a line")
+    parser.add_argument("--texts", type=Path, help="file with one German sentence per line")
     parser.add_argument("--epsilon", type=float, default=0.05, help="BLEU gap of the policies")
     parser.add_argument("--policies", nargs="+", default=[], help="such as meta; all by default")
     parser.add_argument("--n", type=int, default=64, help="how many texts")

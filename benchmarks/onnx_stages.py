@@ -1,19 +1,21 @@
 """Exported stages in ONNX Runtime against PyTorch and against the full network in ONNX Runtime.
 
-`python benchmarks/onnx_stages.py [--threads 2] [--seconds 4] [--networks DViT ...]`. The ways
-take turns, each with all batches, and each ratio is one of the best times of batches: processor
+`python benchmarks/onnx_stages.py [--threads 2] [--seconds 4] [--networks DViT ...]`. The variants
+take turns, each over all batches. Ratios compare sums of the best time of each batch: processor
 time with one thread, else wall time. All policies promise a gap of at most ε with δ = 0.1.
 
 | network | weights, inputs and policy |
 |---|---|
 | MSDNet | of `experiments/image_classification`, trained on CIFAR-10; other images (*) |
-| DViT | of `experiments/image_classification`, random weights and images (*) |
-| small MSDNet | the one of the assets, trained on Fashion-MNIST, its images and its policy |
-| MiniLM-64 | of `experiments/intents`, trained, its policy, questions padded to 64 tokens |
+| DViT | of `experiments/image_classification`; random weights and images (*) |
+| small MSDNet | of the assets, trained on Fashion-MNIST; its images and its policy |
+| MiniLM-64 | of `experiments/intents`, trained; its policy; questions padded to 64 tokens |
 | MiniLM-16 | the same on questions of at most 16 tokens, padded to 16 |
 
-(*) Thresholds give the exit shares that the certified policy has on the network's record. MiniLM
-needs `--encoder FOLDER --questions FOLDER`, as `experiments/intents` does, and `PYTHONPATH=.`.
+(*) Thresholds give the exit shares that the certified policy has on the network's record.
+
+MiniLM needs `--encoder FOLDER --questions FOLDER`, as `experiments/intents` does, and
+`PYTHONPATH=.`.
 """
 
 import argparse

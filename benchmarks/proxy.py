@@ -5,8 +5,8 @@
 The upstream is a process of its own that answers after a time that the request names, as a
 language model would; the proxy is another one, and always keeps the small model's answer. All
 clients send to the upstream itself in one round and to the proxy in the next, so both are measured
-under the same arrivals. Reported are quantiles of the time beyond the named one, without a proxy,
-and how much larger they are with it.
+under the same arrivals. The report shows quantiles of the time beyond the named one without the
+proxy, and how much larger they are with it.
 
 | arrivals | each client |
 |---|---|
@@ -15,7 +15,7 @@ and how much larger they are with it.
 | at-once | sends one request per round, at the same time as all others |
 
 Client and upstream are bare protocols, not HTTP libraries, since they share the processor with the
-proxy. What each process used is printed as well.
+proxy. The processor time of each process is printed as well.
 """
 
 import argparse
@@ -149,7 +149,7 @@ class Client:
             self._answer.set_exception(RuntimeError(str(head + body)[:500]))
 
     async def ask(self, seconds: float) -> float:
-        """Return the time until the answer, beyond the named one."""
+        """Return the seconds until the answer, less those that the request names."""
         request = {"model": "cascade", "messages": MESSAGES, "user": f"{seconds:.6f}"}
         body = json.dumps(request).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
