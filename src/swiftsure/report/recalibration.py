@@ -193,7 +193,10 @@ def _check_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
             raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, in_policy)
     n_samples = policy.certificate.n_samples
     if record.n != n_samples:
-        raise _mismatch("the number of samples", f"{n_samples:,}", f"{record.n:,}")
+        remedy = REMEDY
+        if n_samples < record.n:
+            remedy += " A policy made with `split` cannot be shown: use the figure of `calibrate`."
+        raise _mismatch("the number of samples", f"{n_samples:,}", f"{record.n:,}", remedy)
     grouped = policy.certificate.unit == "groups"
     if grouped != (record.groups is not None):
         words = {True: "in groups", False: "one by one"}
