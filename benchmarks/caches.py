@@ -1,5 +1,5 @@
 """Images per second of a certified cache against the pipeline without one, interleaved:
-`python benchmarks/caches.py --device cpu`.
+`python -m benchmarks.caches --device cpu`, from the root of the repository.
 
 Runs diffusers' own pipeline, the same with its transformer captured as a CUDA graph (on a GPU),
 diffusers' FirstBlockCache and the per-sample cache, in turn, on the trained DiT; best and median.
