@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import bounds, checks
+from swiftsure._lib import checks
+from swiftsure.certify import bounds
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report.recalibration import Recalibration

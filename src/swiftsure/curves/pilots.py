@@ -1,0 +1,133 @@
+"""Pilots: separate samples that a path is learned on, which calibration then refuses."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure._lib import checks
+from swiftsure.curves.sample_order import SampleOrder
+
+__all__ = ["PilotSamples", "pilot_size", "split_condition", "split_pilot"]
+
+PILOT_STREAM = 0x50494C4F54
+
+
+@dataclass(frozen=True)
+class PilotSamples:
+    """Which samples a path was learned on.
+
+    Ids identify samples if the records have ids of their own, or if both are parts of one record,
+    which parts show by their common drawn seed. The numbers that records without ids get (0, 1, …)
+    identify nothing, so of those only the very same samples are recognised.
+
+    Attributes
+    ----------
+    n : int
+        Number of samples.
+    ids, groups : arrays
+        Groups are None without groups.
+    order : SampleOrder
+        The record's.
+    digest : str
+        A hash of the samples' losses.
+    """
+
+    n: int
+    ids: NDArray[Any]
+    groups: NDArray[Any] | None
+    order: SampleOrder
+    digest: str
+
+    @classmethod
+    def of(cls, record: Any) -> "PilotSamples":
+        """Return the samples of a record."""
+        return cls(record.n, record.ids, record.groups, record.order, _digest(record))
+
+    def refuse(self, record: Any) -> None:
+        """Raise if a record holds samples, or groups, of the pilot."""
+        if not self.refuse_ids([record.ids], record.order) and self.digest == _digest(record):
+            raise ValueError(_refusal("all of them"))
+        if self.groups is not None and record.groups is not None:
+            again = np.intersect1d(self.groups, record.groups)
+            if again.size:
+                raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})"))
+
+    def refuse_ids(self, parts: Iterable[NDArray[Any]], order: SampleOrder) -> bool:
+        """Raise if a record with these ids, given in parts, holds samples of the pilot.
+
+        Returns whether ids identify samples.
+        """
+        numbered, done = np.array_equal(self.ids, np.arange(self.n)), 0
+        shared = []
+        for ids in parts:
+            numbered = numbered and np.array_equal(ids, np.arange(done, done + len(ids)))
+            shared.append(np.intersect1d(self.ids, ids))
+            done += len(ids)
+        if numbered and not (self.order.drawn and self.order == order):
+            return False
+        again = np.concatenate(shared)
+        if again.size:
+            raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
+        return True
+
+
+def _refusal(which: str) -> str:
+    return (
+        f"`record` must not hold samples of the pilot that the path was learned on, but holds"
+        f" {which}: calibrating on them voids the guarantee. Calibrate on other samples, or let"
+        " `split=` set some aside."
+    )
+
+
+def _digest(record: Any) -> str:
+    found = hashlib.sha256()
+    for table in record.tables:
+        for name, values in getattr(record, table).items():
+            found.update(f"{table}/{name}{values.shape}".encode())
+            found.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def pilot_size(split: float, n: int, unit: str = "samples") -> int:
+    """Return the number of pilot samples: `split` itself, or that share of n.
+
+    Examples
+    --------
+    >>> pilot_size(0.25, 1000), pilot_size(300, 1000)
+    (250, 300)
+    """
+    whole = not isinstance(split, float | np.floating)
+    share = 0.0 if whole else checks.between("split", split, 0.0, 1.0)
+    size = checks.count("split", split) if whole else round(share * n)  # type: ignore[arg-type]
+    if not 2 <= size <= n - 1:
+        raise ValueError(
+            f"`split` must leave at least 2 {unit} for the pilot and 1 to calibrate on, but got"
+            f" {split} of {n:,}."
+        )
+    return size
+
+
+def split_pilot(record: Any, split: float, order: SampleOrder) -> tuple[Any, Any]:
+    """Return the pilot and the calibration samples of a record, drawn at random by a seed.
+
+    With groups, whole groups are drawn. The random stream is not that of the order of the tests.
+    """
+    labels = np.arange(record.n) if record.groups is None else record.groups
+    units, codes = np.unique(labels, return_inverse=True)
+    size = pilot_size(split, len(units), "samples" if record.groups is None else "groups")
+    drawn = np.zeros(len(units), bool)
+    stream = np.random.default_rng([order.seed, PILOT_STREAM])
+    drawn[stream.permutation(len(units))[:size]] = True
+    pilot = drawn[codes]
+    return record.take(np.flatnonzero(pilot)), record.take(np.flatnonzero(~pilot))
+
+
+def split_condition(order: SampleOrder, unit: str) -> str:
+    """Return the assumption about a random split that a certificate states."""
+    if order.drawn:
+        return f"the pilot's {unit} were drawn at random from those given, whatever the data"
+    return order.condition(unit)
