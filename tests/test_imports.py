@@ -20,7 +20,7 @@ FRAMEWORKS = [
     "transformers",
     "typer",
 ]
-ABOVE_THE_STATISTICS = ("cascade", "cli", "diffusion", "onnx", "report", "serving", "text", "torch")
+ABOVE_THE_STATISTICS = ("cascade", "cli", "diffusion", "onnx", "report", "serve", "text", "torch")
 
 STATISTICS = sorted(
     module.name

@@ -113,7 +113,8 @@ def test_a_device_is_written_to_and_stays():
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout"])
 def test_standard_output_is_not_replaced(tmp_path, path):
-    program = f"from swiftsure._lib.files import write_text; print(1); write_text({path!r}, '2\\n'); print(3)"
+    program = "from swiftsure._lib.files import write_text; print(1);"
+    program += f" write_text({path!r}, '2\\n'); print(3)"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "1\n2\n3\n"
