@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from swiftsure.certify import bounds, control
     from swiftsure.certify.anytime.calibration import GrowingCalibration
     from swiftsure.certify.best_of import calibrate_best
-    from swiftsure.certify.calibration import calibrate
+    from swiftsure.certify.calibration import Ask, Calibration, calibrate
     from swiftsure.certify.control import Control, ControlResult
     from swiftsure.certify.policy import Certificate, Policy
-    from swiftsure.certify.slices import SlicedPolicy, calibrate_slices
+    from swiftsure.certify.promise import CostPromise, Promise
+    from swiftsure.certify.slices import SlicedPolicy, joined_datasets
     from swiftsure.curves import paths
     from swiftsure.curves.curve import RiskCurve
     from swiftsure.curves.dials import dial_grid
     from swiftsure.curves.paths import Path
-    from swiftsure.curves.risks import Risk
+    from swiftsure.exits import ExitRule
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
@@ -38,20 +39,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Ask",
+    "Calibration",
     "Cascade",
     "Certificate",
     "CertifiedCascade",
     "Control",
     "ControlResult",
+    "CostPromise",
     "Endpoint",
     "ExitRecord",
+    "ExitRule",
     "GrowingCalibration",
     "Loss",
     "LossRange",
     "Monitor",
     "Path",
     "Policy",
-    "Risk",
+    "Promise",
     "RiskCurve",
     "ShardedRecord",
     "SlicedPolicy",
@@ -61,11 +66,11 @@ __all__ = [
     "bounds",
     "calibrate",
     "calibrate_best",
-    "calibrate_slices",
     "control",
     "dial_grid",
     "evaluate",
     "exits",
+    "joined_datasets",
     "load_record",
     "losses",
     "monitor",
@@ -77,6 +82,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Ask": "certify.calibration",
+    "Calibration": "certify.calibration",
+    "CostPromise": "certify.promise",
+    "ExitRule": "exits",
+    "Promise": "certify.promise",
+    "joined_datasets": "certify.slices",
     "Answer": "cascade",
     "Cascade": "cascade",
     "Certificate": "certify.policy",
@@ -91,7 +102,6 @@ _HOMES = {
     "Monitor": "monitor",
     "Path": "curves.paths",
     "Policy": "certify.policy",
-    "Risk": "curves.risks",
     "RiskCurve": "curves.curve",
     "ShardedRecord": "records",
     "SlicedPolicy": "certify.slices",
@@ -99,7 +109,6 @@ _HOMES = {
     "ThresholdRecord": "records",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",
-    "calibrate_slices": "certify.slices",
     "dial_grid": "curves.dials",
     "evaluate": "study.evaluation",
     "load_record": "records",

@@ -1,6 +1,7 @@
 """The exit rule: a sample takes the first exit where its confidence reaches the threshold."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,10 +9,48 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure._lib import kernels as _kernels
 
-__all__ = ["NEVER", "calm_decay", "exit_indices", "threshold_array"]
+__all__ = ["NEVER", "ExitRule", "calm_decay", "exit_indices", "threshold_array"]
 
 NEVER = np.float32(np.inf)
 """A threshold that no confidence reaches. 1.0 would not do: confidences can reach 1.0."""
+
+
+@dataclass(frozen=True)
+class ExitRule:
+    """When a sample exits: at the first exit whose confidence reaches the threshold.
+
+    Attributes
+    ----------
+    score : str or None
+        Name of the confidence; None for the record's only one, or top1.
+    threshold : float, tuple of float, or None
+        One for all exits, or one per exit but the last. None means never, and in a request that it
+        is to be found.
+    strict : bool
+        Exit on `>` rather than `≥`; published systems use either.
+    min_exit : int
+        Exits before this index are never taken.
+
+    Examples
+    --------
+    >>> ExitRule(threshold=0.8).exits([[0.9, 0.2], [0.3, 0.8], [0.1, 0.1]])
+    array([0, 1, 2])
+    """
+
+    score: str | None = None
+    threshold: float | tuple[float | None, ...] | None = None
+    strict: bool = False
+    min_exit: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the first exit that may be taken."""
+        if self.score is not None and not isinstance(self.score, str):
+            raise TypeError(f"`score` must be the name of a score, but got {self.score!r}.")
+        checks.count("min_exit", self.min_exit, 0)
+
+    def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
+        """Return the exit that each sample takes; see `exit_indices`."""
+        return exit_indices(confidences, self.threshold, strict=self.strict, min_exit=self.min_exit)
 
 
 def threshold_array(

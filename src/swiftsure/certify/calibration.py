@@ -1,140 +1,305 @@
-"""`calibrate`: makes a policy from a record in one call."""
+"""`Calibration`: the request to calibrate, as one frozen value; and `calibrate`, its front door."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure.certify.anytime.calibration import GrowingCalibration
-from swiftsure.certify.certificate import (
-    curves_fingerprint,
-    make_policy,
-    wanted_risks,
-    within_costs,
-)
-from swiftsure.certify.control import Control, ControlResult, joint
-from swiftsure.certify.labels import Labeller, label_along, shortest
-from swiftsure.certify.policy import Metadata, Policy
-from swiftsure.curves.curve import Average, RiskCurve
-from swiftsure.curves.paths import Path, PathLike, exit_candidates
-from swiftsure.curves.pilots import split_condition, split_pilot
-from swiftsure.curves.risks import RISKS, Risk
-from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import choose
-from swiftsure.records.exit_record import Missing
+from swiftsure.certify.control import Control
+from swiftsure.certify.promise import CostPromise, Promise
+from swiftsure.curves.paths import Path, PathLike
+from swiftsure.curves.pilots import PilotPath
+from swiftsure.exits import ExitRule
 
-__all__ = ["calibrate", "curve_of", "set_aside"]
+if TYPE_CHECKING:
+    import os
+
+    from swiftsure.certify.anytime.calibration import GrowingCalibration
+    from swiftsure.certify.policy import Metadata, Policy
+    from swiftsure.certify.slices import SlicedPolicy
+    from swiftsure.study.evaluation import Study
+    from swiftsure.study.planning import SamplePlan
+
+__all__ = ["Ask", "Calibration", "Labeller", "calibrate"]
+
+Labeller = Callable[[NDArray[Any]], Any]
+"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask for missing labels while the walk needs them; for `missing=`.
+
+    The walk stops at the first setting for which a label stays unknown (None, or a negative
+    number), or for which the budget does not suffice. A policy's file does not keep the labeller.
+
+    Parameters
+    ----------
+    labeller : callable
+        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`.
+    budget : int, optional
+        The largest number of labels to ask for.
+    """
+
+    labeller: Labeller | None = field(compare=False, repr=False)
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the budget."""
+        if self.labeller is not None and not callable(self.labeller):
+            raise TypeError("`labeller` must be a function of ids that returns labels.")
+        if self.budget is not None:
+            checks.count("budget", self.budget, 0)
+
+
+Missing = Literal["raise", "worst", "stop"] | Ask
+"""What to do where a needed label is missing."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What to promise, and how to look for the fastest setting that keeps it.
+
+    Frozen before the calibration losses are seen, and stored in the policy, so that
+    `policy.calibration.run(record)` calibrates again in the same way.
+
+    **Guarantee**: for controls "ucb" and "ltt", all promises hold together on new samples with
+    probability at least 1 − δ over the draw of the calibration record; for "crc", each holds on
+    average over that draw. This needs calibration and new samples that are independent draws of one
+    distribution (or what the record says of its draw), and that everything here, and the number of
+    samples, were fixed before the calibration losses were seen. Running it again with other values
+    until a result pleases voids the guarantee.
+
+    Parameters
+    ----------
+    promises : Promise, CostPromise, or a sequence of them
+    delta : float
+        Failure probability.
+    control : {"ucb", "ltt", "crc", "empirical"} or Control
+    bound : str
+        Among `swiftsure.bounds.BOUNDS`, or "auto".
+    path : None, "logit", "breakpoints", thresholds, Path or PilotPath
+        Settings from safest to fastest; `Path.learn(pilot=200)` sets samples aside to learn it.
+    rule : ExitRule or str
+        When samples exit, apart from the threshold; a text is the name of the score.
+    missing : {"raise", "worst", "stop"} or Ask
+        What to do where a needed label is missing; see `ExitRecord.curve`.
+    cost : str, optional
+        The cost that must not exceed the full model's: if the certified setting needs more of it,
+        the policy runs the full model, and says so. By default the price of a cascade; else a
+        setting must save at least one of the record's costs.
+
+    Examples
+    --------
+    >>> from swiftsure.study.simulate import Population
+    >>> from swiftsure.records import ExitRecord
+    >>> sample = Population().sample(1000, seed=0)
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
+    >>> request = Calibration([Promise("zero_one", epsilon=0.05), Promise("brier", epsilon=0.05)])
+    >>> policy = request.run(record)
+    >>> policy.calibration == request
+    True
+    """
+
+    promises: tuple[Promise | CostPromise, ...]
+    delta: float = 0.1
+    control: Control = Control("ucb")
+    bound: str = "auto"
+    path: Path | PilotPath | str | None = None
+    rule: ExitRule = ExitRule()
+    missing: Missing = "raise"
+    cost: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check and normalise every field, so that equal requests are equal."""
+        given: Any = self.promises
+        promises = tuple(given) if isinstance(given, list | tuple) else (given,)
+        for each in promises:
+            if not isinstance(each, Promise | CostPromise):
+                raise TypeError(
+                    "`promises` must be Promise or CostPromise values, like"
+                    f" Promise('zero_one', epsilon=0.01), but got {each!r}."
+                )
+        if not any(isinstance(each, Promise) for each in promises):
+            raise ValueError("`promises` must hold at least one Promise.")
+        control: Any = self.control
+        if isinstance(control, str):
+            control = Control(control, self.bound)
+        elif not isinstance(control, Control):
+            raise TypeError(f"`control` must be a name or a Control, but got {control!r}.")
+        elif self.bound not in ("auto", control.bound):
+            raise ValueError("`bound` is the Control's own; leave it out here.")
+        rule: Any = self.rule
+        rule = ExitRule(rule) if rule is None or isinstance(rule, str) else rule
+        if not isinstance(rule, ExitRule) or rule.threshold is not None:
+            raise ValueError(
+                "`rule` must be an ExitRule without a threshold, which is to be found."
+            )
+        if not isinstance(self.missing, Ask):
+            checks.choice("missing", self.missing, ["raise", "worst", "stop"])
+        path: Any = self.path
+        if isinstance(path, str):
+            checks.choice("path", path, ["logit", "breakpoints"])
+            path = None if path == "logit" else path
+        elif path is not None and not isinstance(path, Path | PilotPath):
+            path = Path.of(path, np.empty((0, 0)))
+        values = {
+            "promises": promises,
+            "delta": checks.between("delta", self.delta, 0.0, 1.0),
+            "control": control,
+            "bound": control.bound,
+            "path": path,
+            "rule": rule,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def risks(self) -> tuple[Promise, ...]:
+        """The promises about risks."""
+        return tuple(each for each in self.promises if isinstance(each, Promise))
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The promised limits of mean costs, by name."""
+        return {e.cost: e.at_most for e in self.promises if isinstance(e, CostPromise)}
+
+    def run(
+        self, record: Any, *, metadata: "Metadata | Mapping[str, str] | None" = None
+    ) -> "Policy | SlicedPolicy":
+        """Find and certify the fastest setting that keeps the promises, on calibration samples.
+
+        Returns a Policy, with `threshold=None` if nothing faster than the full model was certified;
+        or a SlicedPolicy, if a promise holds within each slice with a setting of its own.
+        """
+        from swiftsure.certify.selection import run
+
+        return run(self, record, metadata)
+
+    def start(
+        self, horizon: int = 1000, state: "str | os.PathLike[str] | None" = None
+    ) -> "GrowingCalibration":
+        """Start a calibration on samples that arrive over time, valid at every moment."""
+        from swiftsure.certify.anytime.calibration import GrowingCalibration
+
+        return GrowingCalibration(self, horizon=horizon, state=state)
+
+    def evaluate(
+        self,
+        record: Any,
+        *,
+        n_calibration: int | float = 100,
+        splits: int = 100,
+        draws: int | None = None,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> "Study":
+        """Run the request on repeated splits of a record; see `swiftsure.evaluate`."""
+        from swiftsure.study.evaluation import evaluate_request
+
+        return evaluate_request(
+            self,
+            record,
+            n_calibration=n_calibration,
+            splits=splits,
+            draws=draws,
+            seed=seed,
+            progress=progress,
+        )
+
+    def plan(self, pilot: Any, **options: Any) -> "SamplePlan":
+        """Return how many samples the promises need, by a pilot that is not used to calibrate."""
+        from swiftsure.study.planning import plan_request
+
+        return plan_request(self, pilot, **options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as JSON, as policy files hold it."""
+        missing: Any = self.missing
+        if isinstance(missing, Ask):
+            missing = {"ask": missing.budget}
+        path: Any = self.path
+        return {
+            "promises": [
+                {k: v for k, v in asdict(each).items() if v is not None} for each in self.promises
+            ],
+            "delta": self.delta,
+            "control": {"name": self.control.name, "bound": self.bound, **self.control.options()},
+            "path": path if path is None or isinstance(path, str) else path.to_json(),
+            "rule": {k: v for k, v in asdict(self.rule).items() if v not in (None, False, 0)},
+            "missing": missing,
+            "cost": self.cost,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
+        """Return the request that `to_json` wrote."""
+        known = {each.name for each in fields(cls)} - {"bound"}
+        if set(content) != known:
+            raise ValueError(f"a calibration must have {', '.join(sorted(known))}")
+        path, missing = content["path"], content["missing"]
+        if isinstance(path, Mapping):
+            path = (PilotPath if "share" in path else Path).from_json(path)
+        if isinstance(missing, Mapping):
+            missing = Ask(None, missing.get("ask"))
+        try:
+            return cls(
+                promises=tuple(
+                    (CostPromise if "cost" in each else Promise)(**each)
+                    for each in content["promises"]
+                ),
+                delta=content["delta"],
+                control=Control(**content["control"]),
+                path=path,
+                rule=ExitRule(**content["rule"]),
+                missing=missing,
+                cost=content["cost"],
+            )
+        except TypeError as error:
+            raise ValueError(f"its calibration is damaged: {error}") from None
+
+    def __str__(self) -> str:
+        """Return the promises in short."""
+        surety = f"{100 * (1 - self.delta):.12g} %"
+        return f"{' and '.join(map(str, self.promises))}, with probability {surety}"
 
 
 def calibrate(
-    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
+    record: Any,
+    promises: Promise | CostPromise | Sequence[Promise | CostPromise] | None = None,
     *,
+    loss: str | None = None,
     epsilon: float | None = None,
     risk: str | None = None,
-    loss: str | None = None,
-    risks: Sequence[Risk] | None = None,
+    delta: float = 0.1,
     control: str | Control = "ucb",
     bound: str = "auto",
-    delta: float = 0.1,
-    path: PathLike = None,
-    split: float | None = None,
-    seed: int | None = None,
-    score: str | None = None,
-    pool: int | None = None,
+    path: PathLike | PilotPath = None,
     missing: Missing = "raise",
-    labeller: Labeller | None = None,
-    budget: int | None = None,
-    strict: bool = False,
-    min_exit: int = 0,
-    average: Average | None = None,
-    max_group_size: int | None = None,
-    above: float | None = None,
-    worst: float | None = None,
-    max_costs: Mapping[str, float] | None = None,
-    weights: ArrayLike | Mapping[str, float] | None = None,
-    max_weight: float | None = None,
-    estimated_weights: bool = False,
-    cost: str | None = None,
-    metadata: Metadata | Mapping[str, str] | None = None,
-    **options: Any,
-) -> Policy:
+) -> "Policy":
     """Find and certify the fastest setting whose risk is at most ε.
 
-    **Guarantee**: for `control="ucb"` and `"ltt"`, the risk of the policy on new samples is at most
-    ε with probability at least 1 − δ over the draw of the calibration record; for `"crc"`, its mean
-    over that draw is at most ε. Both hold provided that calibration and new samples are independent
-    draws of one distribution, and that record, path, losses, ε, δ, control, bound and seed were
-    fixed before the calibration losses were seen. Running this again with other arguments until a
-    result pleases voids the guarantee.
+    `calibrate(record, loss="zero_one", epsilon=0.01)` makes one promise about a mean. Others, and
+    several at once, are values: `calibrate(record, [Promise(...), CostPromise(...)])`. For another
+    exit rule use `Calibration(promises, rule=ExitRule(score="entropy")).run(record)`.
+
+    **Guarantee**: that of `Calibration`.
 
     Parameters
     ----------
     record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
-        The calibration samples; a `ShardedRecord` may hold more of them than fit into memory. A
-        curve does not record its score, exits and model, so a policy
-        made from one cannot be checked against a model, and the runtimes refuse it.
-    epsilon : float
-        The largest risk allowed; required, unless `risks` are given.
-    risk, loss
-        The risk to control, as in `record.curve`; by default "gap", or the curve's own. You may
-        omit `loss` if the record has just one.
-    risks : sequence of Risk, optional
-        Several risks to control at once, instead of `epsilon`, `risk` and `loss`.
-    control : {"ucb", "ltt", "crc", "empirical"} or Control
-    bound : str
-        Among `swiftsure.bounds.BOUNDS`, or "auto".
-    delta : float
-        Failure probability.
-    path, score, missing, strict, min_exit
-        As in `ExitRecord.curve`.
-    split : int or float, optional
-        Number or share of the record's samples to set aside, at random, as a pilot on which the
-        path is learned (`Path.pareto`); the others calibrate. For records of several dials. The
-        certificate says how many samples went where.
-    labeller : callable, optional
-        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
-        for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
-        first setting for which it gives no label (None, or a negative number).
-    budget : int, optional
-        The largest number of labels to ask the labeller for.
-    average, max_group_size
-        For records with groups, as in `ExitRecord.curve`: whether the risk is the mean of the
-        group means ("group", the default), or the mean over samples, for groups of at most
-        `max_group_size` samples ("sample").
-    above : float, optional
-        Bound the probability that the loss is above this, instead of its mean.
-    worst : float, optional
-        Bound the mean loss of this share of the samples, the worst, instead of the mean of all.
-    max_costs : mapping, optional
-        Largest mean cost by name, promised together with the risk: each has half of δ.
-    weights : (n,) or mapping of slices to weights, optional
-        Ratio of the densities of production and calibration samples: the promise is about
-        production.
-    max_weight : float, optional
-        The largest weight that can occur, declared before the data are seen.
-    estimated_weights : bool
-        Whether the weights were estimated, which the certificate then states as an assumption.
-    cost : str, optional
-        The cost that must not exceed the full model's: if the certified setting needs more of it,
-        the policy runs the full model, and says so. By default the price of a cascade (the first of
-        the record's `full_costs` besides FLOPs and seconds); else a setting must save at least one
-        of the record's costs. This choice is by costs alone, and both settings keep the promise.
-        With `split` it is also the cost that the path saves: by default FLOPs, or the first.
-    seed : int, optional
-        Fixes the order of the samples for betting bounds. By default the record's own seed, drawn
-        at random when the record was made and saved in its file, so that calibrating again gives
-        the same policy. With a seed given here, the promise needs samples in random order, or a
-        seed that was itself drawn at random, once. Never choose among seeds.
-    pool : int, optional
-        Size of the finite pool that the samples were drawn from without replacement.
-    metadata : Metadata or mapping, optional
-        `name`, `author` and `notes` of the policy; the date and the library's version are added.
-    **options
-        Other options of the control (`zero_bounded`, `monotone`, `method`, `correction`, …).
+        The calibration samples. The record says how they were drawn: see `record.grouped`,
+        `record.weighted`, `record.drawn_from`. A curve does not know its score, exits and model, so
+        a policy made from one cannot be checked against a model, and the runtimes refuse it.
+    promises : Promise, CostPromise, or several
+        What is to hold, together; instead of `loss`, `epsilon` and `risk`.
+    loss, epsilon, risk
+        The one promise that the mean risk ("gap" by default, or the curve's own) is at most ε.
+    delta, control, bound, path, missing
+        As in `Calibration`.
 
     Returns
     -------
@@ -143,217 +308,26 @@ def calibrate(
 
     Examples
     --------
-    >>> import numpy as np
     >>> from swiftsure.study.simulate import Population
+    >>> from swiftsure.records import ExitRecord
     >>> sample = Population().sample(1000, seed=0)
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
     >>> policy = calibrate(record, loss="zero_one", epsilon=0.05)
     >>> policy.threshold is not None
     True
     """
-    if isinstance(control, Control) and (bound != "auto" or options):
-        raise ValueError("`bound` and other options are the Control's own; leave them out here.")
-    rule = control if isinstance(control, Control) else _control(control, bound, options)
-    wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
-    if isinstance(record, ExitRecord | ShardedRecord):
-        known = record.first if isinstance(record, ShardedRecord) else record
-        score = choose("score", score, known.confidences, preferred="top1")
-        exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
-    elif strict or min_exit or missing != "raise":
-        raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
+    if promises is None:
+        promises = Promise(loss, epsilon=epsilon, risk=risk or "gap")  # type: ignore[arg-type]
     else:
-        exits = {}
-    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
-    learning = {"score": score, **exits, **counted}
-    record, path, conditions = _split(record, split, seed, wanted, cost, alone, learning)
-    weigh = _weighting(record, weights, max_weight, estimated_weights)
-    share = delta if max_costs is None else _half(delta, pool, labeller)
-
-    def prepared(curves: list[RiskCurve]) -> list[RiskCurve]:
-        pairs = zip(curves, wanted, strict=True)
-        return [weigh(curve.transformed(each.above, each.worst)) for curve, each in pairs]
-
-    def run(curves: list[RiskCurve]) -> list[ControlResult]:
-        pairs = zip(curves, wanted, strict=True)
-        return [rule.run(curve, each.epsilon, share, seed, pool) for curve, each in pairs]
-
-    def walk(curves: list[RiskCurve]) -> int:
-        return joint(rule, curves, run(prepared(curves))).index or 0
-
-    if labeller is not None:
-        exits["missing"] = "stop"
-        path = _fixed_path(record, wanted, score, path)
-        options = {"strict": strict, "min_exit": min_exit, "score": score, **counted}
-        record = label_along(record, wanted, path, options, walk, labeller, budget)  # type: ignore[arg-type]
-    elif budget is not None:
-        raise ValueError("`budget` is the number of labels to ask a `labeller` for; give both.")
-    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
-        curves = shortest(
-            [record.curve(r.risk, r.loss, score, path, **exits, **counted) for r in wanted]
-        )
-    else:
-        curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
-        record.refuse_own({"risks": risks})
-    curves = [replace(each, conditions=each.conditions + conditions) for each in prepared(curves)]
-    with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
-        data = aside.submit(curves_fingerprint, curves)
-        results = run(curves)
-    if isinstance(record, ThresholdRecord):
-        score = None  # if known, it is in the record's settings
-    chosen = joint(rule, curves, results)
-    if max_costs is not None:
-        order = curves[0].order.replaced_by(seed)
-        chosen = within_costs(chosen, curves[0], max_costs, delta, order)
-        # The costs are tested in an order, whatever tests the risk.
-        shown = [dict.fromkeys((*each.assumptions, order.condition())) for each in results]
-        results = [
-            replace(
-                each,
-                delta=delta,
-                seed=order.seed,
-                seed_drawn=order.drawn,
-                assumptions=tuple(conditions),
-            )
-            for each, conditions in zip(results, shown, strict=True)
-        ]
-    return make_policy(
-        record,
-        rule,
-        curves,
-        results,
-        chosen,
-        max_costs=max_costs,
-        cost=cost,
-        data=data.result(),
-        score=score,
-        pool=pool,
-        metadata=metadata,
+        for name, value in {"loss": loss, "epsilon": epsilon, "risk": risk}.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is each Promise's own; leave it out here.")
+    request = Calibration(
+        promises,  # type: ignore[arg-type]
+        delta=delta,
+        control=control,  # type: ignore[arg-type]
+        bound=bound,
+        path=path,  # type: ignore[arg-type]
+        missing=missing,
     )
-
-
-def _fixed_path(record: Any, wanted: list[Risk], score: str | None, path: PathLike) -> Path:
-    """Return the path of a walk that asks for labels; raise if there can be none."""
-    if not isinstance(record, ExitRecord):
-        raise ValueError("`labeller` is for an ExitRecord, in memory.")
-    if any(RISKS[each.risk].selective for each in wanted):
-        raise ValueError("`labeller` does not go with the risk of the samples that exit.")
-    return Path.of(path, record.confidences[str(score)])
-
-
-def _split(
-    record: Any,
-    split: float | None,
-    seed: int | None,
-    wanted: list[Risk],
-    cost: str | None,
-    alone: Mapping[str, Any],
-    options: dict[str, Any],
-) -> tuple[Any, PathLike, tuple[str, ...]]:
-    """Return what `set_aside` returns; without a split, the record and the path given."""
-    if split is None:
-        return record, alone["path"], ()
-    for name, value in alone.items():
-        if value is not None:
-            raise ValueError(f"`split` does not go with `{name}`.")
-    return set_aside(record, split, seed, wanted, cost, options)
-
-
-def set_aside(
-    record: Any,
-    split: float,
-    seed: int | None,
-    wanted: list[Risk],
-    cost: str | None,
-    options: dict[str, Any],
-) -> tuple[Any, Path, tuple[str, ...]]:
-    """Return the samples that calibrate, the path learned on the others, and its condition.
-
-    The others are drawn by the record's seed, or by `seed`, so a second call repeats the first.
-    """
-    if not isinstance(record, ExitRecord | ThresholdRecord):
-        raise ValueError(
-            f"`split` needs an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
-        )
-    order = record.order.replaced_by(seed)
-    pilot, rest = split_pilot(record, split, order)
-    unit = "samples" if record.groups is None else "groups"
-    return rest, _learned(pilot, wanted, cost, options), (split_condition(order, unit),)
-
-
-def _learned(pilot: Any, wanted: list[Risk], cost: str | None, options: dict[str, Any]) -> Path:
-    """Return the path learned on a pilot, for all risks at once."""
-    if isinstance(pilot, ExitRecord):
-        options = options | {"path": exit_candidates(pilot, options["score"], None)}
-    curves = [
-        pilot.curve(each.risk, each.loss, **options).transformed(each.above, each.worst)
-        for each in wanted
-    ]
-    return Path.front(curves, [each.epsilon for each in wanted], pilot, cost)
-
-
-def _half(delta: float, pool: int | None, labeller: Labeller | None) -> float:
-    """Return the risk's share of δ where costs are promised too; raise if they cannot be."""
-    if pool is not None or labeller is not None:
-        raise ValueError("`max_costs` does not go with a pool or a labeller.")
-    return 0.5 * delta
-
-
-def _weighting(
-    record: Any,
-    weights: ArrayLike | Mapping[str, float] | None,
-    max_weight: float | None,
-    estimated: bool,
-) -> Callable[[RiskCurve], RiskCurve]:
-    """Return a function that weights a curve's losses, if there are weights."""
-    if isinstance(weights, Mapping):
-        weights = slice_weights(record, weights)
-    if (weights is None) != (max_weight is None):
-        raise ValueError("`weights` and `max_weight` go together.")
-    if weights is None or max_weight is None:
-        return lambda curve: curve
-    return lambda curve: curve.weighted(weights, max_weight, estimated)
-
-
-def curve_of(
-    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
-    risk: str | None,
-    loss: str | None,
-    score: str | None = None,
-    path: PathLike = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
-) -> RiskCurve:
-    """Return a record's curve; a RiskCurve is returned as it is, with a name if it has none."""
-    options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
-        return record.curve(risk or "gap", loss, score, path, **options)
-    if not isinstance(record, RiskCurve):
-        raise TypeError(
-            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
-            f" {type(record).__name__}."
-        )
-    record.refuse_own({"score": score, "path": path, **options})
-    return record.confirmed(risk, loss)
-
-
-calibrate.start = GrowingCalibration  # type: ignore[attr-defined]
-"""`calibrate.start(...)` starts a calibration that grows."""
-
-
-def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
-    known = [field for field in Control.__dataclass_fields__ if field not in ("name", "bound")]
-    for option in options:
-        checks.choice("options", option, known)
-    return Control(name, bound, **options)
-
-
-def slice_weights(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
-    """Return the weight of each sample, given one for each slice of the record."""
-    labels = getattr(record, "slices", None)
-    if labels is None:
-        raise ValueError("`weights` by slice need a record with slices.")
-    names = {str(name): float(weight) for name, weight in weights.items()}
-    for name in np.unique(labels.astype(str)).tolist():
-        checks.choice("weights", name, names)
-    return np.asarray([names[name] for name in labels.astype(str).tolist()])
+    return request.run(record)  # type: ignore[return-value]

@@ -1,44 +1,43 @@
 """Certification: makes a policy and its certificate from what a control chose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftsure._lib import checks
 from swiftsure.certify import bounds
+from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.control import Control, ControlResult
-from swiftsure.certify.policy import Certificate, Metadata, Policy, Promise
+from swiftsure.certify.policy import Certificate, Metadata, Policy, PromiseResult
+from swiftsure.certify.promise import Promise
 from swiftsure.curves.curve import RiskCurve
-from swiftsure.curves.risks import Risk
-from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 
-__all__ = ["counted_costs", "curves_fingerprint", "make_policy", "wanted_risks", "within_costs"]
+__all__ = ["counted_costs", "curves_fingerprint", "make_policy"]
 
 
 def make_policy(
+    request: Calibration,
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
-    rule: Control,
     curves: list[RiskCurve],
     results: list[ControlResult],
     chosen: ControlResult,
     *,
     data: str | None = None,
-    score: str | None = None,
     pool: int | None = None,
     upper: float | None = None,
     horizon: int | None = None,
     slices: Mapping[str, int] | None = None,
-    max_costs: Mapping[str, float] | None = None,
-    cost: str | None = None,
+    small_slices: Mapping[str, int] | None = None,
     metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
     """Return the policy for a chosen setting.
 
-    `upper` is its upper bound if already computed; `horizon` is that of a calibration that grows;
-    `slices` are those that the promise is about, with their numbers of samples; `cost` is the one
-    of which the setting must not need more than the full model.
+    There is one curve and one result for each promise about a risk. `upper` is the upper bound of
+    the risk if already computed; `horizon` is that of a calibration that grows; `slices` are those
+    that the promise is about, with their numbers of samples, and `small_slices` those that are too
+    small for any promise, with the numbers they need.
     """
+    rule, cost = request.control, request.cost
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
     here = full
@@ -58,8 +57,8 @@ def make_policy(
         guarantee=rule.guarantee,
         delta=chosen.delta,
         promises=tuple(
-            _promise(rule, c, r, chosen.index, pool, upper)
-            for c, r in zip(curves, results, strict=True)
+            _promise(rule, asked, c, r, chosen.index, pool, upper)
+            for asked, c, r in zip(request.risks, curves, results, strict=True)
         ),
         control=chosen.control,
         options=rule.options(),
@@ -83,7 +82,8 @@ def make_policy(
         max_weight=curve.max_weight,
         pilot=curve.n_pilot,
         slices=None if slices is None else dict(slices),
-        max_costs={} if max_costs is None else dict(max_costs),
+        small_slices=None if not small_slices else dict(small_slices),
+        max_costs=request.limits,
         not_worth=not_worth,
         dearer_costs=dearer,
         cost=cost,
@@ -92,6 +92,7 @@ def make_policy(
         model=None if isinstance(record, RiskCurve) else record.fingerprint,
     )
     exits = record if isinstance(record, ExitRecord | ShardedRecord) else None
+    known = record.first if isinstance(record, ShardedRecord) else exits
     threshold = chosen.threshold
     settings: dict[str, Any] = {
         "threshold": list(threshold) if isinstance(threshold, tuple) else threshold
@@ -106,7 +107,7 @@ def make_policy(
         settings |= record.settings
     return Policy(
         threshold=threshold,
-        score=score,
+        score=None if known is None else known.score_of(request.rule),
         n_exits=None if exits is None else exits.n_exits,
         strict=curve.strict,
         min_exit=curve.min_exit,
@@ -115,6 +116,7 @@ def make_policy(
         settings=settings,
         dials=tuple(record.dials) or None if isinstance(record, ThresholdRecord) else None,
         certificate=certificate,
+        calibration=request,
         metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
     )
 
@@ -127,12 +129,13 @@ def counted_costs(curve: RiskCurve, cost: str | None) -> list[str]:
 
 def _promise(
     rule: Control,
+    asked: Promise,
     curve: RiskCurve,
     result: ControlResult,
     index: int | None,
     pool: int | None,
     upper: float | None,
-) -> Promise:
+) -> PromiseResult:
     first_tested = 1 if curve.full_model_first else 0
     if (
         upper is None
@@ -149,7 +152,7 @@ def _promise(
         upper = bound.upper(*result.tested, index, delta, pool or 0)
     # If nothing is certified, the full model runs, and loses nothing against itself.
     full_model = index is None and curve.relative
-    return Promise(
+    return PromiseResult(
         risk=curve.risk_name,
         loss=curve.loss_name,
         epsilon=result.epsilon,
@@ -160,79 +163,9 @@ def _promise(
         relative=curve.relative,
         above=curve.above,
         worst=curve.worst,
+        among=asked.among,
+        within=asked.within,
     )
-
-
-def within_costs(
-    chosen: ControlResult,
-    curve: RiskCurve,
-    max_costs: Mapping[str, float],
-    delta: float,
-    order: SampleOrder,
-) -> ControlResult:
-    """Return the chosen setting if its mean costs are certified too, and none otherwise.
-
-    Costs are tested with half of δ, from the fast end of the path to the first failure: the first
-    setting there whose mean cost is too high is certified with probability at most δ / 2.
-    """
-    if curve.branches is not None:
-        raise ValueError("`max_costs` does not go with a path that has branches.")
-    if chosen.guarantee != "probability" or not max_costs or curve.grouped:
-        raise ValueError("`max_costs` needs ucb or ltt, and samples without groups.")
-    if curve.cut_from is not None or curve.max_weight is not None:
-        raise ValueError("`max_costs` does not go with weights, or with a path cut by labels.")
-    rows, one_by_one = curve.rows_in_order(order.seed), curve.storage.arange(curve.n)
-    star = bounds.BOUNDS["star"]
-    first = curve.n_settings
-    levels = {name: _cost_level(curve, name, limit) for name, limit in max_costs.items()}
-    tables = {name: curve.cost_curve(name, most) for name, (most, _) in levels.items()}
-    while first > 0 and first > (chosen.index or 0):
-        passed = all(
-            star.passes(tables[name].only(first - 1, rows), one_by_one, level, delta / 2)[0]
-            for name, (_, level) in levels.items()
-        )
-        if not passed:
-            break
-        first -= 1
-    certified = chosen.index is not None and first <= chosen.index
-    return replace(
-        chosen,
-        index=chosen.index if certified else None,
-        threshold=chosen.threshold if certified else None,
-        delta=delta,
-    )
-
-
-def _cost_level(curve: RiskCurve, name: str, limit: float) -> tuple[float, float]:
-    """Return the largest possible cost, and the limit relative to it."""
-    values = curve.costs[checks.choice("max_costs", name, curve.costs)]
-    if values.ndim != 1:
-        raise ValueError(
-            f"`max_costs` needs a cost per exit or setting, but {name!r} differs between samples:"
-            " its largest possible value is not known."
-        )
-    most = float(values.max())
-    return most, checks.between("max_costs", limit, 0.0, most) / most
-
-
-def wanted_risks(
-    epsilon: float | None,
-    risk: str | None,
-    loss: str | None,
-    risks: Sequence[Risk] | None,
-    above: float | None = None,
-    worst: float | None = None,
-) -> list[Risk]:
-    """Return the risks to control, from `risks` or the single arguments; refuse both."""
-    if risks is None:
-        return [Risk(risk or "gap", loss, epsilon, above, worst)]  # type: ignore[arg-type]
-    given = {"epsilon": epsilon, "risk": risk, "loss": loss, "above": above, "worst": worst}
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"`{name}` is each Risk's own where `risks` are given; leave it out.")
-    if not risks:
-        raise ValueError("`risks` must hold at least one risk.")
-    return list(risks)
 
 
 def curves_fingerprint(curves: list[RiskCurve]) -> str:

@@ -9,7 +9,7 @@
 A control sees only the curve.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
@@ -25,7 +25,16 @@ from swiftsure.curves.paths import BREAKPOINTS, LEARNED
 from swiftsure.curves.risks import risk_noun
 from swiftsure.curves.sample_order import SampleOrder
 
-__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
+__all__ = [
+    "CONTROLS",
+    "Control",
+    "ControlResult",
+    "certified_together",
+    "crc",
+    "empirical",
+    "ltt",
+    "ucb",
+]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -72,6 +81,8 @@ class ControlResult:
         Whether that seed was drawn at random for these samples, rather than given.
     assumptions : tuple of str
         The conditions of the promise.
+    certified : tuple of int
+        Every certified setting, for the samples that exit early, whose walks have several starts.
     tested : (RiskCurve, rows) or None
         The curve that was tested, and its rows in the order of the test.
     """
@@ -88,6 +99,7 @@ class ControlResult:
     assumptions: tuple[str, ...] = ()
     seed_drawn: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    certified: tuple[int, ...] = field(default=(), repr=False)
     tested: tuple[RiskCurve, Rows] | None = field(default=None, repr=False, compare=False)
 
 
@@ -256,7 +268,8 @@ class Control:
         pool: int | None,
     ) -> NDArray[np.int64]:
         if curve.selective:
-            return self._selective(curve, epsilons, delta, rows, start, pool)
+            found = [self.among_exits(curve, e, delta, rows, pool) for e in epsilons.tolist()]
+            return np.asarray([max(each, default=start - 1) for each in found], np.int64)
         bound = self.bound_for(curve, len(rows), pool)
         bounds.refuse_weights(bound, curve, pool)
         size = bounds.pool_size(pool, len(rows), bound)
@@ -269,7 +282,7 @@ class Control:
                     chosen[j] = bound.select(curve, rows, single, delta, start, size)[0]
             return chosen
         if curve.branches is not None:
-            return self._branching(bound, curve, epsilons, delta, rows, size)
+            return self._branching(curve, epsilons, delta, rows, size)
         if self.correction == "bonferroni":
             if curve.path_kind == BREAKPOINTS:
                 raise ValueError(
@@ -282,7 +295,6 @@ class Control:
 
     def _branching(
         self,
-        bound: bounds.Bound,
         curve: RiskCurve,
         epsilons: Floats,
         delta: float,
@@ -293,69 +305,92 @@ class Control:
 
         All certified settings hold at once with probability 1 − δ, so any rule may choose.
         """
-        branches, cost = curve.branches, curve.first_cost
-        if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
-            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
+        cost = curve.first_cost
         if cost is None:
             raise ValueError("`path` with branches needs costs, to choose among the branches.")
         costs, chosen = curve.mean_cost(cost, rows), np.zeros(len(epsilons), np.int64)
         for j, epsilon in enumerate(epsilons.tolist()):
-
-            @cache
-            def p_value(setting: int, epsilon: float = epsilon) -> float:
-                alone = curve.only(setting, rows)
-                return float(bound.p_values(alone, np.arange(len(rows)), epsilon, pool)[0])
-
-            passed = branches.certified(p_value, delta)
+            passed = self.on_branches([curve], [epsilon], delta, pool or None, rows)
             chosen[j] = min(passed, key=lambda k: costs[k], default=0)
         return chosen
 
-    def _selective(
+    def on_branches(
         self,
-        curve: RiskCurve,
-        epsilons: Floats,
+        curves: Sequence[RiskCurve],
+        epsilons: Sequence[float],
         delta: float,
-        rows: Rows,
-        start: int,
-        pool: int | None,
-    ) -> NDArray[np.int64]:
-        """Return the fastest setting that is certified for the samples that exit early.
+        pool: int | None = None,
+        rows: Rows | None = None,
+    ) -> list[int]:
+        """Return the settings certified on any branch, tested with the risks' largest p-value."""
+        branches = curves[0].branches
+        if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
+            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
+        tests = []
+        for curve, epsilon in zip(curves, epsilons, strict=True):
+            known = self.prepare(curve)
+            order = known.rows_in_order(known.order.seed) if rows is None else rows
+            bound = self.bound_for(known, len(order), pool)
+            size = bounds.pool_size(pool, len(order), bound)
+            tests.append((known, order, bound, epsilon, size))
+
+        @cache
+        def p_value(setting: int) -> float:
+            return max(
+                float(
+                    bound.p_values(
+                        known.only(setting, order), np.arange(len(order)), epsilon, size
+                    )[0]
+                )
+                for known, order, bound, epsilon, size in tests
+            )
+
+        return branches.certified(p_value, delta)
+
+    def among_exits(
+        self, curve: RiskCurve, epsilon: float, delta: float, rows: Rows, pool: int | None = None
+    ) -> list[int]:
+        """Return the settings that are certified for the samples that exit early.
 
         Those that exit at a setting are independent draws of their own distribution, given which
-        ones exit; so the usual tests apply to them. At safe settings too few exit for any test to
-        pass. The walk therefore has several starts, fixed beforehand, each with its share of δ.
+        ones exit; so the usual tests apply to them. In groups, or with weights, all units are
+        tested: E[z (ℓ − ε)] < 0, with z the weight of the samples that exit. At safe settings too
+        few exit for any test to pass. The walk therefore has several starts, fixed beforehand, each
+        with its share of δ.
         """
         if self.correction != "fixed_sequence" or pool is not None:
             raise ValueError(
-                "`risk` of the samples that exit needs ucb, or ltt in fixed sequence, and no pool."
+                "`among='exits'` needs ucb, or ltt in fixed sequence, and no finite population."
             )
         if curve.path_kind == BREAKPOINTS:
             raise ValueError(
-                "`path` must be fixed beforehand for the risk of the samples that exit, because its"
+                "`path` must be fixed beforehand for the samples that exit early, because their"
                 " walk has several starts; it cannot be the breakpoints."
             )
+        if curve.branches is not None:
+            raise ValueError("`among='exits'` needs a path that is one sequence, without branches.")
         bound = self.bound_for(curve, len(rows))
-        last = curve.n_settings - 1
+        start = 1 if curve.full_model_first else 0
         # Of the whole path: where labels end may depend on them, and must not change shares of δ.
         starts = np.unique(np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int))
-        chosen = np.full(len(epsilons), start - 1)
+        plain = replace(curve, selective=False)
 
         @cache
-        def certified(k: int, epsilon: float) -> bool:
-            left = rows[curve.left_at(k)[rows]]
-            if not left.size:
+        def certified(k: int) -> bool:
+            among = rows if curve.sizes is not None else rows[curve.left_at(k)[rows]]
+            if not among.size:
                 return False
-            alone = replace(curve, selective=False).only(k, left)
-            order = curve.storage.arange(len(left))
+            order = curve.storage.arange(len(among))
+            alone = plain.only(k, among)
             return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
 
-        for j, epsilon in enumerate(epsilons.tolist()):
-            for first in starts.tolist():
-                k = first
-                while k <= last and certified(k, epsilon):
-                    chosen[j] = max(chosen[j], k)
-                    k += 1
-        return chosen
+        found = set()
+        for first in starts.tolist():
+            k = first
+            while k < curve.n_settings and certified(k):
+                found.add(k)
+                k += 1
+        return sorted(found)
 
     def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
@@ -400,7 +435,12 @@ class Control:
             prepared = prepared.shuffled(order.seed)
         elif ordered:
             rows = prepared.rows_in_order(order.seed)
-        index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
+        certified: tuple[int, ...] = ()
+        if prepared.selective:
+            certified = tuple(self.among_exits(prepared, level, chance, rows, pool))
+            index = max(certified, default=-1)
+        else:
+            index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
         return ControlResult(
             index=None if index < 0 else index,
             threshold=None if index < 0 else curve.threshold_at(index),
@@ -414,6 +454,7 @@ class Control:
             assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
             seed_drawn=order.drawn if ordered else None,
             options=self.options(),
+            certified=certified,
             tested=(prepared, rows),
         )
 
@@ -646,26 +687,55 @@ def ltt(
     )
 
 
-def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult]) -> ControlResult:
-    """Return the setting that controls several risks at once: the safest of their choices.
+def certified_together(
+    control: Control,
+    curves: Sequence[RiskCurve],
+    results: Sequence[ControlResult],
+    delta: float,
+    pool: int | None = None,
+) -> NDArray[np.bool_]:
+    """Return which settings keep several risks at once, (K,), given what each allows alone.
 
     **Guarantee**: all risks together, with probability 1 − δ, without a correction. On one path,
     the fixed sequence that needs every risk certified at each setting stops where the first of
-    them fails; so its choice is the safest of the single ones. In expectation, a running maximum of
-    the loss only falls towards the safe end, so each risk stays within its level.
+    them fails; on branches, each setting is tested with the largest of the risks' p-values. In
+    expectation, a running maximum of the loss only falls towards the safe end, so each risk stays
+    within its level. The samples that exit early have walks of their own, with their share of δ.
     """
-    if any(not np.array_equal(curve.thresholds, curves[0].thresholds) for curve in curves):
-        raise ValueError("`risks` must share one path.")
-    if len(results) > 1:
-        if any(curve.branches is not None for curve in curves):
-            raise ValueError("`path` with branches does not go with several risks.")
-        if any(curve.selective for curve in curves):
-            raise ValueError(
-                "`risk` of the samples that exit cannot be controlled together with others: its"
-                " walk has several starts."
-            )
-        if control.name == "crc" and not (control.method == "crc" and control.is_monotone):
-            raise ValueError("`crc` of several risks at once needs `monotone=True`.")
-        if control.name == "ltt" and control.correction != "fixed_sequence":
-            raise ValueError("`ltt` of several risks at once needs `correction='fixed_sequence'`.")
-    return min(results, key=lambda result: -1 if result.index is None else result.index)
+    first = curves[0]
+    if any(not np.array_equal(curve.thresholds, first.thresholds) for curve in curves):
+        raise ValueError("`promises` must share one path.")
+    pairs = list(zip(curves, results, strict=True))
+    along = [(curve, result) for curve, result in pairs if not curve.selective]
+    if len(pairs) > 1:
+        _refuse_several(control, len(along) < len(pairs))
+    mask = np.ones(first.n_settings, bool)
+    mask[: 1 if first.full_model_first else 0] = False
+    if first.branches is not None and along:
+        passed = np.zeros_like(mask)
+        passed[
+            control.on_branches([c for c, _ in along], [r.epsilon for _, r in along], delta, pool)
+        ] = True
+        mask &= passed
+    elif along:
+        index = min(-1 if result.index is None else result.index for _, result in along)
+        mask &= np.arange(len(mask)) <= index
+    for curve, result in pairs:
+        if curve.selective:
+            alone = np.zeros_like(mask)
+            alone[list(result.certified)] = True
+            mask &= alone
+    return mask
+
+
+def _refuse_several(control: Control, several_walks: bool) -> None:
+    """Raise if a control cannot keep several risks at once."""
+    if control.name == "crc" and not (control.method == "crc" and control.is_monotone):
+        raise ValueError("`crc` of several promises at once needs `monotone=True`.")
+    if control.name == "ltt" and control.correction != "fixed_sequence":
+        raise ValueError("`ltt` of several promises at once needs `correction='fixed_sequence'`.")
+    if several_walks and control.guarantee != "probability":
+        raise ValueError(
+            "`control` must be ucb, or ltt in fixed sequence, for the samples that exit early"
+            " together with other promises: their walks share δ, and a mean over draws has none."
+        )

@@ -11,25 +11,24 @@ from swiftsure._lib import checks
 from swiftsure.certify.control import Control
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path
-from swiftsure.curves.risks import RISKS, Risk
+from swiftsure.curves.risks import RISKS
+from swiftsure.exits import ExitRule
 from swiftsure.records import ExitRecord
-from swiftsure.records.checks import choose, gap_is_known_by_agreement
+from swiftsure.records.checks import gap_is_known_by_agreement
 from swiftsure.records.labels import first_setting
 
-__all__ = ["LabelBudget", "Labeller", "label_along", "shortest"]
+__all__ = ["LabelBudget", "label_along", "shortest"]
 
 Rows = NDArray[np.int64]
-Labeller = Callable[[NDArray[Any]], Any]
-"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown."""
 
 
 def label_along(
     record: ExitRecord,
-    risks: Sequence[Risk],
+    losses: Sequence[str],
     path: Path,
-    options: Mapping[str, Any],
-    last_certified: Callable[[list[RiskCurve]], int],
-    labeller: Labeller,
+    rule: ExitRule,
+    walk: Callable[[ExitRecord], tuple[int, int, bool]],
+    labeller: Callable[[NDArray[Any]], Any],
     budget: int | None = None,
 ) -> ExitRecord:
     """Return the record with the labels that a walk along a path needs.
@@ -41,30 +40,25 @@ def label_along(
 
     Parameters
     ----------
-    options : mapping
-        Other arguments of `record.curve`.
-    last_certified : callable
-        Curves of the risks -> the last setting that all of them certify; 0 if none.
+    losses : names
+        The losses that need labels.
+    walk : callable
+        Record -> (first setting that lacks a label, how far the walk goes, whether it is done).
     budget : int, optional
         The largest number of labels to ask for.
     """
     left = record.n if budget is None else checks.count("budget", budget, 0)
     record = record.with_labels([])
-    exits = {name: options[name] for name in ("score", "strict", "min_exit") if name in options}
 
     def lacking(stop: int) -> NDArray[Any]:
         """Return the ids of the samples whose labels are missing at setting `stop` or before."""
         until = Path(path.thresholds[: stop + 1], path.kind)
-        losses = {c.loss_name for c in curves if RISKS[c.risk_name].table == "losses"}
-        found = [record.needs_label(loss, path=until, **exits) for loss in sorted(losses)]
+        found = [record.needs_label(loss, path=until, rule=rule) for loss in losses]
         return np.asarray(list(dict.fromkeys(np.concatenate(found).tolist())))
 
     while True:
-        curves = shortest(
-            [record.curve(r.risk, r.loss, path=path, missing="stop", **options) for r in risks]
-        )
-        stop = curves[0].n_settings
-        if curves[0].cut_from is None or last_certified(curves) < stop - 1:
+        stop, reached, done = walk(record)
+        if done or reached < stop:
             return record
         wanted = lacking(stop)
         if len(wanted) > left:
@@ -78,7 +72,7 @@ def label_along(
 def shortest(curves: list[RiskCurve]) -> list[RiskCurve]:
     """Return the curves of several risks, each cut where the first of them lacks a label."""
     if len({curve.n_path for curve in curves}) > 1:
-        return curves  # not of one path, which `control.joint` refuses
+        return curves  # not of one path, which `certified_together` refuses
     return [curve.cut(min(each.n_settings for each in curves)) for curve in curves]
 
 
@@ -100,9 +94,7 @@ class LabelBudget:
     ALL = ", all labels"
 
     @classmethod
-    def of(
-        cls, record: Any, curve: RiskCurve, labels: int, score: str | None = None
-    ) -> "LabelBudget":
+    def of(cls, record: Any, curve: RiskCurve, labels: int, rule: ExitRule) -> "LabelBudget":
         """Return the budget for samples drawn from a record, whose curve this is."""
         fixed = isinstance(record, ExitRecord) and curve.path_kind != BREAKPOINTS
         if not fixed or curve.grouped:
@@ -111,15 +103,14 @@ class LabelBudget:
             )
         if RISKS[curve.risk_name].table != "losses":
             raise ValueError("`labels` needs a risk against labels, such as the gap.")
-        score = choose("score", score, record.confidences, preferred="top1")
         differs = np.ones((record.n, record.n_exits), bool)
         differs[:, -1] = False
         if gap_is_known_by_agreement(curve.loss_name):  # else every sample that exits needs a label
             checks.choice("loss", curve.loss_name, record.inconsistencies)
             differs = record.inconsistencies[curve.loss_name] != 0
         path = Path(curve.thresholds, curve.path_kind)
-        rule = {"strict": curve.strict, "min_exit": curve.min_exit}
-        first = first_setting(record.confidences[score], differs, path, rule)
+        exits = {"strict": curve.strict, "min_exit": curve.min_exit}
+        first = first_setting(record.confidences[record.score_of(rule)], differs, path, exits)
         return cls(checks.count("labels", labels, 0), first)
 
     def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:

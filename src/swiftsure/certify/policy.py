@@ -4,12 +4,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from swiftsure._lib import checks
 from swiftsure._lib.files import json_checksum, read_json, validation_message, write_text
@@ -17,12 +18,14 @@ from swiftsure._lib.html import html_card
 from swiftsure._lib.signing import proofs, refuse_unsigned
 from swiftsure._version import __version__
 from swiftsure.certify.bounds import BOUNDS, minimum_samples
+from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.control import CONTROLS
+from swiftsure.certify.promise import Promise
 from swiftsure.certify.tracking import log_to_mlflow
 from swiftsure.curves import paths
 from swiftsure.curves.curve import GIVEN_SETTINGS, RiskCurve
 from swiftsure.curves.risks import RISKS, risk_noun
-from swiftsure.exits import exit_indices, threshold_array
+from swiftsure.exits import ExitRule, exit_indices, threshold_array
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
@@ -36,7 +39,7 @@ __all__ = [
     "Metadata",
     "Policy",
     "PolicyEvaluation",
-    "Promise",
+    "PromiseResult",
     "Selection",
     "average_sentence",
     "average_words",
@@ -84,8 +87,18 @@ def _require(possible: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-class Promise(_Frozen):
-    """One risk that a policy bounds, and its value in calibration."""
+Request = Annotated[
+    Calibration,
+    PlainValidator(
+        lambda value: value if isinstance(value, Calibration) else Calibration.from_json(value)
+    ),
+    PlainSerializer(lambda value: value.to_json()),
+]
+"""A Calibration, as JSON in files."""
+
+
+class PromiseResult(_Frozen):
+    """One promise of a policy in numbers, and its value in calibration."""
 
     risk: Name
     loss: Name
@@ -106,6 +119,12 @@ class Promise(_Frozen):
     worst: float | None = Field(default=None, gt=0, lt=1)
     """If the risk is the mean of the worst share of the losses: that share."""
 
+    among: Literal["all", "exits"] = "all"
+    """Whether the loss of all samples counts, or that of those that exit early."""
+
+    within: Literal["slices", "each slice"] | None = None
+    """Whether it holds over all samples, or in every slice."""
+
     def check(self, by_budget: bool = False) -> None:
         """Raise if the numbers cannot belong together."""
         low, high = self.loss_range
@@ -124,8 +143,7 @@ class Promise(_Frozen):
     @property
     def selective(self) -> bool:
         """Whether the risk is the mean over the samples that exit early, and not over all."""
-        kind = RISKS.get(self.risk)
-        return kind is not None and kind.selective
+        return self.among == "exits"
 
     @property
     def name(self) -> str:
@@ -133,12 +151,15 @@ class Promise(_Frozen):
         tail = "" if self.above is None else f" > {_rounded_up(self.above)}"
         if self.worst is not None:
             tail = f", worst {_share(self.worst)}"
-        return f"{self.loss} {risk_noun(self.risk)}{tail}"
+        return f"{self.loss} {risk_noun(self.risk)}{tail}{' of exits' * self.selective}"
 
     def __str__(self) -> str:
         """Return the name in words, with the full model."""
         kind = RISKS.get(self.risk)
-        return f"{self.loss} {kind.phrase}" if self.relative and kind is not None else self.loss
+        whose = " of the samples that exit early" * self.selective
+        if not self.relative or kind is None:
+            return f"{self.loss}{whose}"
+        return f"{self.loss} {kind.phrase}{whose}"
 
 
 class Selection(_Frozen):
@@ -167,7 +188,7 @@ class Certificate(_Frozen):
 
     guarantee: Guarantee
     delta: float | None = Field(gt=0, lt=1)
-    promises: tuple[Promise, ...] = Field(min_length=1)
+    promises: tuple[PromiseResult, ...] = Field(min_length=1)
     control: Name
     """Name of the control that chose the setting, or "budget" if a compute budget did."""
     options: dict[str, Any]
@@ -208,6 +229,8 @@ class Certificate(_Frozen):
     """Largest mean costs that are promised together with the risks."""
     slices: dict[Name, Count] | None = None
     """The slices that the promise is about, all at once, with their numbers of samples."""
+    small_slices: dict[Name, Count] | None = None
+    """Slices with too few samples for any promise, and how many they need; the full model runs."""
     horizon: Count | None = None
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     pilot: Count | None = None
@@ -308,7 +331,7 @@ class Certificate(_Frozen):
             "horizon must go with bets",
         )
 
-    def _check_certified(self, promise: Promise) -> None:
+    def _check_certified(self, promise: PromiseResult) -> None:
         """Raise if no calibration can have certified this level."""
         (low, high), level = promise.loss_range, promise.epsilon
         slack = 1e-6 * (high - low)
@@ -409,6 +432,8 @@ class Policy(_Frozen):
     dials: tuple[Name, ...] | None = None
     """Names of the dials that were certified together, if there are several."""
     certificate: Certificate
+    calibration: Request | None = None
+    """The request that made the policy; None for one that a compute budget chose."""
     metadata: Metadata = Field(default_factory=Metadata)
 
     def check(self, edited: bool = False) -> None:
@@ -464,6 +489,11 @@ class Policy(_Frozen):
             return None
         values = threshold_array(self.threshold if self.threshold is not None else np.inf)
         return np.broadcast_to(values, (self.n_exits - 1,)).copy()
+
+    @property
+    def rule(self) -> ExitRule:
+        """When samples exit under this policy: score, threshold, strict and min_exit."""
+        return ExitRule(self.score, self.threshold, self.strict, self.min_exit)
 
     def _exit_thresholds(self) -> NDArray[np.float32]:
         if self.thresholds is None:
@@ -564,14 +594,16 @@ class Policy(_Frozen):
         self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
     ) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
-        options: dict[str, Any] = {}
-        if record.groups is not None:
-            grouped = self.certificate.unit == "groups"
-            options["average"] = self.certificate.average if grouped else "group"
-            options["max_group_size"] = self.certificate.max_group_size
+        asked = Promise(
+            promise.loss,
+            epsilon=promise.epsilon,
+            risk=promise.risk,
+            above=promise.above,
+            worst=promise.worst,
+            among=promise.among,
+        )
         if isinstance(record, ThresholdRecord):
-            curve = record.curve(promise.risk, promise.loss, **options)
-            return curve.transformed(promise.above, promise.worst)
+            return asked.curve(record, ExitRule())
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -580,9 +612,7 @@ class Policy(_Frozen):
         path = paths.Path(np.full((1, record.n_exits - 1), np.inf), "the policy's setting")
         if self.thresholds is not None and not self.runs_full_model:
             path = paths.Path.family([self.thresholds])
-        options |= {"strict": self.strict, "min_exit": self.min_exit}
-        curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
-        return curve.transformed(promise.above, promise.worst)
+        return asked.curve(record, replace(self.rule, threshold=None), path)
 
     def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord | ShardedRecord) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -608,11 +638,17 @@ class Policy(_Frozen):
         promise = self.certificate.promises[0]
         if self.certificate.max_weight is not None:
             raise ValueError("`plot` cannot show a promise about weighted samples.")
-        options: dict[str, Any] = {}
-        if isinstance(record, ExitRecord):
-            options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
-        curve = record.curve(promise.risk, promise.loss, **options)
-        return policy_figure(curve.transformed(promise.above, promise.worst), self)
+        rule = replace(self.rule, threshold=None)
+        asked = Promise(
+            promise.loss,
+            epsilon=promise.epsilon,
+            risk=promise.risk,
+            above=promise.above,
+            worst=promise.worst,
+            among=promise.among,
+        )
+        curve = asked.curve(record, rule if isinstance(record, ExitRecord) else ExitRule())
+        return policy_figure(curve, self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON with a checksum, atomically.
@@ -786,7 +822,7 @@ def _mean_costs(certificate: Certificate) -> str:
     return f" and {' and '.join(limits)}" if limits else ""
 
 
-def _averaged(certificate: Certificate, promise: Promise, article: str = "the") -> str:
+def _averaged(certificate: Certificate, promise: PromiseResult, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
     if promise.worst is not None:
         return f"the mean {promise} of the worst {_share(promise.worst)} of samples"
@@ -972,7 +1008,7 @@ def _rounded_up(epsilon: float) -> str:
     return f"{math.ceil(epsilon / unit) * unit:g}"
 
 
-def _needed(certificate: Certificate, promise: Promise) -> int:
+def _needed(certificate: Certificate, promise: PromiseResult) -> int:
     without_pool = certificate.guarantee == "probability" and certificate.pool is None
     if without_pool and certificate.delta is not None:
         declared = LossRange(*promise.loss_range)

@@ -23,6 +23,12 @@ Rows = NDArray[np.int64]
 Average = Literal["group", "sample"]
 """What a risk weights equally: every group, or every sample."""
 
+DRAWS_OF_SLICES = (
+    "calibration and production samples of each slice are independent draws of the slice's own"
+    " distribution"
+)
+"""What slices assume in place of one distribution: their shares may change."""
+
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
 """How far rounding may carry a loss out of its range, relative to the largest loss."""
@@ -59,15 +65,18 @@ class RiskCurve:
         Cost of running the full model alone, by name, if it differs from the cost of setting 0:
         a number, or one per sample, (n,).
     grouped : bool
-        Whether rows are groups of samples; see `by_group`.
+        Whether rows are groups of samples; see `drawn`.
     n_samples : int or None
         Number of samples in these groups.
     average : {"sample", "group"}
         What risks and mean costs weight equally: every sample, or every group.
     max_group_size : int or None
         The declared largest group size, M, if the risk of groups is an average over samples.
-    weights : (n_groups,) or None
-        Group sizes divided by M; None if all rows have the same weight.
+    weights : (n,) or None
+        The size of each row: how much it counts in a mean over samples, at most 1; None if all
+        rows count the same. For groups it is their number of samples divided by M.
+    sizes : (n, K) or None
+        The same at each setting, if only the samples that exit there count.
     order : SampleOrder
         Seed of the order in which betting tests see the samples; drawn at random by default.
     conditions : tuple of str
@@ -110,6 +119,7 @@ class RiskCurve:
     average: Average = "sample"
     max_group_size: int | None = None
     weights: Floats | None = field(repr=False, default=None)
+    sizes: Floats | None = field(repr=False, default=None)
     shuffled_with: int | None = None
     order: SampleOrder = field(default_factory=SampleOrder.draw)
     conditions: tuple[str, ...] = ()
@@ -169,7 +179,7 @@ class RiskCurve:
             Labels of dependent rows (frames of one video); groups are then the unit of every
             guarantee.
         average, max_group_size
-            For curves with groups; see `by_group`.
+            For curves with groups, as in `drawn`; `max_group_size` is its `max_size`.
         order : SampleOrder or int, optional
             Seed of the order in which betting tests see the samples. By default one is drawn from
             the operating system's random numbers, and the curve keeps it.
@@ -226,7 +236,11 @@ class RiskCurve:
                 0,
             ),
         )
-        return curve.averaged(groups, average, max_group_size)
+        if groups is None:
+            if average is not None or max_group_size is not None:
+                raise ValueError("`average` and `max_group_size` need groups.")
+            return curve
+        return curve.drawn(groups=groups, average=average or "group", max_size=max_group_size)
 
     @classmethod
     def from_exits(
@@ -372,6 +386,7 @@ class RiskCurve:
             self,
             thresholds=self.thresholds[kept],
             costs=costs,
+            sizes=None if self.sizes is None else self.sizes[:, kept],
             cut_from=self.n_path,
             data=self.data._replace(
                 values=values if self.has_exits else np.ascontiguousarray(values[:, kept]),
@@ -413,6 +428,9 @@ class RiskCurve:
         If `selective`, over the samples that exit early; 0 where none does.
         """
         sums = self.totals(rows)[0]
+        if self.sizes is not None:
+            counted = (self.sizes if rows is None else self.sizes[rows]).sum(axis=0)
+            return sums / np.where(counted > 0, counted, 1.0)
         if self.selective:
             left = (1 - self.exit_shares(rows)[:, -1]) * self.weight(rows)
             return sums / np.maximum(np.rint(left), 1)
@@ -421,6 +439,8 @@ class RiskCurve:
     def risk_at(self, index: int) -> float:
         """Return the mean loss at one setting; if `selective`, of the samples that exit early."""
         total = self.loss_at(index).sum()
+        if self.sizes is not None:
+            return float(total / (self.sizes[:, index].sum() or 1.0))
         if self.selective:
             return float(total / max(1, self.left_at(index).sum()))
         return float(total / self.weight())
@@ -467,7 +487,7 @@ class RiskCurve:
             raise ValueError(
                 f"`above` must be in [0, {self.loss_range.high:g}), but got {limit:g}."
             )
-        self._refuse_transformed("above", self.above)
+        self._refuse_transformed("above")
         return replace(
             self,
             loss_range=LossRange(0, 1, whole=True),
@@ -498,7 +518,7 @@ class RiskCurve:
         high = self.loss_range.high
         if not 0 <= limit < high:
             raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
-        self._refuse_transformed("worst", self.above)
+        self._refuse_transformed("worst")
         return replace(
             self,
             loss_range=LossRange(limit, limit + (high - limit) / part),
@@ -513,59 +533,134 @@ class RiskCurve:
             return self.worst_mean(worst, 0.0 if above is None else above)
         return self if above is None else self.tail(above)
 
-    def weighted(
-        self, weights: ArrayLike, max_weight: float, estimated: bool = False
+    def drawn(
+        self,
+        *,
+        weights: Floats | None = None,
+        max_weight: float = 1.0,
+        estimated: bool = False,
+        groups: ArrayLike | None = None,
+        average: Average = "group",
+        max_size: int | None = None,
+        part: bool = False,
     ) -> "RiskCurve":
-        """Return the curve of losses times weights, for production on another distribution.
-
-        If the weights are the ratio of the densities of production and calibration samples, the
-        mean weighted loss of calibration samples is the risk in production.
+        """Return the curve of samples that are dependent, or drawn from another distribution.
 
         Parameters
         ----------
-        weights : (n,)
-            At least 0, and at most `max_weight`.
+        weights : (n,), optional
+            Density of production samples relative to that of these samples, in [0, `max_weight`];
+            `record.weighted` checks them.
         max_weight : float
-            The largest weight that can occur, declared before the data are seen; at least 1.
+            The largest weight that can occur, declared before the data are seen.
         estimated : bool
             Whether the weights were estimated; certificates then say what that assumes.
+        groups : (n,), optional
+            Labels of dependent rows (requests of one user, frames of one video).
+        average : {"group", "sample"}
+            What is weighted equally. "group": the risk is the mean of the groups' mean losses.
+            "sample": it is the mean over samples, that is, the expected sum of a group's losses
+            divided by the expected size of a group.
+        max_size : int
+            Required for "sample": the largest number of samples M that a group can have, declared
+            before the data are seen.
+        part : bool
+            Whether these are samples of one slice, whose mean weight need not be 1.
 
-        Raises
-        ------
-        ValueError
-            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
-            1 by more than chance allows, once in a thousand million.
+        Notes
+        -----
+        A promise is E[y] ≤ ε E[z], with y the weighted sum (or mean) of a unit's losses and z that
+        of ones, both divided by the largest z possible. It holds if and only if y + ε (1 − z) has a
+        mean of at most ε: the unit, filled up with losses of ε. That is at most B, so a test at ε
+        of its mean is a test of the promise. For plain samples E[w] is 1, so z = 1 may stay.
         """
-        most = checks.between("max_weight", max_weight, 0.0, np.inf)
-        if most < 1:
-            raise ValueError(
-                f"`max_weight` must be at least 1, since the mean weight is 1, but got {most:g}."
+        curve = self
+        if part:
+            curve = replace(self, population=DRAWS_OF_SLICES)
+        if weights is None and groups is None:
+            return curve
+        if self.grouped or self.weights is not None or self.max_weight is not None:
+            raise ValueError("`groups` and `weights` must be given once, and together.")
+        if self.shuffled_with is not None:
+            raise ValueError("`groups` and `weights` must be given before samples are shuffled.")
+        if weights is not None:
+            assumed = " (they were estimated, and the promise holds as far as they are exact)"
+            curve = replace(
+                self,
+                max_weight=max_weight,
+                population=(
+                    f"calibration {'samples' if groups is None else 'groups'} are independent draws"
+                    " of one distribution, and production samples of another whose density,"
+                    " relative to the first, is the weight of each sample" + assumed * estimated
+                ),
             )
-        values = checks.finite("weights", checks.numbers("weights", weights, np.float64))
-        checks.of_shape("weights", values, {"n": self.n})
-        values = checks.within("weights", values, 0.0, most, SLACK * most)
-        self._refuse_transformed("weights")
-        # Bernstein's inequality: weights in [0, W] with mean 1 have a variance of at most W - 1.
-        surprise = np.log(2e9) / self.n
-        off = np.sqrt(2 * (most - 1) * surprise) + most * surprise / 3 + SLACK
-        if abs(values.mean() - 1) > off:
-            raise ValueError(
-                f"`weights` must be 1 on average over the calibration distribution, as a ratio of"
-                f" densities is, but the mean of these {self.n:,} is {values.mean():g}."
-            )
-        assumed = (
-            " (they were estimated, and the promise holds as far as they are exact)" * estimated
+            if groups is None and not part and not self.selective:
+                low, high = self.loss_range.low, self.loss_range.high
+                return replace(
+                    curve,
+                    loss_range=LossRange(max_weight * low, max_weight * high),
+                    data=self._mapped(lambda losses, weight: losses * weight[:, None], weights),
+                )
+        relative = np.ones(self.n) if weights is None else weights / max_weight
+        if groups is None:
+            return curve._in_units(np.arange(self.n), relative, np.ones(self.n, np.int64))
+        labels = np.asarray(groups)
+        checks.of_shape("groups", labels, {"n": self.n})
+        checks.choice("average", average, ["group", "sample"])
+        names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        divisors = counts
+        if average == "sample":
+            divisors = np.full_like(counts, _declared_size(max_size, names, counts))
+        elif max_size is not None:
+            raise ValueError("`max_size` goes with `average='sample'` only.")
+        made = curve._in_units(codes, relative, divisors)
+        if average == "group" and weights is None:  # every group counts 1
+            made = replace(made, weights=None)
+        return replace(
+            made,
+            grouped=True,
+            n_samples=self.n,
+            average=average,
+            max_group_size=max_size,
         )
+
+    def _in_units(self, codes: Rows, weights: Floats, divisors: Rows) -> "RiskCurve":
+        """Return the curve whose rows are units: sums of weighted rows, divided."""
+        every = np.ones(self.data.values.shape[1])
+        counted = np.outer(weights, every)
+        if self.selective and self.has_exits:
+            counted[:, -1] = 0.0  # the samples that reach the full model do not count
+
+        def sums(table: Floats) -> Floats:
+            found: Floats = _kernels.group_sums(
+                self.data._replace(values=np.ascontiguousarray(table)), codes, divisors
+            )
+            return found
+
+        costs = dict(self.costs)
+        for name, values in self.costs.items():
+            if values.ndim == 2 or self.has_exits:
+                costs[name] = sums(np.outer(weights, every) * values)
+        full_costs = {
+            name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone * weights) / divisors
+            for name, alone in self.full_costs.items()
+        }
+        table = sums(counted * self.data.values)
         return replace(
             self,
-            loss_range=LossRange(most * self.loss_range.low, most * self.loss_range.high),
-            max_weight=most,
-            population=(
-                "calibration samples are independent draws of one distribution, and production"
-                " samples of another whose density, relative to the first, is the weight of each"
-                f" sample{assumed}"
+            loss_range=LossRange(self.loss_range.low, self.loss_range.high),
+            costs=costs,
+            full_costs=full_costs,
+            weights=np.bincount(codes, weights) / divisors,
+            sizes=sums(counted) if self.selective else None,
+            data=_kernels.Losses(
+                table,
+                np.empty((len(table), 0), np.float32),
+                np.empty((self.n_settings, 0), np.float32),
+                self.data.strict,  # which a policy still has to say
+                self.data.min_exit,
             ),
-            data=self._mapped(lambda losses, weight: losses * weight[:, None], values),
+            _nested=False,
         )
 
     def cost_curve(self, name: str, largest: float) -> "RiskCurve":
@@ -582,11 +677,18 @@ class RiskCurve:
         """Return the data with a function of the losses, and of other arrays, for the losses."""
         return self.data._replace(values=self.storage.mapped(function, self.data.values, *more))
 
-    def _refuse_transformed(self, name: str, above: float | None = None) -> None:
-        if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
-            raise ValueError(f"`{name}` does not go with groups, selective risks or other weights.")
-        if above is not None:
-            raise ValueError(f"`{name}` does not go with a curve of losses above {above:g}.")
+    def _refuse_transformed(self, name: str) -> None:
+        if self.grouped or self.max_weight is not None:
+            raise ValueError(f"`{name}` must be asked for before samples are grouped or weighted.")
+        if self.above is not None:
+            raise ValueError(f"`{name}` does not go with a curve of losses above {self.above:g}.")
+
+    @property
+    def test_sizes(self) -> Floats | None:
+        """The size of each row at each setting, (n, K) or (n, 1); None if all rows count 1."""
+        if self.sizes is not None:
+            return self.sizes
+        return None if self.weights is None else self.weights[:, None]
 
     def weight(self, rows: Rows | None = None) -> float:
         """Return the divisor that turns a sum over rows into a mean."""
@@ -623,6 +725,8 @@ class RiskCurve:
             thresholds=self.thresholds[index : index + 1],
             costs={},
             full_costs={},
+            weights=None if self.weights is None else self.weights[rows],
+            sizes=None if self.sizes is None else self.sizes[rows, index : index + 1],
             data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
             _nested=False,
         )
@@ -641,18 +745,20 @@ class RiskCurve:
         """Return a function from ε and settings to the `totals` that are tested at ε.
 
         They depend on ε only for averages over samples of groups, because groups are filled up to
-        the largest size with losses of ε; see `by_group`.
+        the largest size with losses of ε; see `drawn`.
         """
         sums, squares = self.totals(rows)
-        if self.weights is None:
+        counted = self.test_sizes
+        if counted is None:
             return lambda _, settings: (sums[settings], squares[settings])
-        missing = 1.0 - self.weights[rows]
-        crossed = missing @ self.losses(rows)
-        filled, filled_squares = float(missing.sum()), float(missing @ missing)
+        missing = 1.0 - counted[rows]  # (n, 1), or (n, K)
+        crossed = (missing * self.losses(rows)).sum(axis=0)
+        filled = np.broadcast_to(missing.sum(axis=0), crossed.shape)
+        filled_squares = np.broadcast_to((missing * missing).sum(axis=0), crossed.shape)
 
         def totals(epsilon: float, settings: slice) -> tuple[Floats, Floats]:
-            more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares
-            return sums[settings] + epsilon * filled, squares[settings] + more
+            more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares[settings]
+            return sums[settings] + epsilon * filled[settings], squares[settings] + more
 
         return totals
 
@@ -788,6 +894,7 @@ class RiskCurve:
             costs={**self.costs, **dict(zip(per_sample, costs, strict=False))},
             full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
             weights=None if self.weights is None else self.weights.take(order),
+            sizes=None if self.sizes is None else self.sizes[order],
             shuffled_with=seed,
             order=self.order.replaced_by(seed),
             data=self.data._replace(values=values, confidences=confidences),
@@ -807,101 +914,6 @@ class RiskCurve:
         # independent order.
         return self.storage.permutation(self.n, np.random.default_rng([seed, SHUFFLE_STREAM]))
 
-    def averaged(
-        self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
-    ) -> "RiskCurve":
-        """Return the curve by group if there are groups; otherwise refuse options for groups."""
-        if groups is not None:
-            if self.selective:
-                raise ValueError("`risk` of the samples that exit does not go with groups.")
-            return self.by_group(groups, average or "group", max_group_size)
-        if average not in (None, "sample"):
-            checks.choice("average", average, ["group", "sample"])
-            raise ValueError("`average='group'` needs groups, but these samples have none.")
-        if max_group_size is not None:
-            raise ValueError("`max_group_size` needs groups, but these samples have none.")
-        return self
-
-    def by_group(
-        self, groups: ArrayLike, average: Average = "group", max_group_size: int | None = None
-    ) -> "RiskCurve":
-        """Return the curve whose rows are groups, which are then the unit of every guarantee.
-
-        Parameters
-        ----------
-        groups : (n,)
-            Labels of dependent rows (requests of one user, frames of one video).
-        average : {"group", "sample"}
-            What is weighted equally. "group": the risk is the mean of the groups' mean losses.
-            "sample": it is the mean over samples, that is, the expected sum of a group's losses
-            divided by the expected size of a group.
-        max_group_size : int
-            Required for "sample": the largest number of samples M that a group can have, declared
-            before the data are seen.
-
-        Raises
-        ------
-        ValueError
-            If a group is larger than `max_group_size`.
-
-        Notes
-        -----
-        With m samples in a group, E[Σℓ] / E[m] ≤ ε if and only if Σℓ/M + ε (1 − m/M) has a mean of
-        at most ε: the group, filled up to M samples with losses of ε. It is at most B, so a test at
-        ε of its mean is a test of the risk, with groups as independent units.
-        """
-        checks.choice("average", average, ["group", "sample"])
-        if self.shuffled_with is not None:
-            raise ValueError("`groups` must be given before the samples are shuffled.")
-        if self.weights is not None:
-            raise ValueError("`groups` were given already, with `average='sample'`.")
-        self._refuse_transformed("groups", self.above)
-        labels = np.asarray(groups)
-        checks.of_shape("groups", labels, {"n": self.n})
-        names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        divisors, weights = sizes, None
-        if average == "sample":
-            max_group_size = _declared_size(max_group_size, names, sizes)
-            divisors, weights = np.full_like(sizes, max_group_size), sizes / max_group_size
-        elif max_group_size is not None:
-            raise ValueError("`max_group_size` goes with `average='sample'` only.")
-
-        def means(losses: _kernels.Losses) -> Floats:
-            table: Floats = _kernels.group_sums(losses, codes, divisors)
-            return table
-
-        costs = dict(self.costs)
-        for name, values in self.costs.items():
-            if values.ndim == 2:
-                costs[name] = means(self.data._replace(values=values))
-            elif self.has_exits:
-                every = np.repeat(values[None], self.n, axis=0)
-                costs[name] = means(self.data._replace(values=every))
-        full_costs = {
-            name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone) / divisors
-            for name, alone in self.full_costs.items()
-        }
-        table = means(self.data)
-        return replace(
-            self,
-            loss_range=LossRange(self.loss_range.low, self.loss_range.high),
-            costs=costs,
-            full_costs=full_costs,
-            grouped=True,
-            n_samples=self.n,
-            average=average,
-            max_group_size=max_group_size,
-            weights=weights,
-            data=_kernels.Losses(
-                table,
-                np.empty((len(table), 0), np.float32),
-                np.empty((self.n_settings, 0), np.float32),
-                self.data.strict,  # which a policy still has to say
-                self.data.min_exit,
-            ),
-            _nested=False,
-        )
-
     def fingerprint(self) -> str:
         """Return a hash of everything that a control uses."""
         digest = hashlib.sha256()
@@ -912,6 +924,8 @@ class RiskCurve:
         if self.weights is not None:
             digest.update(f"{self.max_group_size}".encode())
             digest.update(np.ascontiguousarray(self.weights).data)
+        if self.sizes is not None:
+            digest.update(np.ascontiguousarray(self.sizes).data)
         return f"sha256:{digest.hexdigest()}"
 
     def _rows(self, rows: Rows | None) -> Rows:

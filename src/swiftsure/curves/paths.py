@@ -11,7 +11,7 @@ from swiftsure._lib import checks
 from swiftsure.curves.branches import Branches
 from swiftsure.curves.pareto import pareto_order, upper_estimates
 from swiftsure.curves.path_learning import Pilot, learned_thresholds
-from swiftsure.curves.pilots import PilotSamples
+from swiftsure.curves.pilots import PilotPath, PilotSamples
 from swiftsure.exits import NEVER, threshold_array
 
 __all__ = [
@@ -38,7 +38,7 @@ WITHIN_SCORES = (BREAKPOINTS, LOGIT_GRID)
 """Kinds of paths whose thresholds lie in [0, 1], as confidences do; given ones may not."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
     """Threshold settings in the order in which they are tested; the first is the full model.
 
@@ -83,6 +83,59 @@ class Path:
         if not np.isposinf(values[0]).all():
             raise ValueError("`path` must begin with the full model: never (None, or infinity).")
         object.__setattr__(self, "thresholds", values)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two paths have the same settings, made in the same way."""
+        return isinstance(other, Path) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        """Return a hash of the settings."""
+        return hash((self.kind, self.thresholds.tobytes(), self.columns))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the path as JSON; of a pilot, only its size and a hash of its losses."""
+        never = [None if np.isposinf(v) else float(v) for v in self.thresholds.ravel()]
+        return {
+            "thresholds": never,
+            "columns_per_row": None if self.thresholds.ndim == 1 else self.thresholds.shape[1],
+            "kind": self.kind,
+            "columns": None if self.columns is None else list(self.columns),
+            "made_for": self.made_for,
+            "pilot": None if self.pilot is None else [self.pilot.n, self.pilot.digest],
+            "branches": None
+            if self.branches is None
+            else [[list(branch) for branch in self.branches.settings], self.branches.flow],
+            "cost": self.cost,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Path":
+        """Return the path that `to_json` wrote; it no longer knows the ids of its pilot."""
+        values = threshold_array(content["thresholds"], "path")
+        width, pilot, branches = (content[k] for k in ("columns_per_row", "pilot", "branches"))
+        return cls(
+            values if width is None else values.reshape(-1, width),
+            content["kind"],
+            None if content["columns"] is None else tuple(content["columns"]),
+            content["made_for"],
+            None if pilot is None else PilotSamples.forgotten(*pilot),
+            None if branches is None else Branches(tuple(map(tuple, branches[0])), branches[1]),
+            content["cost"],
+        )
+
+    @staticmethod
+    def learn(pilot: int | float, *, cost: str | None = None) -> PilotPath:
+        """Return a path to be learned on this many of the record's samples, or this share.
+
+        The pilot is drawn at random when the calibration runs, and does not calibrate. Of all
+        settings, the path keeps those that trade risk for cost best on it; see `pareto`.
+
+        Examples
+        --------
+        >>> Path.learn(200, cost="flops")
+        PilotPath(share=200, cost='flops')
+        """
+        return PilotPath(pilot, cost)
 
     def __len__(self) -> int:
         """Return the number of settings, including the full model."""

@@ -1,7 +1,7 @@
 """Pilots: separate samples that a path is learned on, which calibration then refuses."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,34 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure.curves.sample_order import SampleOrder
 
-__all__ = ["PilotSamples", "pilot_size", "split_condition", "split_pilot"]
+__all__ = ["PilotPath", "PilotSamples", "pilot_size", "split_condition", "split_pilot"]
 
 PILOT_STREAM = 0x50494C4F54
+
+
+@dataclass(frozen=True)
+class PilotPath:
+    """A path still to be learned, on samples set aside at random as a pilot; see `Path.learn`.
+
+    Attributes
+    ----------
+    share : int or float
+        Number or share of the record's samples (or groups) to set aside; the others calibrate.
+    cost : str or None
+        The cost that the path is to save.
+    """
+
+    share: int | float
+    cost: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value as JSON."""
+        return {"share": self.share, "cost": self.cost}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "PilotPath":
+        """Return the value that `to_json` wrote."""
+        return cls(content["share"], content["cost"])
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,11 @@ class PilotSamples:
     def of(cls, record: Any) -> "PilotSamples":
         """Return the samples of a record."""
         return cls(record.n, record.ids, record.groups, record.order, _digest(record))
+
+    @classmethod
+    def forgotten(cls, n: int, digest: str) -> "PilotSamples":
+        """Return a pilot of which only the size and a hash of its losses are known."""
+        return cls(n, np.arange(n), None, SampleOrder(0, drawn=False), digest)
 
     def refuse(self, record: Any) -> None:
         """Raise if a record holds samples, or groups, of the pilot."""

@@ -5,7 +5,6 @@
 | `gap` | its loss against the label minus the full model's (Eq. 6 of the paper) | labels |
 | `consistency` | its loss against the full model's output (Eq. 8) | no labels |
 | `zero-bounded gap` or `… consistency` | the same, or 0 if that is negative (Eq. 16) | as above |
-| `selective gap` or `… consistency` | the same; its mean is over samples that exit | as above |
 
 To add one, write a `RiskKind` and pass it to `RISKS.register`.
 """
@@ -21,12 +20,9 @@ from swiftsure._lib.registry import Registry
 from swiftsure.curves.curve import ZERO_BOUNDED
 from swiftsure.losses import LossRange
 
-__all__ = ["RISKS", "Risk", "RiskKind", "risk_noun"]
+__all__ = ["RISKS", "RiskKind", "risk_noun"]
 
 Array = NDArray[Any]
-
-SELECTIVE = "selective "
-"""The prefix of a risk whose mean is over the samples that exit early."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,6 @@ class RiskKind:
         (losses (n, columns), column of the full model) -> losses relative to the full model.
     range : callable
         Declared range of the losses in the table -> range of the relative losses.
-    selective : bool
-        Whether the mean is over the samples that exit early, and not over all.
     """
 
     name: str
@@ -59,7 +53,6 @@ class RiskKind:
     phrase: str
     relative: Callable[[Array, int], Array]
     range: Callable[[LossRange], LossRange]
-    selective: bool = False
 
     def relative_losses(self, record: Any, loss: str, full: int) -> tuple[Array, LossRange]:
         """Return relative losses in float64, (n, columns), and their declared range.
@@ -79,16 +72,6 @@ class RiskKind:
             phrase=ZERO_BOUNDED + self.phrase,
             relative=lambda losses, full: np.maximum(self.relative(losses, full), 0.0),
             range=lambda declared: self.range(declared).zero_bounded(),
-        )
-
-    def of_exits(self) -> "RiskKind":
-        """Return the risk of the samples that exit early: E[loss | exits early]."""
-        return replace(
-            self,
-            name=SELECTIVE + self.name,
-            phrase=f"{self.phrase} of the samples that exit early",
-            noun=f"{self.noun} of exits",
-            selective=True,
         )
 
 
@@ -124,7 +107,6 @@ CONSISTENCY = RiskKind(
 for _kind in (
     *(GAP, CONSISTENCY),
     *(GAP.zero_bounded(), CONSISTENCY.zero_bounded()),
-    *(GAP.of_exits(), CONSISTENCY.of_exits()),
 ):
     RISKS.register(_kind)
 
@@ -138,32 +120,3 @@ def risk_noun(name: str) -> str:
     ('inconsistency', 'zero-bounded gap')
     """
     return RISKS[name].noun if name in RISKS else name
-
-
-@dataclass(frozen=True)
-class Risk:
-    """A risk to control: which kind, of which loss, at which level ε.
-
-    With `above`, the risk is the probability that the loss is above that limit, and not its mean.
-    With `worst`, it is the mean loss of that share of the samples, the worst; `above` is then the
-    point where losses begin to count, 0 by default.
-
-    Examples
-    --------
-    >>> Risk("gap", "zero_one", epsilon=0.01).epsilon
-    0.01
-    >>> Risk("gap", "miou", epsilon=0.05, above=0.1).above  # at most 5 % lose more than 0.1 mIoU
-    0.1
-    """
-
-    risk: str = "gap"
-    loss: str | None = None
-    epsilon: float = None  # type: ignore[assignment]
-    above: float | None = None
-    worst: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown kind; the loss and ε are checked against the record later."""
-        RISKS.choose(self.risk)
-        if self.epsilon is None:
-            raise TypeError("`epsilon` must be given: the largest risk that is allowed.")

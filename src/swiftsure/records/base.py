@@ -1,16 +1,18 @@
 """The base class of records, which takes, splits, concatenates and saves them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
+from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records.sampling import checked_weights
 
 __all__ = ["Record", "differing"]
 
@@ -57,6 +59,7 @@ class Record:
             values = getattr(record, name, None)
             if values is not None:
                 changed[name] = values[index]
+        changed["sampling"] = record.sampling.take(index)
         part: Self = replace(record, **changed)
         return part
 
@@ -119,8 +122,114 @@ class Record:
                         f"`records` must all have {name}, or none, but some have them."
                     )
                 changed[name] = np.concatenate(known) if len(known) == len(parts) else None
+        if first.sampling.weights is not None:
+            weights = np.concatenate([record.sampling.weights for record in records])  # type: ignore[attr-defined]
+            changed["sampling"] = replace(first.sampling, weights=weights)
         whole: Self = replace(first, **changed)
         return whole
+
+    def grouped(
+        self,
+        groups: ArrayLike,
+        *,
+        average: Literal["group", "sample"] = "group",
+        max_size: int | None = None,
+    ) -> Self:
+        """Return the record with groups of dependent samples, which guarantees then count.
+
+        Parameters
+        ----------
+        groups : (n,)
+            The group of each sample: one user's requests, one video's frames.
+        average : {"group", "sample"}
+            What a risk weights equally: every group, or every sample.
+        max_size : int
+            Required for "sample": the largest number of samples that a group can have, declared
+            before the data are seen.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4], [0.7]], losses={"zero_one": [[0, 0]] * 3})
+        >>> record.grouped(["ann", "ann", "bob"], average="sample", max_size=20).sampling.max_size
+        20
+        """
+        record: Any = self
+        labels = record_checks.group_array(groups, self.n)
+        sampling = replace(record.sampling, average=average, max_size=max_size)
+        found: Self = replace(record, groups=labels, sampling=sampling)
+        return found
+
+    def sliced(self, slices: ArrayLike) -> Self:
+        """Return the record with the slice of each sample: class, language, tenant, device.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> record.sliced(["fr", "de"]).slices.tolist()
+        ['fr', 'de']
+        """
+        record: Any = self
+        found: Self = replace(record, slices=record_checks.group_array(slices, self.n, "slices"))
+        return found
+
+    def weighted(
+        self,
+        weights: ArrayLike | Mapping[Any, float],
+        *,
+        max_weight: float,
+        estimated: bool = False,
+    ) -> Self:
+        """Return the record with weights, so that promises are about another distribution.
+
+        Parameters
+        ----------
+        weights : (n,) or mapping of slices to weights
+            Density of production samples relative to that of these samples; its mean is 1.
+        max_weight : float
+            The largest weight that can occur, declared before the data are seen.
+        estimated : bool
+            Whether the weights were estimated; certificates then state what that assumes.
+
+        Raises
+        ------
+        ValueError
+            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
+            1 by more than chance allows, once in a thousand million.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> sliced = record.sliced(["night", "day"])
+        >>> sliced.weighted({"night": 1.6, "day": 0.4}, max_weight=1.6).sampling.weights.tolist()
+        [1.6, 0.4]
+        """
+        record: Any = self
+        values, most = checked_weights(weights, max_weight, record.slices, self.n)
+        sampling = replace(
+            record.sampling, weights=values, max_weight=most, estimated=bool(estimated)
+        )
+        found: Self = replace(record, sampling=sampling)
+        return found
+
+    def drawn_from(self, population: int) -> Self:
+        """Return the record of samples drawn without replacement from a finite population.
+
+        Promises are then about that population.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> record.drawn_from(20_000).sampling.population
+        20000
+        """
+        record: Any = self
+        size = checks.count("population", population, self.n)
+        found: Self = replace(record, sampling=replace(record.sampling, population=size))
+        return found
 
     def save(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         """Write the record to a Parquet file with checksums, whole or not at all.
@@ -146,6 +255,8 @@ def differing(first: Any, other: Any) -> list[str]:
         return np.array_equal(mine, others) if isinstance(mine, np.ndarray) else mine == others
 
     found = [name for name in first.identity if not same(name)]
+    if first.sampling.facts() != other.sampling.facts():
+        found.append("sampling")
     tables = (*first.tables, "costs")
     found += [name for name in tables if set(getattr(other, name)) != set(getattr(first, name))]
     mine, others = (getattr(each, "full_costs", {}) for each in (first, other))

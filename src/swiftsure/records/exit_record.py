@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.curve import Average, RiskCurve, cost_array
+from swiftsure.curves.curve import RiskCurve, cost_array
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
@@ -27,6 +28,7 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
+from swiftsure.records.sampling import Sampling
 
 __all__ = ["ExitRecord"]
 
@@ -83,6 +85,8 @@ class ExitRecord(Record):
         are measured against it.
     predictions : (n, n_exits), optional
         Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
+    sampling : Sampling
+        How samples were drawn; see `grouped`, `weighted` and `drawn_from`, which set it.
 
     Raises
     ------
@@ -121,6 +125,7 @@ class ExitRecord(Record):
     order: SampleOrder = None  # type: ignore[assignment]
     full_costs: Mapping[str, float | Array] = field(default_factory=dict)
     predictions: Array | None = None
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -173,6 +178,7 @@ class ExitRecord(Record):
             full_costs=record_checks.full_cost_mapping(self.full_costs, costs, n),
             predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
+        self.sampling.check(self.groups, n)
 
     @classmethod
     def from_logits(
@@ -280,19 +286,15 @@ class ExitRecord(Record):
         path: PathLike = None,
         *,
         missing: Missing = "raise",
-        strict: bool = False,
-        min_exit: int = 0,
-        average: Average | None = None,
-        max_group_size: int | None = None,
+        rule: ExitRule | None = None,
     ) -> RiskCurve:
         """Return the losses and costs along a path of thresholds, the input to every control.
 
         Parameters
         ----------
-        risk : {"gap", "consistency", "zero-bounded …", "selective …"}
+        risk : {"gap", "consistency", "zero-bounded …"}
             Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
-            loss as 0 if the exit does better than the last one (Eq. 16). The selective ones are
-            means over the samples that exit early, instead of all.
+            loss as 0 if the exit does better than the last one (Eq. 16).
         loss, score : str, optional
             Needed if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
@@ -303,35 +305,30 @@ class ExitRecord(Record):
             alone. "stop" cuts the path before the first setting that lacks a label, which is valid
             whatever decided which labels are there, if the number of samples did not depend on
             labels; `needs_label` says which labels to get.
-        strict, min_exit
-            As in `swiftsure.exits.exit_indices`.
-        average : {"group", "sample"}, optional
-            For a record with groups: whether the risk weights every group equally (the average of
-            the groups' averages) or every sample; "group" by default.
-        max_group_size : int, optional
-            Required for `average="sample"` with groups: the largest number of samples that a group
-            can have, declared before the data are seen; see `RiskCurve.by_group`.
+        rule : ExitRule, optional
+            When samples exit, apart from the threshold. Its score takes the place of `score`.
         """
+        plain = self.plain_curve(risk, loss, rule or ExitRule(score), path, missing)
+        return self.sampling.applied(plain, self.groups)
+
+    def plain_curve(
+        self,
+        risk: str,
+        loss: str | None,
+        rule: ExitRule,
+        path: PathLike = None,
+        missing: Missing = "raise",
+    ) -> RiskCurve:
+        """Return `curve` with every sample counted alike, without groups and weights."""
         checks.choice("missing", missing, ["raise", "worst", "stop"])
-        if missing == "stop" and not self.losses and RISKS.choose(risk).table == "losses":
-            return self._without_labels().curve(
-                risk,
-                loss,
-                score,
-                path,
-                missing=missing,
-                strict=strict,
-                min_exit=min_exit,
-                average=average,
-                max_group_size=max_group_size,
-            )
+        if missing != "raise" and not self.losses and RISKS.choose(risk).table == "losses":
+            return self._without_labels().plain_curve(risk, loss, rule, path, missing)
         loss = chosen_loss(self, risk, loss)
-        score = choose("score", score, self.confidences, preferred="top1")
-        confidences = self.confidences[score]
+        confidences = self.confidences[self.score_of(rule)]
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         route.refuse(self)
-        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
+        exits: dict[str, Any] = {"strict": rule.strict, "min_exit": rule.min_exit}
         conditions: tuple[str, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
@@ -341,7 +338,7 @@ class ExitRecord(Record):
             if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
                 values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
             unknown = np.isnan(values)
-            first = record_labels.first_setting(confidences, unknown, route, rule)
+            first = record_labels.first_setting(confidences, unknown, route, exits)
             needed = first < len(route)
             if missing == "raise" and needed.any():
                 raise ValueError(
@@ -360,16 +357,19 @@ class ExitRecord(Record):
             route,
             self.costs,
             declared,
-            **rule,
+            **exits,
             risk=risk,
             loss=loss,
             order=self.order,
             conditions=conditions,
             full_costs=self.full_costs,
             n_labels=labelled if RISKS[risk].table == "losses" else None,
-            selective=RISKS[risk].selective,
         )
-        return curve.cut(n_known).averaged(self.groups, average, max_group_size)
+        return curve.cut(n_known)
+
+    def score_of(self, rule: ExitRule) -> str:
+        """Return the name of the score that a rule uses."""
+        return choose("score", rule.score, self.confidences, preferred="top1")
 
     def needs_label(
         self,
@@ -379,8 +379,7 @@ class ExitRecord(Record):
         *,
         budget: int | None = None,
         threshold: float | None = None,
-        strict: bool = False,
-        min_exit: int = 0,
+        rule: ExitRule | None = None,
     ) -> Array:
         """Return the ids of samples whose label is needed but missing, in the order of the walk.
 
@@ -395,7 +394,7 @@ class ExitRecord(Record):
             of the record, down to the first setting that lacks a label.
         threshold : float, optional
             Consider only settings whose threshold is at least this.
-        strict, min_exit
+        rule : ExitRule, optional
             As in `curve`.
 
         Examples
@@ -414,13 +413,14 @@ class ExitRecord(Record):
         differs = self.inconsistencies[loss] != 0
         if loss in self.losses:
             differs = differs & np.isnan(self.losses[loss])
-        score = choose("score", score, self.confidences, preferred="top1")
-        route = Path.of(path, self.confidences[score])
+        rule = rule or ExitRule(score)
+        confidences = self.confidences[self.score_of(rule)]
+        route = Path.of(path, confidences)
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
-        rule: dict[str, Any] = {"strict": strict, "min_exit": checks.count("min_exit", min_exit, 0)}
-        first = record_labels.first_setting(self.confidences[score], differs, route, rule)
+        exits = {"strict": rule.strict, "min_exit": rule.min_exit}
+        first = record_labels.first_setting(confidences, differs, route, exits)
         order = np.argsort(first, kind="stable")
         order = order[: int((first < len(route)).sum())]
         if budget is not None:

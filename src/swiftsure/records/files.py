@@ -21,6 +21,7 @@ from swiftsure._lib import checks
 from swiftsure._lib.files import atomic_write, max_unpacked, npz, shortened, validation_message
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
+from swiftsure.records.sampling import Sampling
 
 __all__ = [
     "VERSION",
@@ -72,6 +73,8 @@ def packed(record: Any) -> pa.Table:
         columns["group"] = pa.array(record.groups)
     if record.slices is not None:
         columns["slice"] = pa.array(record.slices)
+    if record.sampling.weights is not None:
+        columns["weight"] = pa.array(record.sampling.weights)
     if getattr(record, "predictions", None) is not None:
         columns["prediction"] = _lists(record.predictions)
     for attribute, prefix in TABLES.items():
@@ -95,6 +98,7 @@ def packed(record: Any) -> pa.Table:
         "inconsistency_ranges": {k: _range_json(v) for k, v in record.inconsistency_ranges.items()},
         "fingerprint": record.fingerprint,
         "order": {"seed": record.order.seed, "drawn": record.order.drawn},
+        "sampling": record.sampling.facts(),
         "columns": {name: _digest(_values(column)) for name, column in columns.items()},
     }
     if header["kind"] == "exits":
@@ -251,6 +255,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
         "slices": data.get("slice"),
         "fingerprint": header.fingerprint,
         "order": SampleOrder(header.order.seed, header.order.drawn),
+        "sampling": Sampling(**header.sampling.model_dump(), weights=data.get("weight")),
         "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
         "inconsistency_ranges": {
             name: LossRange(*each) for name, each in header.inconsistency_ranges.items()
@@ -394,6 +399,16 @@ class _Order(_Strict):
     drawn: bool
 
 
+class _Sampling(_Strict):
+    """How the samples were drawn."""
+
+    average: Literal["group", "sample"] | None = None
+    max_size: int | None = Field(default=None, ge=1)
+    max_weight: float | None = Field(default=None, ge=1)
+    estimated: bool = False
+    population: int | None = Field(default=None, ge=1)
+
+
 class _Header(_Strict):
     """What a record file says besides its columns."""
 
@@ -404,6 +419,7 @@ class _Header(_Strict):
     inconsistency_ranges: dict[str, tuple[float, float, bool]]
     fingerprint: str | None
     order: _Order
+    sampling: _Sampling = Field(default_factory=_Sampling)
     columns: dict[str, str]
     """A digest of each column's values."""
     temperatures: tuple[float, ...] | None = None
@@ -417,6 +433,8 @@ class _Header(_Strict):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        if ("weight" in self.columns) != (self.sampling.max_weight is not None):
+            raise ValueError("weights and their largest value must be given together")
         if "id" not in self.columns:
             raise ValueError("it has no column of ids")
         if (self.kind == "thresholds") != (self.thresholds is not None):

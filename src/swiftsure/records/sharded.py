@@ -13,10 +13,12 @@ from swiftsure._lib import checks
 from swiftsure._lib.storage import Scratch
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.exits import ExitRule
 from swiftsure.records import files
 from swiftsure.records.base import differing
 from swiftsure.records.exit_record import ExitRecord, Missing
 from swiftsure.records.repeated_ids import RepeatedIds
+from swiftsure.records.sampling import Sampling
 from swiftsure.records.shards import check_shards
 
 __all__ = ["ShardedRecord", "record_files"]
@@ -158,6 +160,15 @@ class ShardedRecord:
                         )
                 yield part
 
+    @property
+    def sampling(self) -> Sampling:
+        """How the samples were drawn; weights are left out."""
+        return replace(self.first.sampling, weights=None)
+
+    def score_of(self, rule: ExitRule) -> str:
+        """Return the name of the score that a rule uses."""
+        return self.first.score_of(rule)
+
     def curve(
         self,
         risk: str = "gap",
@@ -166,29 +177,30 @@ class ShardedRecord:
         path: PathLike = None,
         *,
         missing: Missing = "raise",
-        strict: bool = False,
-        min_exit: int = 0,
-        average: str | None = None,
-        max_group_size: int | None = None,
+        rule: ExitRule | None = None,
     ) -> RiskCurve:
         """Return the losses and costs along a path, as `ExitRecord.curve`; its arrays are files."""
+        return self.plain_curve(risk, loss, rule or ExitRule(score), path, missing)
+
+    def plain_curve(
+        self,
+        risk: str,
+        loss: str | None,
+        rule: ExitRule,
+        path: PathLike = None,
+        missing: Missing = "raise",
+    ) -> RiskCurve:
+        """Return `curve`; samples on the disk have neither groups nor weights."""
         self._refuse_groups()
         route = Path.of(path, np.empty((0, 0))) if isinstance(path, str) else path
         if isinstance(route, Path) and route.kind == BREAKPOINTS:
             raise ValueError(f"`path` of a folder must be a grid, not breakpoints. {IN_MEMORY}")
-        options: dict[str, Any] = {
-            "missing": missing,
-            "strict": strict,
-            "min_exit": min_exit,
-            "average": average,
-            "max_group_size": max_group_size,
-        }
         n_pilot = None
         if isinstance(route, Path) and route.pilot is not None:
             # Of the whole record: ids of a part do not show whether the record has its own.
             self._refuse_pilot(route)
             n_pilot, route = route.pilot.n, replace(route, pilot=None)
-        curves = (part.curve(risk, loss, score, route, **options) for part in self.parts())
+        curves = (part.plain_curve(risk, loss, rule, route, missing) for part in self.parts())
         return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
 
     def sample(self, n: int, seed: int = 0) -> ExitRecord:
@@ -220,8 +232,8 @@ class ShardedRecord:
             path.pilot.refuse_ids(self._ids(), self.order)
 
     def _refuse_groups(self) -> None:
-        if self.first.groups is not None:
-            raise ValueError(f"{self.folder} holds samples with groups. {IN_MEMORY}")
+        if self.first.groups is not None or self.first.sampling.weights is not None:
+            raise ValueError(f"{self.folder} holds samples with groups or weights. {IN_MEMORY}")
 
 
 def record_files(folder: str | os.PathLike[str]) -> list[FilePath]:

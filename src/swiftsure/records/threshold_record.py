@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.curve import Average, RiskCurve, cost_array, dial_array
+from swiftsure.curves.curve import RiskCurve, cost_array, dial_array
 from swiftsure.curves.dials import dial_table, setting_key, settings_digest
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.exits import ExitRule
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.base import Record
 from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
+from swiftsure.records.sampling import Sampling
 
 __all__ = ["ThresholdRecord"]
 
@@ -87,6 +89,7 @@ class ThresholdRecord(Record):
     settings: Mapping[str, Any] = field(default_factory=dict)
     order: SampleOrder = None  # type: ignore[assignment]
     dials: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -124,6 +127,7 @@ class ThresholdRecord(Record):
             },
             order=SampleOrder.of(self.order, "order"),
         )
+        self.sampling.check(self.groups, axes["n"])
 
     def _numbers(self, dials: Mapping[str, Any]) -> Array:
         """Return the numbers of the settings of several dials, which stand for thresholds."""
@@ -209,16 +213,29 @@ class ThresholdRecord(Record):
         loss: str | None = None,
         score: str | None = None,
         path: PathLike = None,
-        *,
-        average: Average | None = None,
-        max_group_size: int | None = None,
     ) -> RiskCurve:
         """Return the losses and costs along the recorded settings, the input to every control.
 
         `score` was fixed by the recorded run: another one is refused. A `path` is one of recorded
         settings (`Path.pareto`, `Path.settings`, `Path.branching`); by default all of them, in
-        recorded order. `average` and `max_group_size` are as in `ExitRecord.curve`.
+        recorded order.
         """
+        return self.sampling.applied(
+            self.plain_curve(risk, loss, ExitRule(score), path), self.groups
+        )
+
+    def plain_curve(
+        self,
+        risk: str,
+        loss: str | None,
+        rule: ExitRule,
+        path: PathLike = None,
+        missing: str = "raise",
+    ) -> RiskCurve:
+        """Return `curve` with every sample counted alike, without groups and weights."""
+        if rule.strict or rule.min_exit or missing != "raise":
+            raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
+        score = rule.score
         own = self.settings.get("score", score)
         route = path if isinstance(path, Path) and path.columns is not None else None
         if (path is not None and route is None) or score not in (None, own):
@@ -227,8 +244,6 @@ class ThresholdRecord(Record):
                 " out, record other thresholds, or take a path of recorded settings (Path.pareto)."
             )
         loss = chosen_loss(self, risk, loss)
-        if RISKS[risk].selective:
-            raise ValueError("`risk` of the samples that exit needs a record of exits.")
         values, declared = RISKS[risk].relative_losses(self, loss, full=0)
         thresholds, costs = self.thresholds, self.costs
         if route is not None:
@@ -247,7 +262,7 @@ class ThresholdRecord(Record):
         )
         if route is not None:
             curve = curve.taken_along(route)
-        return curve.averaged(self.groups, average, max_group_size)
+        return curve
 
     def _columns(self, path: Path) -> NDArray[np.int64]:
         """Return a path's settings; raise if it is for others, or learned on these samples."""
@@ -321,6 +336,7 @@ class ThresholdRecord(Record):
             fingerprint=first.fingerprint,
             settings={k: v for k, v in first.settings.items() if k not in differ},
             order=first.order,
+            sampling=first.sampling,
         )
 
     def _refuse_other(self, other: "ThresholdRecord") -> None:

@@ -66,18 +66,20 @@ def resolve(
 
 
 def refuse_weights(bound: Bound, curve: RiskCurve, pool: int | None = None) -> None:
-    """Raise if a curve averages over samples of groups, which the bound or a pool cannot do."""
-    if curve.weights is None:
+    """Raise if units of a curve count differently, which the bound or a finite pool cannot do."""
+    if curve.test_sizes is None:
         return
     if not bound.weighs:
         names = ", ".join(name for name, other in BOUNDS.items() if other.weighs)
         raise ValueError(
-            f"`bound` '{bound.name}' does not go with `average='sample'` of groups: its p-value is"
-            f" not monotone in ε for groups that differ in size. Use one of {names}."
+            f"`bound` '{bound.name}' cannot test a mean over units that count differently (groups"
+            " by their samples, weights within groups or slices): its p-value is not monotone in ε"
+            f" there. Use one of {names}."
         )
     if pool is not None:
         raise ValueError(
-            "`pool` does not go with `average='sample'` of groups; use `average='group'`."
+            "A finite population needs units that count the same: there is no test here of a"
+            " weighted mean without replacement. Use `average='group'`."
         )
 
 

@@ -142,10 +142,10 @@ def log_deficit(losses, thresholds, rows, setting, epsilon, delta, goal, max_los
 
 @compiled
 def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max_loss, star):  # type: ignore[no-untyped-def]
-    """Return `log_deficit` of the risk Σ sums / Σ weights, for groups that differ in size.
+    """Return `log_deficit` of the risk Σ sums / Σ weights, for units that differ in size.
 
-    `sums` is (n_groups, K): each group's total loss divided by the largest size M. `weights` are
-    the sizes divided by M. Each bet is on ε · weight − sum, whose mean is at most 0 if the risk is
+    `sums` is (n, K): each unit's total loss divided by the largest size M. `weights`, (n, K) or
+    (n, 1), are the sizes divided by M. Each bet is on ε · weight − sum, whose mean is at most 0 if the risk is
     ε or more. Its variance is estimated around the risk so far, not around ε: the stakes then
     depend on ε only through their cap, which keeps the test monotone in ε. With weights of 1 this
     is the test of `log_deficit`.
@@ -156,9 +156,10 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max
     log_target = -np.log(delta)
     largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
     total, weight, deviations = 0.0, 1.0, 0.25 * max_loss * max_loss
+    own_setting = min(setting, weights.shape[1] - 1)
     for i in range(n):
         loss = sums[rows[i], setting]
-        own = weights[rows[i]]
+        own = weights[rows[i], own_setting]
         scale = 2.0 * (i + 1) / ((n - i if star else n) * deviations)
         log_target = deficit if star else log_target
         deficit -= log_growth(scale * log_target, largest_stake, epsilon * own - loss)

@@ -44,7 +44,7 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
-        if curve.weights is not None:
+        if curve.test_sizes is not None:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = delta, curve.loss_range.high, self.star
@@ -82,7 +82,9 @@ class BettingBound(Bound):
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
-        if curve.weights is None:  # copy the column in test order, so that memory access is linear
+        if (
+            curve.test_sizes is None
+        ):  # copy the column in test order, so that memory access is linear
             order = curve.storage.arange(len(rows))
             curve, rows, setting = curve.only(setting, rows), order, 0
 
@@ -124,8 +126,8 @@ class BettingBound(Bound):
     ) -> float:
         """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
         test = delta, goal, curve.loss_range.high, self.star
-        if curve.weights is not None:
-            groups = curve.data.values, curve.weights, rows
+        if curve.test_sizes is not None:
+            groups = curve.data.values, curve.test_sizes, rows
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))

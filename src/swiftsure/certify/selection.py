@@ -1,0 +1,346 @@
+"""Selection: runs a request on a record, from its curves to the setting that keeps every promise.
+
+Promises about risks share one walk along the path, which stops where the first of them fails. The
+samples that exit early, and mean costs, need walks of their own; walks share δ equally.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure._lib import checks
+from swiftsure.certify import bounds
+from swiftsure.certify.calibration import Ask, Calibration
+from swiftsure.certify.certificate import curves_fingerprint, make_policy
+from swiftsure.certify.control import ControlResult, certified_together
+from swiftsure.certify.labels import label_along, shortest
+from swiftsure.certify.policy import Metadata, Policy
+from swiftsure.certify.promise import Promise, slice_rows
+from swiftsure.certify.slices import SlicedPolicy, sliced_policies
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
+from swiftsure.curves.pilots import PilotPath, split_condition, split_pilot
+from swiftsure.curves.risks import RISKS
+from swiftsure.losses import LossRange
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
+from swiftsure.records.checks import chosen_loss
+
+__all__ = ["Cell", "cells", "run", "walk_delta"]
+
+Records = ExitRecord | ThresholdRecord | ShardedRecord
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is tested of one promise: the curve of all samples, or of those of one slice."""
+
+    promise: Promise
+    curve: RiskCurve
+    slice_name: str | None = None
+    rows: NDArray[np.int64] | None = None
+
+
+def run(
+    request: Calibration, record: Any, metadata: Metadata | Mapping[str, str] | None = None
+) -> Policy | SlicedPolicy:
+    """Return the policy that a request certifies on a record."""
+    if not isinstance(record, Records | RiskCurve):
+        raise TypeError(
+            "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
+            f" {type(record).__name__}."
+        )
+    within = {each.within for each in request.risks}
+    if "each slice" in within:
+        if within != {"each slice"}:
+            raise ValueError(
+                "`within='each slice'` gives each slice a setting of its own, so every Promise must"
+                " ask for it."
+            )
+        return sliced_policies(request, record, metadata)
+    _refuse_missing_theorems(request, record)
+    asked, conditions = request, ()
+    if isinstance(request.path, PilotPath):
+        record, request, conditions = _with_learned_path(request, record)
+    if isinstance(request.missing, Ask):
+        record, request = _labelled(request, record)
+    tested = _with_conditions(cells(request, record), conditions)
+    whole = overall(request, record, tested, conditions)
+    small = _small_slices(request, tested)
+    share = walk_delta(request)
+    population = None if isinstance(record, RiskCurve) else record.sampling.population
+    with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
+        data = aside.submit(curves_fingerprint, whole)
+        results = [
+            request.control.run(each.curve, each.promise.epsilon, share, pool=population)
+            for each in tested
+        ]
+    mask = certified_together(
+        request.control, [each.curve for each in tested], results, share, population
+    )
+    conditions = ()
+    if request.limits:
+        curve = tested[0].curve
+        mask &= _within_costs(request, record, len(mask), share)
+        conditions = (curve.order.condition(),)
+    if small:
+        mask[:] = False
+    index = _fastest(request, tested[0].curve, mask)
+    chosen = replace(
+        results[0],
+        index=index,
+        threshold=None if index is None else whole[0].threshold_at(index),
+        delta=request.delta if results[0].delta is not None else None,
+        n=whole[0].n,
+    )
+    return make_policy(
+        asked,
+        record,
+        whole,
+        _by_promise(request, tested, results, conditions),
+        chosen,
+        data=data.result(),
+        pool=population,
+        slices=_slice_sizes(tested),
+        small_slices=small,
+        metadata=metadata,
+    )
+
+
+def cells(request: Calibration, record: Any) -> list[Cell]:
+    """Return what the promises test, all cut where the first of them lacks a label."""
+    path, missing = request.path, request.missing
+    missing = "stop" if isinstance(missing, Ask) else missing
+    found = []
+    for promise in request.risks:
+        parts: dict[str | None, Any] = {None: None}
+        if promise.within == "slices":
+            parts = dict(slice_rows(record))
+        for name, rows in parts.items():
+            curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
+            found.append(Cell(promise, curve, name, rows))
+    curves = shortest([each.curve for each in found])
+    return [replace(each, curve=curve) for each, curve in zip(found, curves, strict=True)]
+
+
+def overall(
+    request: Calibration, record: Any, tested: list[Cell], conditions: tuple[str, ...] = ()
+) -> list[RiskCurve]:
+    """Return one curve for each promise, of the samples of all slices together."""
+    if all(each.slice_name is None for each in tested):
+        return [each.curve for each in tested]
+    plain = replace(
+        request,
+        promises=tuple(
+            replace(each, within=None) if isinstance(each, Promise) else each
+            for each in request.promises
+        ),
+    )
+    return [each.curve for each in _with_conditions(cells(plain, record), conditions)]
+
+
+def walk_delta(request: Calibration) -> float:
+    """Return the share of δ of each walk: δ divided by the number of walks."""
+    walks = sum(each.among == "exits" for each in request.risks)
+    walks += any(each.among == "all" for each in request.risks) + bool(request.limits)
+    return request.delta / walks
+
+
+def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
+    """Raise for what no theorem here allows, and say which is missing."""
+    breakpoints = request.path == BREAKPOINTS or request.path == "breakpoints"
+    if breakpoints and any(each.within for each in request.risks):
+        raise ValueError(
+            "`path` must be fixed beforehand for promises within slices: the breakpoints of one"
+            " slice depend on the others' samples."
+        )
+    if isinstance(record, RiskCurve):
+        for name, value in {"path": request.path, "score": request.rule.score}.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
+        if request.limits:
+            raise ValueError("A CostPromise needs a record; a RiskCurve has no largest cost.")
+        return
+    promises_probability = request.control.guarantee == "probability"
+    if not promises_probability and (request.limits or any(e.within for e in request.risks)):
+        raise ValueError(
+            "`control` must be ucb, or ltt in fixed sequence, for slices and costs: of several"
+            " slices or walks only the failure probabilities add up, not the means of their risks."
+        )
+    if record.sampling.population is not None:
+        restricted = any(
+            each.among == "exits" or each.within or each.worst is not None for each in request.risks
+        )
+        if restricted or record.sampling.weights is not None or request.limits:
+            raise ValueError(
+                "Samples `drawn_from` a finite population go with promises about the mean or a tail"
+                " over all of it: there is no test here of a weighted or restricted mean, a worst"
+                " share or a cost without replacement. Leave `drawn_from` out, and the promise is"
+                " about the distribution instead."
+            )
+
+
+def _with_learned_path(
+    request: Calibration, record: Any
+) -> tuple[Any, Calibration, tuple[str, ...]]:
+    """Return the samples that calibrate, the request with the path that the others taught."""
+    wish: Any = request.path
+    if not isinstance(record, ExitRecord | ThresholdRecord):
+        raise ValueError(
+            f"`Path.learn` needs an ExitRecord or a ThresholdRecord, but got"
+            f" {type(record).__name__}."
+        )
+    pilot, rest = split_pilot(record, wish.share, record.order)
+    options = {}
+    if isinstance(pilot, ExitRecord):
+        options["path"] = exit_candidates(pilot, pilot.score_of(request.rule), None)
+    missing = "raise" if isinstance(request.missing, Ask) else request.missing
+    curves = [
+        replace(each, within=None).curve(pilot, request.rule, missing=missing, **options)
+        for each in request.risks
+    ]
+    levels = [each.epsilon for each in request.risks]
+    path = Path.front(curves, levels, pilot, wish.cost or request.cost)
+    unit = "samples" if record.groups is None else "groups"
+    return rest, replace(request, path=path), (split_condition(record.order, unit),)
+
+
+def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
+    """Return the record with the labels that the walk asks for, and the request without asking."""
+    ask: Any = request.missing
+    if not isinstance(record, ExitRecord):
+        raise ValueError("`missing=Ask(...)` is for an ExitRecord, in memory.")
+    if ask.labeller is None:
+        raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
+    path = Path.of(request.path, record.confidences[record.score_of(request.rule)])
+    request = replace(request, path=path, missing="stop")
+    share = walk_delta(request)
+    several_starts = any(each.among == "exits" for each in request.risks)
+
+    def last_certified(labelled: ExitRecord) -> tuple[int, int, bool]:
+        tested = cells(request, labelled)
+        curves = [each.curve for each in tested]
+        if several_starts or curves[0].cut_from is None:
+            return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None
+        results = [request.control.run(each.curve, each.promise.epsilon, share) for each in tested]
+        index = min(-1 if each.index is None else each.index for each in results)
+        return curves[0].n_settings, max(index, 0) + 1, False
+
+    record = record.with_labels([])
+    losses = {
+        chosen_loss(record, each.risk, each.loss)
+        for each in request.risks
+        if RISKS[each.risk].table == "losses"
+    }
+    labelled = label_along(
+        record, sorted(losses), path, request.rule, last_certified, ask.labeller, ask.budget
+    )
+    return labelled, request
+
+
+def _with_conditions(found: list[Cell], conditions: tuple[str, ...]) -> list[Cell]:
+    return [
+        replace(each, curve=replace(each.curve, conditions=each.curve.conditions + conditions))
+        for each in found
+    ]
+
+
+def _small_slices(request: Calibration, tested: list[Cell]) -> dict[str, int]:
+    """Return slices with too few samples to certify anything, and how many they need.
+
+    It depends on the numbers of samples alone, never on their losses.
+    """
+    small = {}
+    for each in tested:
+        if each.slice_name is None:
+            continue
+        largest = LossRange(0, each.curve.loss_range.high)
+        needed = bounds.minimum_samples(each.promise.epsilon, walk_delta(request), largest) or 0
+        if each.curve.n < needed and each.curve.loss_range.low >= 0:
+            small[each.slice_name] = needed
+    return small
+
+
+def _within_costs(request: Calibration, record: Any, n_settings: int, delta: float) -> Mask:
+    """Return the settings whose mean costs are certified, walking from the fast end.
+
+    The first setting there whose mean cost is too high is certified with probability at most δ.
+    Costs need no labels, so the walk begins at the end of the whole path.
+    """
+    first, star = request.risks[0], bounds.BOUNDS["star"]
+    if isinstance(request.path, Path) and request.path.branches is not None:
+        raise ValueError(
+            "A CostPromise needs a path that is one sequence: branches have no fast end."
+        )
+    plain = replace(first, above=None, worst=None, among="all", within=None)
+    tables = []
+    for name, limit in request.limits.items():
+        curve = plain.uncut(record, request.rule, request.path)
+        most = _largest_cost(curve, name)
+        level = checks.between("at_most", limit, 0.0, most) / most
+        costs = record.sampling.applied(curve.cost_curve(name, most), record.groups)
+        tables.append((costs, level))
+    costs = tables[0][0]
+    rows, one_by_one = costs.rows_in_order(costs.order.seed), np.arange(costs.n)
+    k = costs.n_settings
+    while k > 0 and all(
+        star.passes(table.only(k - 1, rows), one_by_one, level / 1.0, delta)[0]
+        for table, level in tables
+    ):
+        k -= 1
+    return np.arange(costs.n_settings)[:n_settings] >= k
+
+
+def _largest_cost(curve: RiskCurve, name: str) -> float:
+    values = curve.costs[checks.choice("cost", name, curve.costs)]
+    if values.ndim != 1:
+        raise ValueError(
+            f"A CostPromise needs a cost per exit or setting, but {name!r} differs between samples:"
+            " its largest possible value is not known."
+        )
+    return float(values.max())
+
+
+def _fastest(request: Calibration, curve: RiskCurve, mask: Mask) -> int | None:
+    """Return the fastest of the certified settings: the last, or the cheapest on branches."""
+    found = np.flatnonzero(mask)
+    if not found.size:
+        return None
+    if curve.branches is None:
+        return int(found[-1])
+    cost = curve.first_cost
+    if cost is None:
+        raise ValueError("`path` with branches needs costs, to choose among the branches.")
+    costs = curve.mean_cost(cost)
+    return int(min(found, key=lambda k: costs[k]))
+
+
+def _by_promise(
+    request: Calibration, tested: list[Cell], results: list[ControlResult], more: tuple[str, ...]
+) -> list[ControlResult]:
+    """Return one result for each promise, with the conditions of all its slices."""
+    found = []
+    for promise in request.risks:
+        own = [
+            result for each, result in zip(tested, results, strict=True) if each.promise is promise
+        ]
+        stated = dict.fromkeys(text for each in own for text in each.assumptions)
+        sliced = promise.within is not None
+        found.append(
+            replace(
+                own[0],
+                delta=request.delta if own[0].delta is not None else None,
+                assumptions=(*stated, *(text for text in more if text not in stated)),
+                tested=None if sliced else own[0].tested,
+            )
+        )
+    return found
+
+
+def _slice_sizes(tested: list[Cell]) -> dict[str, int] | None:
+    sizes = {each.slice_name: each.curve.n for each in tested if each.slice_name is not None}
+    return sizes or None
