@@ -371,8 +371,7 @@ class Control:
             raise ValueError("`among='exits'` needs a path that is one sequence, without branches.")
         bound = self.bound_for(curve, len(rows))
         start = 1 if curve.full_model_first else 0
-        # Of the whole path: where labels end may depend on them, and must not change shares of δ.
-        starts = np.unique(np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int))
+        starts = walk_starts(curve, start)
         plain = replace(curve, selective=False)
 
         @cache
@@ -385,7 +384,7 @@ class Control:
             return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
 
         found = set()
-        for first in starts.tolist():
+        for first in starts:
             k = first
             while k < curve.n_settings and certified(k):
                 found.add(k)
@@ -510,6 +509,14 @@ class Control:
             for each in fields(self)
             if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
         }
+
+
+def walk_starts(curve: RiskCurve, start: int) -> list[int]:
+    """Return where walks for the samples that exit early begin, each with its share of δ."""
+    # Of the whole path: where labels end may depend on them, and must not change shares of δ.
+    places = np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int)
+    starts: list[int] = np.unique(places).tolist()
+    return starts
 
 
 def _last(passes: NDArray[np.bool_]) -> int:

@@ -302,23 +302,27 @@ class Certificate(_Frozen):
         for promise in self.promises:
             tail = promise.above is not None and promise.worst is None
             _require(
-                not tail or promise.loss_range == (0.0, weight), "loss_range must be that of a tail"
+                not tail or promise.loss_range in ((0.0, weight), (0.0, 1.0)),
+                "loss_range must be that of a tail",
             )
             _require(
                 promise.worst is None or promise.loss_range[0] == promise.above,
                 "above must be the lowest loss where worst is given",
             )
-        plain = not any(each.selective or each.above is not None for each in self.promises)
-        _require(
-            plain or self.unit == "samples",
-            "unit must be samples for tails and the samples that exit",
+            _require(
+                promise.within is None or self.slices is not None,
+                "slices must be given where a promise holds within them",
+            )
+        restricted = self.slices is not None or any(
+            each.selective or each.worst is not None for each in self.promises
         )
         _require(
-            self.max_weight is None or (self.pool is None and self.unit == "samples"),
-            "max_weight does not go with a pool or groups",
+            self.pool is None or (self.max_weight is None and not restricted),
+            "pool does not go with weights, slices, worst shares or the samples that exit",
         )
+        inside = 0 if self.slices is None else sum(self.slices.values())
         _require(
-            self.slices is None or sum(self.slices.values()) == self.n,
+            self.slices is None or inside == self.n or (self.unit == "groups" and inside > self.n),
             "slices must have n samples together",
         )
         _require(
@@ -824,27 +828,28 @@ def _mean_costs(certificate: Certificate) -> str:
 
 def _averaged(certificate: Certificate, promise: PromiseResult, article: str = "the") -> str:
     """Return the quantity that is bounded; for groups, with what has equal weight."""
-    if promise.worst is not None:
-        return f"the mean {promise} of the worst {_share(promise.worst)} of samples"
     weighted = " under the distribution that the weights describe" * (
         certificate.max_weight is not None
     )
+    counted = ""
+    if certificate.unit == "groups":
+        counted = (
+            " (every group counts the same, whatever its size)"
+            if certificate.average == "group"
+            else " (every sample counts the same, whatever its group: the expected sum of a group"
+            " over the expected size of a group)"
+        )
+    if promise.worst is not None:
+        share = _share(promise.worst)
+        return f"the mean {promise} of the worst {share} of samples{weighted}{counted}"
     if promise.above is not None:
         limit = _rounded_up(promise.above)
-        return f"the probability{weighted} that the {promise} is above {limit}"
-    if weighted:
-        return f"{article} {promise}{weighted}"
+        return f"the probability{weighted} that the {promise} is above {limit}{counted}"
     if certificate.unit == "samples":
-        return f"{article} {promise}"
+        return f"{article} {promise}{weighted}"
     if certificate.average == "group":
-        return (
-            f"the average over groups of each group's average {promise} (every group counts the"
-            " same, whatever its size)"
-        )
-    return (
-        f"the average {promise} per sample (every sample counts the same, whatever its group: the"
-        " expected sum of a group over the expected size of a group)"
-    )
+        return f"the average over groups of each group's average {promise}{weighted}{counted}"
+    return f"the average {promise} per sample{weighted}{counted}"
 
 
 def average_words(unit: str, average: str) -> str:
@@ -962,6 +967,12 @@ def _nothing_certified(certificate: Certificate) -> str:
     if certificate.slices is not None:
         text += f" of {'slice' if len(certificate.slices) == 1 else 'the slices'} "
         text += _and(list(certificate.slices))
+    if certificate.small_slices:
+        few = _and([f"{name} ({n:,})" for name, n in certificate.small_slices.items()])
+        text += (
+            f", because too few samples are of {few}, with the numbers needed if every loss were 0"
+            " (add samples, leave these slices out, or give each slice a setting of its own)"
+        )
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"

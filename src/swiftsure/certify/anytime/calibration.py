@@ -9,7 +9,8 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -20,17 +21,16 @@ from swiftsure._lib.files import shortened
 from swiftsure.certify import bounds
 from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.certify.anytime.state import Growth, UpdateFacts, packed_update, record_key
-from swiftsure.certify.certificate import make_policy, wanted_risks
+from swiftsure.certify.calibration import Calibration
+from swiftsure.certify.certificate import make_policy
 from swiftsure.certify.control import Control, ControlResult
 from swiftsure.certify.policy import Metadata, Policy
+from swiftsure.certify.selection import Cell, cells, walk_delta
 from swiftsure.curves.curve import RiskCurve
-from swiftsure.curves.paths import Path, PathLike
-from swiftsure.curves.risks import Risk
+from swiftsure.curves.pilots import PilotPath
 from swiftsure.records import ExitRecord, ThresholdRecord, load_record
 from swiftsure.records import files as record_files
 from swiftsure.records.base import differing
-from swiftsure.records.checks import choose
-from swiftsure.records.exit_record import Missing
 
 __all__ = ["GrowingCalibration"]
 
@@ -57,9 +57,9 @@ class GrowingCalibration:
 
     Parameters
     ----------
-    epsilon, risk, loss, risks, delta, path, score, missing, strict, min_exit
-        As in `calibrate`. The path must be fixed beforehand, so it cannot be "breakpoints", and
-        `missing` cannot be "stop".
+    request : Calibration
+        What is promised. The path must be fixed beforehand, so it cannot be "breakpoints", and
+        `missing` must be "raise" or "worst".
     horizon : int
         The number of samples that the bets are tuned for, fixed beforehand. Calibration may be read
         before, and goes on after it: the bets then aim at twice as many, and so on. Choose the
@@ -71,8 +71,10 @@ class GrowingCalibration:
 
     Examples
     --------
+    >>> from swiftsure.certify.promise import Promise
     >>> from swiftsure.study.simulate import Population
-    >>> calibration = GrowingCalibration(epsilon=0.05, loss="zero_one", horizon=400)
+    >>> request = Calibration(Promise("zero_one", epsilon=0.05))
+    >>> calibration = request.start(horizon=400)
     >>> for seed in range(4):
     ...     sample = Population().sample(100, seed=seed)
     ...     calibration.update(ExitRecord.from_logits(sample.logits, sample.labels))
@@ -82,36 +84,36 @@ class GrowingCalibration:
 
     def __init__(
         self,
+        request: Calibration,
         *,
-        epsilon: float | None = None,
-        risk: str | None = None,
-        loss: str | None = None,
-        risks: Sequence[Risk] | None = None,
-        delta: float = 0.1,
         horizon: int = HORIZON,
-        path: PathLike = None,
-        score: str | None = None,
-        missing: Missing = "raise",
-        strict: bool = False,
-        min_exit: int = 0,
         state: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.risks = wanted_risks(epsilon, risk, loss, risks)
-        self.delta = checks.between("delta", delta, 0.0, 1.0)
-        self.horizon = checks.count("horizon", horizon)
-        if isinstance(path, str) and path == "breakpoints":
-            raise ValueError("`path` must be fixed beforehand, so it cannot be the breakpoints.")
-        if missing == "stop":
+        if request.path == "breakpoints" or isinstance(request.path, PilotPath):
             raise ValueError(
-                "`missing` must be 'raise' or 'worst' for a calibration that grows, but got 'stop'."
+                "`path` must be fixed before any sample comes, so it can be neither the breakpoints"
+                " nor learned on a part of them."
             )
-        self.path = None if path is None else Path.of(path, np.empty((0, 0)))
-        self.score = score
-        self._options: dict[str, Any] = {
-            "missing": missing,
-            "strict": bool(strict),
-            "min_exit": checks.count("min_exit", min_exit, 0),
-        }
+        if request.missing not in ("raise", "worst"):
+            raise ValueError(
+                "`missing` must be 'raise' or 'worst' for a calibration that grows: which labels"
+                f" are missing must not stop its bets; but got {request.missing!r}."
+            )
+        if request.control not in (Control("ucb"), RULE):
+            raise ValueError(
+                "`control` must be ucb with the bound star, or auto, for a calibration that grows:"
+                f" only bets are valid at every moment; but got {request.control.label}."
+            )
+        if request.limits:
+            raise ValueError(
+                "A CostPromise has no test here that is valid at every moment: its walk begins at"
+                " the fast end, whose bets were not kept. Promise it in a calibration at the end."
+            )
+        if any(each.within == "each slice" for each in request.risks):
+            raise ValueError("`within='each slice'` needs a calibration of its own in each slice.")
+        self.request = request
+        self.delta = walk_delta(request)
+        self.horizon = checks.count("horizon", horizon)
         self._template: Record | None = None
         self._grown: Growth | None = None
         self._ids: set[Any] = set()
@@ -168,23 +170,20 @@ class GrowingCalibration:
                     f"`record` must agree with those added before in `{different[0]}`, but does"
                     " not."
                 )
-        curves = self._curves(record)
-        if len({len(curve.thresholds) for curve in curves}) > 1:
-            raise ValueError("`risks` must share one path.")
-        facts, data = packed_update(record, curves, key)
+        found = self._cells(record)
+        facts, data = packed_update(record, found, key)
         self._refuse_known(facts)
         if self._grown is not None:
-            if curves[0].grouped != self._grown.templates[0].grouped:
-                raise ValueError("`record` must have groups if those added before have, only then.")
+            self._refuse_other(found, self._grown)
             self._grown.refuse(facts, data)
         if self._template is None:
-            template = record.take([0])
+            template = record.take(_one_of_each_slice(record))
             if self._log is not None:
-                self._log.append({"settings": self._settings(curves)}, _parquet(template))
+                self._log.append({"settings": self._settings(found)}, _parquet(template))
             self._template = template
         if self._log is not None:
             self._log.append(facts.model_dump(), data)
-        self._add(curves, facts, data)
+        self._add(found, facts, data)
 
     def has(self, record: Record) -> bool:
         """Return whether this very record was added before."""
@@ -199,23 +198,36 @@ class GrowingCalibration:
             raise ValueError("`policy` needs samples: call `update` first.")
         index = self._grown.index
         curves = self._grown.curves()
-        results = [self._result(curve, risk.epsilon, index) for curve, risk in self._pairs(curves)]
-        score = self.score
-        if isinstance(self._template, ExitRecord):
-            score = choose("score", score, self._template.confidences, preferred="top1")
+        whole = [_joined(own) for own in self._by_promise(curves)]
+        pairs = zip(whole, self.request.risks, strict=True)
+        results = [self._result(curve, each.epsilon, index) for curve, each in pairs]
+        slices = {
+            each.cell.slice_name: each.n
+            for each in self._grown.tested
+            if each.cell.slice_name is not None
+        }
         return make_policy(
+            self.request,
             self._template,
-            RULE,
-            curves,
+            whole,
             results,
             results[0],
-            score=score if isinstance(self._template, ExitRecord) else None,
             horizon=self.horizon,
+            slices=slices or None,
             metadata=metadata,
         )
 
-    def _pairs(self, curves: list[RiskCurve]) -> list[tuple[RiskCurve, Risk]]:
-        return list(zip(curves, self.risks, strict=True))
+    def _by_promise(self, curves: list[RiskCurve]) -> list[list[RiskCurve]]:
+        """Return the curves of each promise: one, or one for each slice."""
+        tested = self._grown.tested if self._grown is not None else []
+        return [
+            [
+                curve
+                for curve, each in zip(curves, tested, strict=True)
+                if each.cell.promise == promise
+            ]
+            for promise in self.request.risks
+        ]
 
     def _result(self, curve: RiskCurve, epsilon: float, index: int | None) -> ControlResult:
         unit = "groups" if curve.grouped else "samples"
@@ -230,7 +242,7 @@ class GrowingCalibration:
             threshold=None if index is None else curve.threshold_at(index),
             guarantee="probability",
             epsilon=epsilon,
-            delta=self.delta,
+            delta=self.request.delta,
             control=RULE.name,
             bound="star",
             n=curve.n,
@@ -238,29 +250,35 @@ class GrowingCalibration:
             assumptions=tuple(found),
         )
 
-    def _curves(self, record: Record) -> list[RiskCurve]:
-        options: dict[str, Any] = {}
-        if isinstance(record, ExitRecord):
-            options = self._options
-            if self.path is None:
-                self.path = Path.logit_grid()
-        curves = [
-            record.curve(each.risk, each.loss, self.score, self.path, **options)
-            for each in self.risks
-        ]
-        curves = [curve.transformed(each.above, each.worst) for curve, each in self._pairs(curves)]
-        for curve, each in self._pairs(curves):
-            if curve.selective:
-                raise ValueError("`risk` of the samples that exit cannot be controlled by growing.")
-            if curve.branches is not None:
-                raise ValueError("`path` of a growing calibration must not have branches.")
-            checks.between("epsilon", each.epsilon, 0.0, curve.loss_range.high)
-        return curves
+    def _cells(self, record: Record) -> list[Cell]:
+        found = cells(self.request, record)
+        for each in found:
+            if each.curve.branches is not None:
+                raise ValueError(
+                    "`path` of a calibration that grows must be one sequence: bets would have to"
+                    " pass on δ between branches at every moment, for which no proof is here."
+                )
+            checks.between("epsilon", each.promise.epsilon, 0.0, each.curve.loss_range.high)
+        if record.sampling.population is not None:
+            raise ValueError(
+                "Samples `drawn_from` a finite population cannot grow: bets without replacement"
+                " need their number beforehand."
+            )
+        return found
 
-    def _add(self, curves: list[RiskCurve], facts: UpdateFacts, data: bytes) -> None:
+    def _refuse_other(self, found: list[Cell], grown: Growth) -> None:
+        """Raise if an update has other slices, groups or weights than those before it."""
+        before = [each.cell for each in grown.tested]
+        if [each.slice_name for each in found] != [each.slice_name for each in before]:
+            raise ValueError("`record` must have samples of every slice that was there at first.")
+        if any(
+            one.curve.grouped != other.curve.grouped for one, other in zip(found, before, strict=True)
+        ):
+            raise ValueError("`record` must have groups if those added before have, only then.")
+
+    def _add(self, found: list[Cell], facts: UpdateFacts, data: bytes) -> None:
         if self._grown is None:
-            levels = [each.epsilon for each in self.risks]
-            self._grown = Growth(curves, levels, self.delta, self.horizon)
+            self._grown = Growth(found, self.delta, self.horizon)
         self._grown.add(facts, data)
         self._ids |= set(facts.ids)
         self._groups |= set(facts.groups)
@@ -277,18 +295,15 @@ class GrowingCalibration:
                     " guarantee."
                 )
 
-    def _settings(self, curves: list[RiskCurve]) -> dict[str, Any]:
+    def _settings(self, found: list[Cell]) -> dict[str, Any]:
         """Return everything that was fixed beforehand, as JSON."""
         return {
-            "risks": [
-                [curve.risk_name, curve.loss_name, risk.epsilon, risk.above, risk.worst]
-                for curve, risk in self._pairs(curves)
-            ],
-            "delta": self.delta,
+            "request": self.request.to_json(),
             "horizon": self.horizon,
-            "score": self.score,
-            "path": hashlib.sha256(np.ascontiguousarray(curves[0].thresholds).data).hexdigest(),
-            **self._options,
+            "slices": [each.slice_name for each in found],
+            "path": hashlib.sha256(
+                np.ascontiguousarray(found[0].curve.thresholds).data
+            ).hexdigest(),
         }
 
     def _restore(self, log: GrowthLog) -> None:
@@ -305,8 +320,8 @@ class GrowingCalibration:
             updates = [UpdateFacts.model_validate_json(json.dumps(e.facts)) for e in entries[1:]]
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(log, shortened(error)) from None
-        curves = self._curves(self._template)
-        for name, value in self._settings(curves).items():
+        found = self._cells(self._template)
+        for name, value in self._settings(found).items():
             if settings.get(name) != value:
                 raise ValueError(
                     f"{log.path} was started with {name} = {settings.get(name)!r}, but got"
@@ -316,9 +331,41 @@ class GrowingCalibration:
         for facts, entry in zip(updates, entries[1:], strict=True):
             try:
                 self._refuse_known(facts)
-                self._add(curves, facts, entry.data)
+                self._add(found, facts, entry.data)
             except ValueError as error:
                 raise _damaged(log, shortened(error)) from None
+
+
+def _one_of_each_slice(record: Record) -> list[int]:
+    """Return a sample of every slice, which show what later samples must have."""
+    if record.slices is None:
+        return [0]
+    rows: list[int] = np.unique(record.slices, return_index=True)[1].tolist()
+    return rows
+
+
+def _joined(curves: list[RiskCurve]) -> RiskCurve:
+    """Return one curve of the samples of several slices."""
+    first = curves[0]
+    if len(curves) == 1:
+        return first
+
+    def stacked(parts: list[Any]) -> Any:
+        return None if parts[0] is None else np.concatenate(parts)
+
+    return replace(
+        first,
+        costs={
+            name: values if values.ndim == 1 else stacked([each.costs[name] for each in curves])
+            for name, values in first.costs.items()
+        },
+        weights=stacked([each.weights for each in curves]),
+        sizes=stacked([each.sizes for each in curves]),
+        data=first.data._replace(
+            values=stacked([each.data.values for each in curves]),
+            confidences=stacked([each.confidences for each in curves]),
+        ),
+    )
 
 
 def _damaged(log: GrowthLog, why: str) -> ValueError:

@@ -1,7 +1,7 @@
 """Growth: the samples of a calibration that grows, and its bets, which pass each of them once."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,26 +10,29 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import _bets
+from swiftsure.certify.control import walk_starts
+from swiftsure.certify.selection import Cell
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ThresholdRecord
 
-__all__ = ["Growth", "UpdateFacts", "known_again", "packed_update", "record_key"]
+__all__ = ["Growth", "UpdateFacts", "bet_sizes", "known_again", "packed_update", "record_key"]
 
 Array = NDArray[Any]
+Bet = tuple[float, float, float, float]
 
 
 class UpdateFacts(BaseModel):
-    """What is kept of an update besides its rows."""
+    """What is kept of an update besides its rows; lists have one entry for each tested curve."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    n: int = Field(ge=1)
+    n: list[int]
     """Number of rows: samples, or groups."""
     n_samples: int = Field(ge=1)
     labels: list[int | None]
-    """How many samples have a label, for each risk."""
+    """How many samples have a label."""
     conditions: list[list[str]]
-    """Conditions of the promise, for each risk."""
+    """Conditions of the promise."""
     drawn: bool
     """Whether the order within the update was drawn at random."""
     key: str | None
@@ -37,127 +40,207 @@ class UpdateFacts(BaseModel):
     groups: list[int | str]
 
 
-class Growth:
-    """Losses, confidences and costs of all samples so far, and the bets on the settings.
+class TestedRows:
+    """What is tested of one promise, for all samples so far: those of one slice, or all."""
 
-    Only the first setting that is not certified yet is bet on; a later one is caught up when its
-    turn comes, so each bet passes each sample at most once.
-    """
-
-    def __init__(
-        self, curves: list[RiskCurve], epsilons: list[float], delta: float, horizon: int
-    ) -> None:
-        self.templates = curves
-        self.epsilons = epsilons
-        self.horizon = horizon
-        self.n = 0
-        self.n_samples = 0
-        self.n_labels: list[int | None] = [0 if c.n_labels is not None else None for c in curves]
-        self.tables = [_Rows(np.float64, curve.data.values.shape[1]) for curve in curves]
-        self.confidences = _Rows(np.float32, curves[0].confidences.shape[1])
+    def __init__(self, cell: Cell) -> None:
+        curve = cell.curve
+        self.cell = cell
+        self.values = _Rows(np.float64, curve.data.values.shape[1])
+        self.confidences = _Rows(np.float32, curve.confidences.shape[1])
+        counted = bet_sizes(curve)
+        self.sizes = _Rows(np.float64, 0 if counted is None else counted.shape[1])
+        self.weights = _Rows(np.float64, 0 if curve.weights is None else 1)
         self.costs = {
             name: _Rows(np.float64, values.shape[1])
-            for name, values in curves[0].costs.items()
+            for name, values in curve.costs.items()
             if values.ndim == 2
         }
+        self.n = 0
+        self.n_samples = 0
+        self.n_labels: int | None = None if curve.n_labels is None else 0
+        self.conditions: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple["_Rows", ...]:
+        """The tables, in the order of an update's bytes."""
+        return (self.confidences, self.values, self.sizes, self.weights, *self.costs.values())
+
+    def add(self, data: bytes, position: int, n: int) -> int:
+        """Append n rows of every table; return the position behind them."""
+        for rows in self.parts:
+            position = rows.append(data, position, n)
+        self.n += n
+        return position
+
+    @property
+    def losses(self) -> _kernels.Losses:
+        """The losses as the compiled kernels take them."""
+        return self.cell.curve.data._replace(
+            values=self.values.values, confidences=self.confidences.values
+        )
+
+    def curve(self) -> RiskCurve:
+        """Return the curve of all samples so far."""
+        template = self.cell.curve
+        return replace(
+            template,
+            costs=dict(template.costs) | {k: v.values for k, v in self.costs.items()},
+            n_samples=self.n_samples if template.grouped else None,
+            n_labels=self.n_labels,
+            conditions=self.conditions,
+            weights=None if template.weights is None else self.weights.values[:, 0],
+            sizes=None if template.sizes is None else self.sizes.values,
+            data=self.losses,
+        )
+
+
+@dataclass
+class _Walk:
+    """Bets of several tested curves along the path, from one start: all must certify a setting."""
+
+    tested: list[int]
+    delta: float
+    next: int
+    bets: list[Bet]
+    seen: list[int]
+
+
+class Growth:
+    """All samples so far, and the bets on the settings.
+
+    Only the first setting of a walk that is not certified yet is bet on; a later one is caught up
+    when its turn comes, so each bet passes each sample at most once. Promises about all samples
+    share one walk; those about the samples that exit early have one from each of several starts.
+    """
+
+    def __init__(self, cells: list[Cell], delta: float, horizon: int) -> None:
+        self.horizon = horizon
+        self.tested = [TestedRows(cell) for cell in cells]
         self.drawn = True
-        self.conditions: list[tuple[str, ...]] = [()] * len(curves)
-        self.start = 1 if curves[0].full_model_first else 0
-        self.last = self.start - 1
-        self._inclusive = _kernels.inclusive_thresholds(curves[0].data)
-        self._fresh = [(-np.log(delta), 0.0, 0.25 * c.loss_range.high**2) for c in curves]
-        self._bets = list(self._fresh)
-        self._seen = [0] * len(curves)
+        first = cells[0].curve
+        self.start = 1 if first.full_model_first else 0
+        self._fresh = [
+            (0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high ** 2) for cell in cells
+        ]
+        self._thresholds = [_kernels.inclusive_thresholds(cell.curve.data) for cell in cells]
+        self._walks: list[_Walk] = []
+        together = [k for k, cell in enumerate(cells) if not cell.curve.selective]
+        if together:
+            self._walks.append(self._new_walk(together, delta, self.start))
+        for promise in dict.fromkeys(c.promise for c in cells if c.curve.selective):
+            own = [k for k, cell in enumerate(cells) if cell.promise == promise]
+            starts = walk_starts(first, self.start)
+            self._walks += [self._new_walk(own, delta / len(starts), k) for k in starts]
+        self._certified: list[list[int]] = [[] for _ in self._walks]
+
+    def _new_walk(self, tested: list[int], delta: float, start: int) -> _Walk:
+        goal = -np.log(delta)
+        bets = [(goal, *self._fresh[k][1:]) for k in tested]
+        return _Walk(tested, delta, start, bets, [0] * len(tested))
+
+    @property
+    def n(self) -> int:
+        """Number of rows of all samples so far: the first curve's, or of all its slices."""
+        promise = self.tested[0].cell.promise
+        return sum(each.n for each in self.tested if each.cell.promise is promise)
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples so far."""
+        return self.tested[0].n_samples
 
     @property
     def index(self) -> int | None:
         """The last certified setting; None if there is none."""
-        return self.last if self.last >= self.start else None
-
-    @property
-    def _parts(self) -> tuple["_Rows", ...]:
-        return (self.confidences, *self.tables, *self.costs.values())
+        mask = np.ones(self.tested[0].cell.curve.n_settings, bool)
+        mask[: self.start] = False
+        for promise in dict.fromkeys(each.cell.promise for each in self.tested):
+            alone = np.zeros_like(mask)
+            for walk, certified in zip(self._walks, self._certified, strict=True):
+                if any(self.tested[k].cell.promise == promise for k in walk.tested):
+                    alone[certified] = True
+            mask &= alone
+        found = np.flatnonzero(mask)
+        return int(found[-1]) if found.size else None
 
     def refuse(self, facts: UpdateFacts, data: bytes) -> None:
         """Raise if an update cannot be added to these samples."""
-        if len(data) != facts.n * sum(rows.row_bytes for rows in self._parts):
-            raise ValueError(f"an update of {facts.n:,} rows does not have their size")
-        if not len(facts.labels) == len(facts.conditions) == len(self.tables):
+        lists = (facts.n, facts.labels, facts.conditions)
+        if any(len(each) != len(self.tested) for each in lists):
             raise ValueError("an update has other risks")
+        rows = sum(
+            n * sum(part.row_bytes for part in each.parts)
+            for each, n in zip(self.tested, facts.n, strict=True)
+        )
+        if len(data) != rows:
+            raise ValueError(f"an update of {facts.n[0]:,} rows does not have their size")
 
     def add(self, facts: UpdateFacts, data: bytes) -> None:
         """Add the samples of an update, as `packed_update` returns them."""
         self.refuse(facts, data)
         position = 0
-        for rows in self._parts:
-            position = rows.append(data, position, facts.n)
-        self.n += facts.n
-        self.n_samples += facts.n_samples
         self.drawn &= facts.drawn
-        for k, added in enumerate(facts.labels):
-            if added is not None:
-                self.n_labels[k] = (self.n_labels[k] or 0) + added
-            both = (*self.conditions[k], *facts.conditions[k])
-            self.conditions[k] = tuple(dict.fromkeys(both))
-        self._advance()
+        for each, n, labels, conditions in zip(
+            self.tested, facts.n, facts.labels, facts.conditions, strict=True
+        ):
+            position = each.add(data, position, n)
+            each.n_samples += facts.n_samples
+            if labels is not None:
+                each.n_labels = (each.n_labels or 0) + labels
+            each.conditions = tuple(dict.fromkeys((*each.conditions, *conditions)))
+        for walk, certified in zip(self._walks, self._certified, strict=True):
+            self._advance(walk, certified)
 
-    def _advance(self) -> None:
+    def _advance(self, walk: _Walk, certified: list[int]) -> None:
         """Carry on the bets on the next setting, and on those after it while they are certified."""
-        if len(self.templates) == 1:
-            settled, self._bets[0] = _bets.walk_on(
-                self._data(0),
-                self._inclusive,
-                self.last + 1,
-                self._seen[0],
-                self.n,
-                self._bets[0],
-                self._fresh[0],
-                self.epsilons[0],
-                self.templates[0].loss_range.high,
+        n_settings = self.tested[0].cell.curve.n_settings
+        fresh = self._new_walk(walk.tested, walk.delta, 0).bets
+        if len(walk.tested) == 1:
+            (k,) = walk.tested
+            each = self.tested[k]
+            settled, walk.bets[0] = _bets.walk_on(
+                each.losses,
+                each.sizes.values,
+                self._thresholds[k],
+                walk.next,
+                walk.seen[0],
+                each.n,
+                walk.bets[0],
+                fresh[0],
+                each.cell.promise.epsilon,
+                each.cell.curve.loss_range.high,
                 self.horizon,
             )
-            self.last, self._seen[0] = settled - 1, self.n
+            certified += range(walk.next, settled)
+            walk.next, walk.seen[0] = settled, each.n
             return
-        while self.last + 1 < self.templates[0].n_settings:
-            setting = self.last + 1
-            for k, curve in enumerate(self.templates):
-                if self._bets[k][0] > 0.0:
-                    self._bets[k] = _bets.grow(
-                        self._data(k),
-                        self._inclusive,
-                        setting,
-                        self._seen[k],
-                        self.n,
-                        self._bets[k],
-                        self.epsilons[k],
-                        curve.loss_range.high,
+        while walk.next < n_settings:
+            for j, k in enumerate(walk.tested):
+                each = self.tested[k]
+                if walk.bets[j][0] > 0.0:
+                    walk.bets[j] = _bets.grow(
+                        each.losses,
+                        each.sizes.values,
+                        self._thresholds[k],
+                        walk.next,
+                        walk.seen[j],
+                        each.n,
+                        walk.bets[j],
+                        each.cell.promise.epsilon,
+                        each.cell.curve.loss_range.high,
                         self.horizon,
                     )
-                self._seen[k] = self.n
-            if any(bet[0] > 0.0 for bet in self._bets):
+                walk.seen[j] = each.n
+            if any(bet[0] > 0.0 for bet in walk.bets):
                 return
-            self.last = setting
-            self._bets, self._seen = list(self._fresh), [0] * len(self.templates)
-
-    def _data(self, k: int) -> _kernels.Losses:
-        return self.templates[k].data._replace(
-            values=self.tables[k].values, confidences=self.confidences.values
-        )
+            certified.append(walk.next)
+            walk.next += 1
+            walk.bets, walk.seen = fresh, [0] * len(walk.tested)
 
     def curves(self) -> list[RiskCurve]:
-        """Return the curves of all samples so far."""
-        costs = dict(self.templates[0].costs) | {k: v.values for k, v in self.costs.items()}
-        return [
-            replace(
-                curve,
-                costs=costs,
-                n_samples=self.n_samples if curve.grouped else None,
-                n_labels=self.n_labels[k],
-                conditions=self.conditions[k],
-                data=self._data(k),
-            )
-            for k, curve in enumerate(self.templates)
-        ]
+        """Return the tested curves of all samples so far."""
+        return [each.curve() for each in self.tested]
 
 
 class _Rows:
@@ -178,7 +261,10 @@ class _Rows:
     def append(self, data: bytes, position: int, n: int) -> int:
         """Append n rows from bytes, and return the position behind them."""
         size = n * self._all.shape[1]
-        new = np.frombuffer(data, self._all.dtype, size, position)
+        if size == 0:
+            new = np.empty((n, 0), self._all.dtype)
+        else:
+            new = np.frombuffer(data, self._all.dtype, size, position)
         if self._n + n > len(self._all):
             larger = np.empty((2 * (self._n + n), self._all.shape[1]), self._all.dtype)
             larger[: self._n] = self.values
@@ -188,24 +274,42 @@ class _Rows:
         return position + new.nbytes
 
 
+def bet_sizes(curve: RiskCurve) -> Array | None:
+    """Return how much each row counts in a bet: at each exit or setting, or everywhere the same.
+
+    Bets must pass all samples, so that of single samples those that reach the full model count 0.
+    """
+    if not curve.selective or curve.sizes is not None:
+        return curve.test_sizes
+    counted = np.ones_like(curve.data.values)
+    counted[:, -1] = 0.0
+    return counted
+
+
 def packed_update(
-    record: ExitRecord | ThresholdRecord, curves: list[RiskCurve], key: str | None
+    record: ExitRecord | ThresholdRecord, cells: list[Cell], key: str | None
 ) -> tuple[UpdateFacts, bytes]:
     """Return what is kept of an update: facts, and the rows in the order of the test."""
-    order = curves[0].rows_in_order(record.order.seed)
-    costs = [values for values in curves[0].costs.values() if values.ndim == 2]
-    tables = [curves[0].confidences, *(curve.data.values for curve in curves), *costs]
+    tables = []
+    for curve in (cell.curve for cell in cells):
+        order = curve.rows_in_order(record.order.seed)
+        own = [curve.confidences, curve.data.values]
+        counted = bet_sizes(curve)
+        own += [] if counted is None else [counted]
+        own += [] if curve.weights is None else [curve.weights]
+        own += [values for values in curve.costs.values() if values.ndim == 2]
+        tables += [np.ascontiguousarray(table[order]).tobytes() for table in own]
     facts = UpdateFacts(
-        n=curves[0].n,
+        n=[cell.curve.n for cell in cells],
         n_samples=record.n,
-        labels=[curve.n_labels for curve in curves],
-        conditions=[list(curve.conditions) for curve in curves],
+        labels=[cell.curve.n_labels for cell in cells],
+        conditions=[list(cell.curve.conditions) for cell in cells],
         drawn=record.order.drawn,
         key=key,
         ids=record.ids.tolist() if _has_own_ids(record) else [],
         groups=[] if record.groups is None else np.unique(record.groups).tolist(),
     )
-    return facts, b"".join(np.ascontiguousarray(table[order]).tobytes() for table in tables)
+    return facts, b"".join(tables)
 
 
 def _has_own_ids(record: ExitRecord | ThresholdRecord) -> bool:

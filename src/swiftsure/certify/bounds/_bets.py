@@ -181,15 +181,16 @@ were left than this share of the horizon."""
 
 
 @compiled
-def grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+def grow(losses, sizes, thresholds, setting, first, stop, state, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
     """Continue a bet that may go on for ever over the samples in [first, stop).
 
-    STaR's stakes, for a horizon that was fixed beforehand and doubles whenever it is reached. Takes
-    and returns the state (log(goal / wealth), sum of losses, B²/4 + sum of squared deviations).
-    Stops once the goal is reached.
+    STaR's stakes, for a horizon that was fixed beforehand and doubles whenever it is reached.
+    `sizes` say how much each row counts: (n, 0) if all count 1, (n, 1), or a column for each of the
+    losses. Takes and returns the state (log(goal / wealth), sum of losses, 1 + sum of sizes, B²/4 +
+    sum of squared deviations). Stops once the goal is reached.
     """
-    deficit, total, deviations = state
-    n_early = losses.thresholds.shape[1]
+    deficit, total, weight, deviations = state
+    n_early, n_sizes = losses.thresholds.shape[1], sizes.shape[1]
     largest_stake = LARGEST_SHARE / (max_loss - epsilon)
     until = horizon
     for i in range(first, stop):
@@ -200,27 +201,34 @@ def grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, hor
         for e in range(n_early):
             stays &= losses.confidences[i, e] < thresholds[e, setting]
             exit_ += stays
-        loss = losses.values[i, exit_ if n_early > 0 else setting]
+        column = exit_ if n_early > 0 else setting
+        loss = losses.values[i, column]
+        own = 1.0 if n_sizes == 0 else sizes[i, min(column, n_sizes - 1)]
         left = max(float(until - i), SHORTEST_REST * until)
         scale = 2.0 * (i + 1) / (left * deviations)
-        deficit -= log_growth(scale * deficit, largest_stake, epsilon - loss)
+        deficit -= log_growth(scale * deficit, largest_stake, epsilon * own - loss)
         if deficit <= 0.0:
             break
         total += loss
-        mean = (0.5 * max_loss + total) / (i + 2)
-        deviations += (loss - mean) * (loss - mean)
-    return deficit, total, deviations
+        weight += own
+        deviation = loss - (0.5 * max_loss + total) / weight * own
+        deviations += deviation * deviation
+    return deficit, total, weight, deviations
 
 
 @compiled
-def walk_on(losses, thresholds, setting, first, stop, state, fresh, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+def walk_on(  # type: ignore[no-untyped-def]
+    losses, sizes, thresholds, setting, first, stop, state, fresh, epsilon, max_loss, horizon
+):
     """Continue the bet on a setting, and bets on those after it while they are certified.
 
     The first bet goes on from `first` with its state; later ones start with the state `fresh`.
     Returns the first setting that is not certified, and its state.
     """
     while setting < losses.thresholds.shape[0]:
-        state = grow(losses, thresholds, setting, first, stop, state, epsilon, max_loss, horizon)
+        state = grow(
+            losses, sizes, thresholds, setting, first, stop, state, epsilon, max_loss, horizon
+        )
         if state[0] > 0.0:
             break
         setting, first, state = setting + 1, 0, fresh
