@@ -236,7 +236,7 @@ class Growth:
                 return
             certified.append(walk.next)
             walk.next += 1
-            walk.bets, walk.seen = fresh, [0] * len(walk.tested)
+            walk.bets, walk.seen = list(fresh), [0] * len(walk.tested)
 
     def curves(self) -> list[RiskCurve]:
         """Return the tested curves of all samples so far."""
