@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from swiftsure.certify.anytime.calibration import GrowingCalibration
     from swiftsure.certify.policy import Metadata, Policy
     from swiftsure.certify.slices import SlicedPolicy
-    from swiftsure.study.evaluation import Study
-    from swiftsure.study.planning import SamplePlan
+    from swiftsure.study.requests import RequestPlan, RequestStudy
 
 __all__ = ["Ask", "Calibration", "Labeller", "calibrate"]
 
@@ -196,9 +195,9 @@ class Calibration:
         draws: int | None = None,
         seed: int = 0,
         progress: bool | None = None,
-    ) -> "Study":
+    ) -> "RequestStudy":
         """Run the request on repeated splits of a record; see `swiftsure.evaluate`."""
-        from swiftsure.study.evaluation import evaluate_request
+        from swiftsure.study.requests import evaluate_request
 
         return evaluate_request(
             self,
@@ -210,9 +209,9 @@ class Calibration:
             progress=progress,
         )
 
-    def plan(self, pilot: Any, **options: Any) -> "SamplePlan":
+    def plan(self, pilot: Any, **options: Any) -> "RequestPlan":
         """Return how many samples the promises need, by a pilot that is not used to calibrate."""
-        from swiftsure.study.planning import plan_request
+        from swiftsure.study.requests import plan_request
 
         return plan_request(self, pilot, **options)
 

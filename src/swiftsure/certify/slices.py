@@ -18,7 +18,7 @@ from swiftsure._lib import checks
 from swiftsure._lib.files import json_checksum, read_json, validation_message, write_text
 from swiftsure._lib.signing import proofs, refuse_unsigned
 from swiftsure.certify.calibration import Calibration
-from swiftsure.certify.policy import Metadata, Policy
+from swiftsure.certify.policy import Metadata, Policy, PolicyEvaluation
 from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.curves.pilots import PilotPath
 
@@ -90,6 +90,16 @@ class SlicedPolicy(BaseModel):
             policy = next(iter(self.policies.values()))
             return exit_index >= (policy.n_exits or 1) - 1
         return policy.leaves(exit_index, confidence)
+
+    def evaluate(self, record: Any) -> dict[str, PolicyEvaluation]:
+        """Return risk, saving and exit shares in each slice, on a record of other samples."""
+        found = {}
+        for name, rows in slice_rows(record).items():
+            if name in self.policies:
+                found[name] = self.policies[name].evaluate(record.take(rows))
+        if not found:
+            raise ValueError(f"`record` must have samples of the slices {', '.join(self.policies)}.")
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policies as JSON with a checksum, signed as `Policy.save` does, atomically."""

@@ -43,6 +43,11 @@ class Record:
         index = np.asarray(rows)
         if index.size == 0:
             raise ValueError("`rows` must not be empty.")
+        part: Self = replace(self, **self._rows(index))  # type: ignore[type-var]
+        return part
+
+    def _rows(self, index: Array) -> dict[str, Any]:
+        """Return the fields of a record of the samples at these positions."""
         record: Any = self
         changed: dict[str, Any] = {
             table: {name: values[index] for name, values in getattr(record, table).items()}
@@ -60,8 +65,7 @@ class Record:
             if values is not None:
                 changed[name] = values[index]
         changed["sampling"] = record.sampling.take(index)
-        part: Self = replace(record, **changed)
-        return part
+        return changed
 
     def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
         """Return n samples drawn at random to calibrate on, and the rest to test on.
@@ -90,6 +94,17 @@ class Record:
         drawn[np.random.default_rng(seed).permutation(len(units))[:size]] = True
         first = drawn[codes]
         return self.take(np.flatnonzero(first)), self.take(np.flatnonzero(~first))
+
+    def resampled(self, rows: ArrayLike, groups: ArrayLike | None = None) -> Self:
+        """Return a record of samples drawn with repetitions, each with an id of its own.
+
+        `groups` are their groups, if samples are drawn in groups.
+        """
+        changed = self._rows(np.asarray(rows)) | {"ids": None}
+        if groups is not None:
+            changed["groups"] = np.asarray(groups)
+        drawn: Self = replace(self, **changed)  # type: ignore[type-var]
+        return drawn
 
     @classmethod
     def concatenate(cls, records: Sequence[Self]) -> Self:

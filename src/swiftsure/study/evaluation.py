@@ -22,7 +22,6 @@ from scipy import special
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
 from swiftsure._lib.progress import steps
-from swiftsure.certify.calibration import curve_of
 from swiftsure.certify.control import Control
 from swiftsure.certify.labels import LabelBudget
 from swiftsure.certify.policy import average_sentence, average_words
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
 
-__all__ = ["Rates", "Study", "evaluate"]
+__all__ = ["Rates", "Study", "calibration_size", "evaluate"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -141,7 +140,7 @@ def evaluate(
     checks.between("delta", delta, 0.0, 1.0)
     checks.count("splits", splits)
     draws = splits if draws is None else checks.count("draws", draws)
-    n = _calibration_size(n_calibration, pool.n)
+    n = calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
     if budget is not None and budget.labels > n:
         raise ValueError(f"`labels` must be at most `n_calibration`, {n:,}, but got {labels:,}.")
@@ -559,7 +558,7 @@ def _named(controls: Controls) -> dict[str, Control]:
     return chosen
 
 
-def _calibration_size(n_calibration: int | float, n_pool: int) -> int:
+def calibration_size(n_calibration: int | float, n_pool: int) -> int:
     if isinstance(n_calibration, float) and 0 < n_calibration < 1:
         n_calibration = max(1, round(n_calibration * n_pool))
     if isinstance(n_calibration, float):
