@@ -622,6 +622,7 @@ class RiskCurve:
             thresholds=self.thresholds[index : index + 1],
             costs={},
             full_costs={},
+            weights=None if self.weights is None else self.weights[rows],
             data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
             _nested=False,
         )
