@@ -15,7 +15,7 @@ from swiftsure.curves import Average, RiskCurve
 from swiftsure.growing import GrowingCalibration
 from swiftsure.labelling import Labeller, label_along, shortest
 from swiftsure.paths import Path, PathLike, exit_candidates
-from swiftsure.pilots import split_condition, split_pilot
+from swiftsure.pilots import pilot_size
 from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose
@@ -161,7 +161,7 @@ def calibrate(
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     alone = {"path": path, "pool": pool, "labeller": labeller, "weights": weights}
     learning = {"score": score, **exits, **counted}
-    record, path, conditions = _split(record, split, seed, wanted, cost, alone, learning)
+    record, path = _split(record, split, seed, wanted, cost, alone, learning)
     weigh = _weighting(record, weights, max_weight, estimated_weights)
     share = delta if max_costs is None else _half(delta, pool, labeller)
 
@@ -190,7 +190,7 @@ def calibrate(
     else:
         curves = [curve_of(record, risk, loss, score, path, average, max_group_size)]
         record.refuse_own({"risks": risks})
-    curves = [replace(each, conditions=each.conditions + conditions) for each in prepared(curves)]
+    curves = prepared(curves)
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
         data = aside.submit(curves_fingerprint, curves)
         results = run(curves)
@@ -244,10 +244,10 @@ def _split(
     cost: str | None,
     alone: Mapping[str, Any],
     options: dict[str, Any],
-) -> tuple[Any, PathLike, tuple[str, ...]]:
+) -> tuple[Any, PathLike]:
     """Return what `set_aside` returns; without a split, the record and the path given."""
     if split is None:
-        return record, alone["path"], ()
+        return record, alone["path"]
     for name, value in alone.items():
         if value is not None:
             raise ValueError(f"`split` does not go with `{name}`.")
@@ -261,8 +261,8 @@ def set_aside(
     wanted: list[Risk],
     cost: str | None,
     options: dict[str, Any],
-) -> tuple[Any, Path, tuple[str, ...]]:
-    """Return the samples that calibrate, the path learned on the others, and its condition.
+) -> tuple[Any, Path]:
+    """Return the samples that calibrate, and the path learned on the others.
 
     The others are drawn by the record's seed, or by `seed`, so a second call repeats the first.
     """
@@ -270,10 +270,9 @@ def set_aside(
         raise ValueError(
             f"`split` needs an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
-    order = record.order.replaced_by(seed)
-    pilot, rest = split_pilot(record, split, order)
-    unit = "samples" if record.groups is None else "groups"
-    return rest, _learned(pilot, wanted, cost, options), (split_condition(order, unit),)
+    size = pilot_size(split, record.n_units, record.unit)
+    pilot, rest = record.split(size, seed=record.order.replaced_by(seed))
+    return rest, _learned(pilot, wanted, cost, options)
 
 
 def _learned(pilot: Any, wanted: list[Risk], cost: str | None, options: dict[str, Any]) -> Path:

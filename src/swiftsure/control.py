@@ -456,7 +456,7 @@ class Control:
             )
         if curve.path_kind.startswith(LEARNED):
             found.append("no sample of the pilot that the path was learned on is among them")
-        found += curve.conditions
+        found += [*curve.conditions, *curve.order.split_conditions(unit)]
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(found)

@@ -289,6 +289,7 @@ class RiskCurve:
         tables: dict[str, NDArray[Any]] = {}
         shortest: RiskCurve | None = None
         conditions: dict[str, None] = {}
+        splits: dict[SampleOrder, None] = {}
         n_labels, done = 0, 0
         for part in parts:
             rows = {"values": part.data.values, "confidences": part.confidences}
@@ -301,6 +302,7 @@ class RiskCurve:
             done += part.n
             n_labels += part.n_labels or 0
             conditions |= dict.fromkeys(part.conditions)
+            splits |= dict.fromkeys(part.order.splits)
             if shortest is None or part.n_settings < shortest.n_settings:
                 shortest = part  # where labels are missing, paths are cut
         if shortest is None or done != n:
@@ -310,6 +312,7 @@ class RiskCurve:
             costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
             full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
             conditions=tuple(conditions),
+            order=shortest.order.after(*splits),
             n_labels=None if shortest.n_labels is None else n_labels,
             storage=storage,
             data=shortest.data._replace(values=tables["values"], confidences=tables["confidences"]),

@@ -195,26 +195,35 @@ def packed_update(
     order = curves[0].rows_in_order(record.order.seed)
     costs = [values for values in curves[0].costs.values() if values.ndim == 2]
     tables = [curves[0].confidences, *(curve.data.values for curve in curves), *costs]
+    unit = "groups" if curves[0].grouped else "samples"
     facts = UpdateFacts(
         n=curves[0].n,
         n_samples=record.n,
         labels=[curve.n_labels for curve in curves],
-        conditions=[list(curve.conditions) for curve in curves],
+        conditions=[[*curve.conditions, *curve.order.split_conditions(unit)] for curve in curves],
         drawn=record.order.drawn,
         key=key,
-        ids=record.ids.tolist() if _has_own_ids(record) else [],
+        ids=_names(record),
         groups=[] if record.groups is None else np.unique(record.groups).tolist(),
     )
     return facts, b"".join(np.ascontiguousarray(table[order]).tobytes() for table in tables)
 
 
-def _has_own_ids(record: ExitRecord | ThresholdRecord) -> bool:
-    return not np.array_equal(record.ids, np.arange(record.n))
+def _names(record: ExitRecord | ThresholdRecord) -> list[int | str]:
+    """Return what identifies the samples of a record; nothing if nothing does.
+
+    Without ids, that is their numbers in the record that they are parts of, by its drawn seed.
+    """
+    if record.has_ids:
+        return list(record.ids.tolist())
+    if record.order.drawn:
+        return [f"{number} of the record with seed {record.order.seed}" for number in record.ids]
+    return []
 
 
 def known_again(record: ExitRecord | ThresholdRecord) -> bool:
     """Return whether adding a record twice is noticed: by its drawn seed, or by its ids."""
-    return record.order.drawn or _has_own_ids(record)
+    return record.order.drawn or bool(record.has_ids)
 
 
 def record_key(record: ExitRecord | ThresholdRecord) -> str | None:

@@ -21,7 +21,7 @@ from swiftsure.certification import make_policy
 from swiftsure.control import Control, ControlResult
 from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
-from swiftsure.paths import BREAKPOINTS
+from swiftsure.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.policy import Certificate, Policy
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.signing import proofs, refuse_unsigned
@@ -202,7 +202,11 @@ def calibrate_slices(
         if slices is not None:
             raise ValueError("`slices` are the datasets themselves here; leave them out.")
         return calibrate_slices(
-            joined_datasets(record), own=own, together=together, delta=delta, **options
+            joined_datasets(record, options.get("path")),
+            own=own,
+            together=together,
+            delta=delta,
+            **options,
         )
     for name in ("pool", "labeller", "max_costs", "weights", "average", "max_group_size"):
         if options.get(name) is not None:
@@ -350,8 +354,11 @@ def slice_rows(
     return {str(name): np.flatnonzero(codes == k) for k, name in enumerate(names)}
 
 
-def joined_datasets(records: Mapping[str, Any]) -> Any:
-    """Return one record of several datasets, each of them a slice."""
+def joined_datasets(records: Mapping[str, Any], path: PathLike = None) -> Any:
+    """Return one record of several datasets, each of them a slice.
+
+    Joining renames their samples, so datasets with samples of a path's pilot are refused here.
+    """
     if not records:
         raise ValueError("`record` must hold at least one dataset.")
     if len({str(name) for name in records}) < len(records):
@@ -361,6 +368,8 @@ def joined_datasets(records: Mapping[str, Any]) -> Any:
     for name, record in records.items():
         if not isinstance(record, type(first)) or not hasattr(record, "slices"):
             raise TypeError("`record` must map names to records, all of one class.")
+        if isinstance(path, Path):
+            path.refuse(record)
         ids = np.asarray([f"{name}/{each}" for each in record.ids.tolist()])
         named.append(replace(record, ids=ids, slices=np.full(record.n, str(name))))
     return type(first).concatenate(named)

@@ -338,7 +338,7 @@ def _curve(
     from swiftsure.calibration import set_aside
 
     if split is not None:
-        record, path, _ = set_aside(record, split, seed, risks, cost, options)
+        record, path = set_aside(record, split, seed, risks, cost, options)
     return record.curve(risks[0].risk, risks[0].loss, path=path, **options)
 
 

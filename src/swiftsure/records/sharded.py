@@ -17,6 +17,7 @@ from swiftsure.records.base import differing
 from swiftsure.records.exit_record import ExitRecord, Missing
 from swiftsure.records.repeated_ids import RepeatedIds
 from swiftsure.records.shards import check_shards
+from swiftsure.sample_order import SampleOrder
 from swiftsure.storage import Scratch
 
 __all__ = ["ShardedRecord", "record_files"]
@@ -191,21 +192,25 @@ class ShardedRecord:
         curves = (part.curve(risk, loss, score, route, **options) for part in self.parts())
         return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
 
-    def sample(self, n: int, seed: int = 0) -> ExitRecord:
-        """Return a record of n samples drawn at random, or of all if there are not more."""
+    def sample(self, n: int, seed: SampleOrder | int | None = None) -> ExitRecord:
+        """Return a record of n samples drawn at random, or of all if there are not more.
+
+        `seed` is as in `ExitRecord.split`.
+        """
         self._refuse_groups()
         size = checks.count("n", n)
         if size >= self.n:
             return self.load()
-        rows = np.random.default_rng(seed).choice(self.n, size, replace=False, shuffle=False)
-        rows.sort()
+        split = SampleOrder.of(seed)
+        rows = split.draw_units(self.n, size)
         drawn, done = [], 0
         for part in self.parts():
             here = rows[np.searchsorted(rows, done) : np.searchsorted(rows, done + part.n)] - done
             if here.size:
                 drawn.append(part.take(here))
             done += part.n
-        return ExitRecord.concatenate(drawn)
+        whole = ExitRecord.concatenate(drawn)
+        return replace(whole, order=whole.order.after(split))
 
     def load(self) -> ExitRecord:
         """Return the whole record in memory."""
@@ -217,7 +222,7 @@ class ShardedRecord:
         if path.pilot.n == self.n:  # as small as the pilot, which was in memory
             path.refuse(self.load())
         else:
-            path.pilot.refuse_ids(self._ids(), self.order)
+            path.pilot.refuse_ids(self.parts())
 
     def _refuse_groups(self) -> None:
         if self.first.groups is not None:

@@ -54,6 +54,8 @@ class ThresholdRecord(Record):
         texts, lists of them, or None. `thresholds` then number the settings from 0 on, and
         `policy.settings` has the value of each dial. Settings are tested in the order given here
         unless `calibrate` has a `path`, such as `Path.pareto(pilot)`.
+    has_ids : bool, optional
+        As in `ExitRecord`.
 
     Examples
     --------
@@ -87,6 +89,7 @@ class ThresholdRecord(Record):
     settings: Mapping[str, Any] = field(default_factory=dict)
     order: SampleOrder = None  # type: ignore[assignment]
     dials: Mapping[str, Any] = field(default_factory=dict)
+    has_ids: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -116,6 +119,7 @@ class ThresholdRecord(Record):
             loss_ranges=ranges,
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, axes["n"]),
+            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
             groups=record_checks.group_array(self.groups, axes["n"]),
             slices=record_checks.group_array(self.slices, axes["n"], "slices"),
             settings={
@@ -316,6 +320,7 @@ class ThresholdRecord(Record):
             loss_ranges=first.loss_ranges,
             inconsistency_ranges=first.inconsistency_ranges,
             ids=first.ids,
+            has_ids=any(each.has_ids for each in records),
             groups=first.groups,
             slices=first.slices,
             fingerprint=first.fingerprint,
