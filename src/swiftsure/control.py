@@ -292,7 +292,7 @@ class Control:
 
         All certified settings hold at once with probability 1 − δ, so any rule may choose.
         """
-        branches, cost = curve.branches, curve.first_cost
+        branches, cost = curve.branches, curve.default_cost()
         if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
             raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
         if cost is None:

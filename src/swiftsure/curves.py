@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import _kernels, checks
 from swiftsure.branches import Branches
+from swiftsure.costs import deciding_costs, default_cost
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
 from swiftsure.sample_order import SampleOrder
@@ -694,11 +695,11 @@ class RiskCurve:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
-    @property
-    def first_cost(self) -> str | None:
-        """The cost that settings are compared by: FLOPs, or the first, unless one was named."""
-        known = (self.chosen_cost, "flops", *self.costs)
-        return next((name for name in known if name in self.costs), None)
+    def default_cost(self, cost: str | None = None) -> str | None:
+        """Return the cost that is named, here or by the path, or the one that is meant."""
+        if cost is None and self.chosen_cost in self.costs:
+            cost = self.chosen_cost
+        return default_cost(self.costs, self.full_costs, cost)
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
@@ -715,21 +716,9 @@ class RiskCurve:
             return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
         return float(alone)
 
-    @property
-    def price(self) -> str | None:
-        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
-        return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
-
     def deciding_costs(self, cost: str | None = None) -> list[str]:
-        """Return the costs of which a setting must save at least one to be worth running.
-
-        It is the one named, else the price; else all, without the exit number if there are others.
-        """
-        if cost is not None:
-            return [checks.choice("cost", cost, self.costs)]
-        if self.price is not None:
-            return [self.price]
-        return [name for name in self.costs if name != "exit"] or list(self.costs)
+        """Return the costs of which a setting must save at least one to be worth running."""
+        return deciding_costs(self.costs, self.full_costs, cost)
 
     def saving(self, name: str) -> Floats:
         """Return the fraction of the full model's cost that each setting saves, (K,)."""

@@ -90,10 +90,9 @@ def evaluate(
     splits : int
         Number of random splits into calibration and test part.
     cost : str, optional
-        The cost for `mean_cost` and `gain`; by default layers, the price of a cascade (the first of
-        the record's `full_costs` besides FLOPs and seconds), or the exit number. Gains are relative
-        to running the full model alone, which is also chosen where the certified setting would
-        cost more.
+        The cost for `mean_cost` and `gain`; by default the one that `policy.evaluate` reports:
+        FLOPs, the price of a cascade, or the record's first. Gains are relative to running the full
+        model alone, which is also chosen where the certified setting would cost more.
     draws : int, optional
         Number of calibration sets drawn with replacement, for the violation rate; `splits` by
         default.
@@ -222,8 +221,8 @@ class Study:
     test_exceedance : {label: (splits, epsilons)}
         Whether it is above ε. This is not the violation rate: it includes the test part's noise.
     mean_cost, gain, flops_gain : {label: (splits, epsilons)}
-        Mean cost on the test part (layers, if the record has them), percentage saved relative to
-        the full model, and percentage of FLOPs saved.
+        Mean cost on the test part (of the cost that `cost` names), percentage of it saved relative
+        to the full model, and percentage of FLOPs saved.
     thresholds : {label: (splits, epsilons) or (splits, epsilons, n_exits - 1)}
         The chosen thresholds; infinity for the full model.
     pool_risk : {label: (draws, epsilons)}
@@ -387,12 +386,7 @@ class _Runs:
         self.epsilons = epsilons
         self.delta = delta
         self.breakpoints = breakpoints
-        if cost is not None:
-            checks.choice("cost", cost, pool.costs)
-        # Time depends on the machine, so it comes last.
-        counted = sorted(pool.costs, key=lambda name: name == SECONDS)
-        preferred = (cost, "layers", pool.price, "exit", *counted)
-        self.cost = next((c for c in preferred if c in pool.costs), None)
+        self.cost = pool.default_cost(cost)
         self.deciding = pool.deciding_costs(cost)
         # Each control tests its own form of the curve (zero-bounded, …), prepared once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}

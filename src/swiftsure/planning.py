@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -442,7 +441,7 @@ def lowest_epsilon(
     saving : float
         Instead of `budget`: the smallest fraction of the full model's cost to save, in (0, 1).
     cost : str, optional
-        Which cost; needed if the record has several besides the exit number.
+        Which cost; by default the one that `policy.evaluate` reports.
     choice : float
         Fraction of the samples, or groups, used to choose the setting.
     average, max_group_size
@@ -550,13 +549,8 @@ def lowest_epsilon(
 
 
 def _cost_name(curve: RiskCurve, cost: str | None) -> str:
-    """Return the cost to plan with: the one named, the only one, or the exit number."""
-    names: dict[str, Any] = dict(curve.costs)
-    if cost is not None:
-        return checks.choice("cost", cost, names)
-    others = [name for name in names if name != "exit"]
-    if len(others) == 1:
-        return others[0]
-    if not others and "exit" in names:
-        return "exit"
-    raise ValueError(f"`cost` must be given; this record has: {', '.join(names) or 'none'}.")
+    """Return the cost to plan with; raise if there is none."""
+    name = curve.default_cost(cost)
+    if name is None:
+        raise ValueError("`record` must have costs: without them no saving is known.")
+    return name

@@ -367,7 +367,8 @@ class PolicyEvaluation(NamedTuple):
     saving : float
         Fraction of the full model's cost that is saved, negative if more is needed: FLOPs if the
         record has them; else the price of a cascade, against its last model alone (the first of
-        `full_costs`); else the record's first cost, or the exit number if it has no other.
+        `full_costs` besides FLOPs and seconds); else the record's first cost, seconds after others,
+        or the exit number if it has no other. The library means this cost wherever none is named.
     savings : dict
         The same for every cost in the record.
     exit_shares : (n_exits,) or None
@@ -548,8 +549,7 @@ class Policy(_Frozen):
             full = curve.full_cost(name)
             here = full if self.runs_full_model else float(curve.mean_cost(name)[index])
             savings[name] = 1 - here / full if full else 0.0
-        plain = [name for name in savings if name != "exit"]
-        first = next((c for c in ("flops", curve.price, *plain, "exit") if c in savings), None)
+        first = curve.default_cost()
         return PolicyEvaluation(
             risk=risks[0],
             risks=risks,

@@ -13,6 +13,7 @@ from swiftsure.bounds import BOUNDS
 from swiftsure.control import Control
 from swiftsure.exits import exit_indices
 from swiftsure.planning import lowest_epsilon
+from swiftsure.report.findings import findings
 from swiftsure.risks import RISKS
 from unit.builders import random_record
 
@@ -453,3 +454,48 @@ def test_every_policy_of_a_budget_is_read_again(tmp_path, risk, bound, saving):
                 continue
             made.save(path)
             assert ss.Policy.load(path) == made
+
+
+# ------------------------------------------------------------------------- the cost that is meant
+
+
+@pytest.mark.parametrize(
+    ("costs", "full_costs", "expected"),
+    [
+        ({"layers": [3, 6, 9, 12], "flops": [1, 5, 7, 8]}, {}, "flops"),
+        ({"tokens": [9, 9, 9, 10], "usd": [1, 2, 3, 4]}, {"seconds": 1, "usd": 3.5}, "usd"),
+        ({"seconds": [1, 2, 3, 4], "layers": [3, 6, 9, 12]}, {}, "layers"),
+        ({"seconds": [1, 2, 3, 4]}, {}, "seconds"),
+        ({}, {}, "exit"),
+    ],
+)
+def test_one_rule_chooses_the_cost_everywhere(costs, full_costs, expected):
+    """A policy's evaluation, a study, a report, plans, paths and `calibrate_best`: one saving."""
+    full_costs = {k: v for k, v in full_costs.items() if k in costs}
+    record = replace(RECORD, costs=costs, full_costs=full_costs)
+    asked = {"loss": "zero_one", "epsilon": 0.3}
+    made = ss.calibrate(record, **asked)
+    found = made.evaluate(record)
+    assert found.saving == found.savings[expected]
+    study = ss.evaluate(record, loss="zero_one", controls=["ucb"], epsilons=[0.3], splits=2)
+    assert study.cost == expected
+    assert findings(record, made).cost == expected
+    assert made.plot(record).axes[1].get_ylabel() == f"saved, % of {expected}"
+    sizes = {"sizes": (200,), "draws": 5}
+    plans = [
+        ss.planning.gain_by_samples(record, cost=cost, **asked, **sizes)
+        for cost in (None, expected)
+    ]
+    assert plans[0].gain == plans[1].gain
+    pools = [
+        ss.planning.unlabelled_pool(50, 0.3, record, cost=cost, **sizes)
+        for cost in (None, expected)
+    ]
+    assert pools[0].gain == pools[1].gain
+    budgets = [
+        ss.planning.lowest_epsilon(record, saving=0.2, loss="zero_one", cost=cost)
+        for cost in (None, expected)
+    ]
+    assert budgets[0].cost == budgets[1].cost
+    best = ss.calibrate_best(record, correction="bonferroni", **asked)
+    assert best.certificate.selection.cost == expected
