@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from swiftsure import checks
 from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks, within_costs
@@ -18,7 +17,7 @@ from swiftsure.paths import Path, PathLike, exit_candidates
 from swiftsure.pilots import split_condition, split_pilot
 from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import choose
+from swiftsure.records.checks import choose, weights_by_slice
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import RISKS, Risk
 
@@ -302,7 +301,7 @@ def _weighting(
 ) -> Callable[[RiskCurve], RiskCurve]:
     """Return a function that weights a curve's losses, if there are weights."""
     if isinstance(weights, Mapping):
-        weights = slice_weights(record, weights)
+        weights = weights_by_slice(record, weights)
     if (weights is None) != (max_weight is None):
         raise ValueError("`weights` and `max_weight` go together.")
     if weights is None or max_weight is None:
@@ -341,14 +340,3 @@ def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     for option in options:
         checks.choice("options", option, known)
     return Control(name, bound, **options)
-
-
-def slice_weights(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
-    """Return the weight of each sample, given one for each slice of the record."""
-    labels = getattr(record, "slices", None)
-    if labels is None:
-        raise ValueError("`weights` by slice need a record with slices.")
-    names = {str(name): float(weight) for name, weight in weights.items()}
-    for name in np.unique(labels.astype(str)).tolist():
-        checks.choice("weights", name, names)
-    return np.asarray([names[name] for name in labels.astype(str).tolist()])

@@ -519,7 +519,8 @@ class RiskCurve:
         """Return the curve of losses times weights, for production on another distribution.
 
         If the weights are the ratio of the densities of production and calibration samples, the
-        mean weighted loss of calibration samples is the risk in production.
+        mean weighted loss of calibration samples is the risk in production. Mean costs are those
+        of production too: costs are multiplied by the weights, divided by their mean.
 
         Parameters
         ----------
@@ -565,8 +566,19 @@ class RiskCurve:
                 " samples of another whose density, relative to the first, is the weight of each"
                 f" sample{assumed}"
             ),
+            costs={k: self._weighted_cost(v, values) for k, v in self.costs.items()},
+            full_costs={
+                k: np.asarray(v) * values / values.mean() for k, v in self.full_costs.items()
+            },
             data=self._mapped(lambda losses, weight: losses * weight[:, None], values),
         )
+
+    def _weighted_cost(self, cost: Floats, weights: Floats) -> Floats:
+        """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
+        shares = weights / weights.mean()
+        if cost.ndim == 2:
+            return self.storage.mapped(lambda each, share: each * share[:, None], cost, shares)
+        return self.storage.mapped(lambda share: cost * share[:, None], shares)
 
     def cost_curve(self, name: str, largest: float) -> "RiskCurve":
         """Return the curve of one cost, as a fraction of its largest possible value."""

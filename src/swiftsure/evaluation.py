@@ -26,10 +26,9 @@ from swiftsure.control import Control
 from swiftsure.curves import Average, RiskCurve
 from swiftsure.labelling import LabelBudget
 from swiftsure.paths import Path, PathLike
-from swiftsure.policy import average_sentence, average_words
+from swiftsure.policy import average_sentence, average_words, risk_words
 from swiftsure.progress import steps
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.risks import risk_noun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,6 +215,10 @@ class Study:
         costs ("sample" or "group").
     n_labels : int or None
         The budget of labels for each calibration set, if there is one.
+    above, worst : float or None
+        The limit or share, if the risk is that of a tail or of the worst share; see `RiskCurve`.
+    weighted : bool
+        Whether risks, costs and gains are those of production, by the samples' weights.
     test_risk : {label: (splits, epsilons)}
         Mean loss on the test part.
     test_exceedance : {label: (splits, epsilons)}
@@ -260,6 +263,9 @@ class Study:
     unit: str = "samples"
     average: str = "sample"
     n_labels: int | None = None
+    above: float | None = field(default=None, repr=False)
+    worst: float | None = field(default=None, repr=False)
+    weighted: bool = field(default=False, repr=False)
 
     def __str__(self) -> str:
         """Return a summary of what was evaluated and which attributes hold the results."""
@@ -273,9 +279,10 @@ class Study:
 
     @property
     def risk_words(self) -> str:
-        """The loss and the risk, and how groups are averaged."""
-        how = average_words(self.unit, self.average)
-        return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
+        """The loss and the risk, and how samples or groups are averaged."""
+        words = risk_words(self.loss, self.risk, self.above, self.worst)
+        how = "weighted" if self.weighted else average_words(self.unit, self.average)
+        return words + (f" ({how})" if how else "")
 
     @property
     def _budget_words(self) -> str:
@@ -508,6 +515,9 @@ class _Runs:
             unit="groups" if self.pool.grouped else "samples",
             average=self.pool.average,
             n_labels=None if self.budget is None else self.budget.labels,
+            above=self.pool.above,
+            worst=self.pool.worst,
+            weighted=self.pool.max_weight is not None,
             cost=self.cost,
             full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
             test_risk=risk,
