@@ -18,7 +18,7 @@ from swiftsure.losses import LossRange
 from swiftsure.paths import BREAKPOINTS, PathLike
 from swiftsure.policy import BUDGET, Policy, percent
 from swiftsure.pools import PoolPlan, unlabelled_pool
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "unlabelled_pool",
 ]
 
-Record = ExitRecord | ThresholdRecord | RiskCurve
+Record = ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve
 
 MOST_SAMPLES, MOST_SIMULATED = 10_000_000, 200_000
 """Largest numbers of samples to plan for, by an exact formula and by simulation."""
@@ -530,8 +530,9 @@ def lowest_epsilon(
             *rests[2:],
         ),
     )
-    if isinstance(record, ExitRecord):
-        score = choose("score", score, record.confidences, preferred="top1")
+    if isinstance(record, ExitRecord | ShardedRecord):
+        known = record.first if isinstance(record, ShardedRecord) else record
+        score = choose("score", score, known.confidences, preferred="top1")
     policy = make_policy(
         record, rule, [curve], [result], result, score=score, upper=level if tested else None
     )

@@ -258,7 +258,7 @@ class Certificate(_Frozen):
             "delta must be given for a guarantee with a probability",
         )
         _require(self.n <= self.n_samples, "n must not exceed n_samples")
-        _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
+        _require(self.pool is None or self.pool >= self.n, f"pool must hold all {self.unit}")
         _require(self.index is None or self.index < self.n_settings, "index must be a setting")
         _require(
             self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
@@ -726,7 +726,19 @@ class Policy(_Frozen):
 
         With a key in the environment (`SWIFTSURE_POLICY_KEY`, or a file with it in
         `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
+
+        Raises
+        ------
+        ValueError
+            If `load` would refuse the file, because the policy was edited to what no calibration
+            can have certified.
         """
+        try:
+            self.check()
+        except ValueError as error:
+            raise ValueError(
+                f"This policy could not be loaded again: {error}. Was it edited? Calibrate again."
+            ) from None
         content = self.model_dump(mode="json")
         write_text(path, json.dumps(content | proofs(content), indent=2) + "\n")
 
