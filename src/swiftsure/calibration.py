@@ -1,5 +1,6 @@
 """`calibrate`: makes a policy from a record in one call."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,9 @@ from swiftsure.risks import RISKS, Risk
 
 __all__ = ["calibrate", "curve_of", "set_aside"]
 
+DELTA = 0.1
+"""The failure probability if none is given."""
+
 
 def calibrate(
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
@@ -33,7 +37,7 @@ def calibrate(
     risks: Sequence[Risk] | None = None,
     control: str | Control = "ucb",
     bound: str = "auto",
-    delta: float = 0.1,
+    delta: float = DELTA,
     path: PathLike = None,
     split: float | None = None,
     seed: int | None = None,
@@ -82,7 +86,7 @@ def calibrate(
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
     delta : float
-        Failure probability.
+        Failure probability; "crc" and "empirical" have none.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
     split : int or float, optional
@@ -148,6 +152,7 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
+    _refuse_unused(rule, delta)
     wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
     if isinstance(record, ExitRecord | ShardedRecord):
         known = record.first if isinstance(record, ShardedRecord) else record
@@ -305,6 +310,8 @@ def _weighting(
     if (weights is None) != (max_weight is None):
         raise ValueError("`weights` and `max_weight` go together.")
     if weights is None or max_weight is None:
+        if estimated:
+            raise ValueError("`estimated_weights` says something about `weights`; give them too.")
         return lambda curve: curve
     return lambda curve: curve.weighted(weights, max_weight, estimated)
 
@@ -337,6 +344,21 @@ calibrate.start = GrowingCalibration  # type: ignore[attr-defined]
 
 def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     known = [field for field in Control.__dataclass_fields__ if field not in ("name", "bound")]
+    arguments = [each for each in inspect.signature(calibrate).parameters if each != "options"]
     for option in options:
-        checks.choice("options", option, known)
+        checks.choice("options", option, [*known, *arguments])
     return Control(name, bound, **options)
+
+
+def _refuse_unused(rule: Control, delta: float) -> None:
+    """Raise if δ or a bound is given that the control does not use."""
+    if rule.guarantee != "probability" and delta != DELTA:
+        raise ValueError(
+            f"`delta` is not used by {rule.label}, which makes no promise with a probability: leave"
+            ' it out, or use control="ucb" or "ltt".'
+        )
+    if rule.bound != "auto" and not rule.uses_bound:
+        raise ValueError(
+            f"`bound` is not used by {rule.name}: leave it out, or use "
+            + ('method="ucb".' if rule.name == "crc" else 'control="ucb" or "ltt".')
+        )

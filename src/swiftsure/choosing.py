@@ -78,7 +78,7 @@ def calibrate_best(
     if correction is not None:
         checks.choice("correction", correction, ["bonferroni"])
     checks.choice("control", control, ["ucb", "ltt"])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     for name in ("labeller", "budget", "max_costs", "pool", "weights"):
         if options.get(name) is not None:
             raise ValueError(f"`{name}` does not go with several candidates.")

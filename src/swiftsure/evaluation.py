@@ -136,7 +136,7 @@ def evaluate(
     checks.of_shape("epsilons", levels, {"m": None})
     for level in levels:
         checks.between("epsilons", level, 0.0, pool.loss_range.high)
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.count("splits", splits)
     draws = splits if draws is None else checks.count("draws", draws)
     n = _calibration_size(n_calibration, pool.n)

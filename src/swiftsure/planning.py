@@ -136,7 +136,7 @@ def samples_needed(
         declared = LossRange.of(LossRange(0, 1, whole=True) if loss_range is None else loss_range)
         level = checks.between("epsilon", epsilon, 0.0, declared.high)
         values, weights = _assumed_losses(declared, level, risk or 0.0, disagreement)
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     expected = float(values @ weights)
     declared = bounds.declared_for(bound, declared)
@@ -354,7 +354,7 @@ def gain_by_samples(
     curve = curve_of(pilot, risk, loss, score, path, average, max_group_size)
     rule = control if isinstance(control, Control) else Control(control)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     checks.count("draws", draws)
     if not sizes:
@@ -471,7 +471,7 @@ def lowest_epsilon(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"
             " risk would then choose the setting too. Give a grid of thresholds."
         )
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     name = _cost_name(curve, cost)
     unit = "group" if curve.grouped else "sample"
     order = curve.order.replaced_by(seed)

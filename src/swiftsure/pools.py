@@ -119,7 +119,7 @@ def unlabelled_pool(
     score = choose("score", score, pilot.confidences, preferred="top1")
     curve = known.curve("gap", loss, score, path)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     rule = control if isinstance(control, Control) else Control(control)
     name = str(curve.default_cost(cost))  # a record of exits has at least their numbers
     spent = LabelBudget.of(known, curve, budget, score)
