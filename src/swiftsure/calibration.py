@@ -1,12 +1,12 @@
 """`calibrate`: makes a policy from a record in one call."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from swiftsure import checks
 from swiftsure.certification import curves_fingerprint, make_policy, wanted_risks, within_costs
@@ -18,11 +18,14 @@ from swiftsure.paths import Path, PathLike, exit_candidates
 from swiftsure.pilots import pilot_size
 from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import choose
+from swiftsure.records.checks import choose, weights_by_slice
 from swiftsure.records.exit_record import Missing
 from swiftsure.risks import RISKS, Risk
 
 __all__ = ["calibrate", "curve_of", "set_aside"]
+
+DELTA = 0.1
+"""The failure probability if none is given."""
 
 
 def calibrate(
@@ -34,7 +37,7 @@ def calibrate(
     risks: Sequence[Risk] | None = None,
     control: str | Control = "ucb",
     bound: str = "auto",
-    delta: float = 0.1,
+    delta: float = DELTA,
     path: PathLike = None,
     split: float | None = None,
     seed: int | None = None,
@@ -83,7 +86,7 @@ def calibrate(
     bound : str
         Among `swiftsure.bounds.BOUNDS`, or "auto".
     delta : float
-        Failure probability.
+        Failure probability; "crc" and "empirical" have none.
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
     split : int or float, optional
@@ -149,6 +152,7 @@ def calibrate(
     if isinstance(control, Control) and (bound != "auto" or options):
         raise ValueError("`bound` and other options are the Control's own; leave them out here.")
     rule = control if isinstance(control, Control) else _control(control, bound, options)
+    _refuse_unused(rule, delta)
     wanted = wanted_risks(epsilon, risk, loss, risks, above, worst)
     if isinstance(record, ExitRecord | ShardedRecord):
         known = record.first if isinstance(record, ShardedRecord) else record
@@ -301,10 +305,12 @@ def _weighting(
 ) -> Callable[[RiskCurve], RiskCurve]:
     """Return a function that weights a curve's losses, if there are weights."""
     if isinstance(weights, Mapping):
-        weights = slice_weights(record, weights)
+        weights = weights_by_slice(record, weights)
     if (weights is None) != (max_weight is None):
         raise ValueError("`weights` and `max_weight` go together.")
     if weights is None or max_weight is None:
+        if estimated:
+            raise ValueError("`estimated_weights` says something about `weights`; give them too.")
         return lambda curve: curve
     return lambda curve: curve.weighted(weights, max_weight, estimated)
 
@@ -337,17 +343,21 @@ calibrate.start = GrowingCalibration  # type: ignore[attr-defined]
 
 def _control(name: str, bound: str, options: dict[str, Any]) -> Control:
     known = [field for field in Control.__dataclass_fields__ if field not in ("name", "bound")]
+    arguments = [each for each in inspect.signature(calibrate).parameters if each != "options"]
     for option in options:
-        checks.choice("options", option, known)
+        checks.choice("options", option, [*known, *arguments])
     return Control(name, bound, **options)
 
 
-def slice_weights(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
-    """Return the weight of each sample, given one for each slice of the record."""
-    labels = getattr(record, "slices", None)
-    if labels is None:
-        raise ValueError("`weights` by slice need a record with slices.")
-    names = {str(name): float(weight) for name, weight in weights.items()}
-    for name in np.unique(labels.astype(str)).tolist():
-        checks.choice("weights", name, names)
-    return np.asarray([names[name] for name in labels.astype(str).tolist()])
+def _refuse_unused(rule: Control, delta: float) -> None:
+    """Raise if δ or a bound is given that the control does not use."""
+    if rule.guarantee != "probability" and delta != DELTA:
+        raise ValueError(
+            f"`delta` is not used by {rule.label}, which makes no promise with a probability: leave"
+            ' it out, or use control="ucb" or "ltt".'
+        )
+    if rule.bound != "auto" and not rule.uses_bound:
+        raise ValueError(
+            f"`bound` is not used by {rule.name}: leave it out, or use "
+            + ('method="ucb".' if rule.name == "crc" else 'control="ucb" or "ltt".')
+        )

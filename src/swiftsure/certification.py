@@ -6,6 +6,7 @@ from typing import Any
 
 from swiftsure import bounds, checks
 from swiftsure.control import Control, ControlResult
+from swiftsure.costs import price_of
 from swiftsure.curves import RiskCurve
 from swiftsure.policy import Certificate, Metadata, Policy, Promise
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
@@ -120,7 +121,7 @@ def make_policy(
 
 def counted_costs(curve: RiskCurve, cost: str | None) -> list[str]:
     """Return the costs that a certificate states; the number of models of a cascade is not one."""
-    priced = curve.price is not None and cost != "exit"
+    priced = price_of(curve.full_costs) is not None and cost != "exit"
     return [name for name in curve.costs if not (priced and name == "exit")]
 
 

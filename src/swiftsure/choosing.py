@@ -12,6 +12,7 @@ import numpy as np
 
 from swiftsure import checks
 from swiftsure.calibration import calibrate
+from swiftsure.costs import default_cost
 from swiftsure.policy import Policy, Selection
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.sample_order import SampleOrder
@@ -50,7 +51,7 @@ def calibrate_best(
     delta : float
         Failure probability.
     cost : str, optional
-        The mean cost to compare; by default the price of the cascades, or the records' only cost.
+        The mean cost to compare; by default the one that `policy.evaluate` reports.
         Costs carry no promise, so they may be compared on any samples.
     control, **options
         As in `calibrate`; the control must promise with a probability ("ucb" or "ltt").
@@ -75,7 +76,7 @@ def calibrate_best(
     if correction is not None:
         checks.choice("correction", correction, ["bonferroni"])
     checks.choice("control", control, ["ucb", "ltt"])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     for name in ("labeller", "budget", "max_costs", "pool", "weights"):
         if options.get(name) is not None:
             raise ValueError(f"`{name}` does not go with several candidates.")
@@ -159,16 +160,14 @@ def _cost(found: Mapping[str, Candidate], cost: str | None) -> str:
     """Return the cost to compare, which every record must have."""
     records = [record for record, _ in found.values()]
     shared = [k for k in records[0].costs if all(k in record.costs for record in records)]
-    if cost is not None:
-        return checks.choice("cost", cost, shared)
-    alone = [k for k in getattr(records[0], "full_costs", {}) if k not in ("flops", "seconds")]
-    others = [k for k in shared if k != "exit"]
-    preferred = [k for k in (*alone, "flops") if k in shared]
-    if preferred or len(others) == 1:
-        return (preferred or others)[0]
-    if not others and len({getattr(record, "n_exits", None) for record in records}) == 1 and shared:
-        return shared[0]
-    raise ValueError(f"`cost` must be given; the candidates share: {', '.join(shared) or 'none'}.")
+    name = default_cost(shared, getattr(records[0], "full_costs", {}), cost)
+    same_exits = len({getattr(record, "n_exits", None) for record in records}) == 1
+    if name is None or (name == "exit" and cost is None and not same_exits):
+        raise ValueError(
+            "`candidates` must share a cost to compare, besides the exit number of networks with"
+            f" different exits, but share: {', '.join(shared) or 'none'}."
+        )
+    return name
 
 
 def _pilot(

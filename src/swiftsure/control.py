@@ -292,7 +292,7 @@ class Control:
 
         All certified settings hold at once with probability 1 − δ, so any rule may choose.
         """
-        branches, cost = curve.branches, curve.first_cost
+        branches, cost = curve.branches, curve.default_cost()
         if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
             raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
         if cost is None:
@@ -384,7 +384,7 @@ class Control:
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
         order = curve.order.replaced_by(seed)
         promises_probability = self.guarantee == "probability"
-        chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
+        chance = checks.failure_probability(delta) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
         if pool is not None and curve.max_weight is not None:

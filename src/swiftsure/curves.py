@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import _kernels, checks
 from swiftsure.branches import Branches
+from swiftsure.costs import deciding_costs, default_cost
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
 from swiftsure.sample_order import SampleOrder
@@ -521,7 +522,8 @@ class RiskCurve:
         """Return the curve of losses times weights, for production on another distribution.
 
         If the weights are the ratio of the densities of production and calibration samples, the
-        mean weighted loss of calibration samples is the risk in production.
+        mean weighted loss of calibration samples is the risk in production. Mean costs are those
+        of production too: costs are multiplied by the weights, divided by their mean.
 
         Parameters
         ----------
@@ -567,8 +569,19 @@ class RiskCurve:
                 " samples of another whose density, relative to the first, is the weight of each"
                 f" sample{assumed}"
             ),
+            costs={k: self._weighted_cost(v, values) for k, v in self.costs.items()},
+            full_costs={
+                k: np.asarray(v) * values / values.mean() for k, v in self.full_costs.items()
+            },
             data=self._mapped(lambda losses, weight: losses * weight[:, None], values),
         )
+
+    def _weighted_cost(self, cost: Floats, weights: Floats) -> Floats:
+        """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
+        shares = weights / weights.mean()
+        if cost.ndim == 2:
+            return self.storage.mapped(lambda each, share: each * share[:, None], cost, shares)
+        return self.storage.mapped(lambda share: cost * share[:, None], shares)
 
     def cost_curve(self, name: str, largest: float) -> "RiskCurve":
         """Return the curve of one cost, as a fraction of its largest possible value."""
@@ -698,11 +711,11 @@ class RiskCurve:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
-    @property
-    def first_cost(self) -> str | None:
-        """The cost that settings are compared by: FLOPs, or the first, unless one was named."""
-        known = (self.chosen_cost, "flops", *self.costs)
-        return next((name for name in known if name in self.costs), None)
+    def default_cost(self, cost: str | None = None) -> str | None:
+        """Return the cost that is named, here or by the path, or the one that is meant."""
+        if cost is None and self.chosen_cost in self.costs:
+            cost = self.chosen_cost
+        return default_cost(self.costs, self.full_costs, cost)
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
@@ -719,21 +732,9 @@ class RiskCurve:
             return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
         return float(alone)
 
-    @property
-    def price(self) -> str | None:
-        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
-        return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
-
     def deciding_costs(self, cost: str | None = None) -> list[str]:
-        """Return the costs of which a setting must save at least one to be worth running.
-
-        It is the one named, else the price; else all, without the exit number if there are others.
-        """
-        if cost is not None:
-            return [checks.choice("cost", cost, self.costs)]
-        if self.price is not None:
-            return [self.price]
-        return [name for name in self.costs if name != "exit"] or list(self.costs)
+        """Return the costs of which a setting must save at least one to be worth running."""
+        return deciding_costs(self.costs, self.full_costs, cost)
 
     def saving(self, name: str) -> Floats:
         """Return the fraction of the full model's cost that each setting saves, (K,)."""

@@ -96,7 +96,7 @@ class GrowingCalibration:
         state: str | os.PathLike[str] | None = None,
     ) -> None:
         self.risks = wanted_risks(epsilon, risk, loss, risks)
-        self.delta = checks.between("delta", delta, 0.0, 1.0)
+        self.delta = checks.failure_probability(delta)
         self.horizon = checks.count("horizon", horizon)
         if isinstance(path, str) and path == "breakpoints":
             raise ValueError("`path` must be fixed beforehand, so it cannot be the breakpoints.")

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
 from swiftsure.branches import Branches
+from swiftsure.costs import default_cost
 from swiftsure.exits import NEVER, threshold_array
 from swiftsure.pareto import pareto_order, upper_estimates
 from swiftsure.path_learning import Pilot, learned_thresholds
@@ -183,8 +184,8 @@ class Path:
         pilot : ExitRecord
             Labels may be missing: the loss is then the inconsistency with the full model.
         loss, score, cost : str, optional
-            Which to use, if the pilot has several; by default zero_one, top1, and FLOPs or the exit
-            number.
+            Which to use, if the pilot has several; by default zero_one, top1, and the cost that
+            `policy.evaluate` reports.
         epsilons : tuple of float
             Levels at which savings are compared.
 
@@ -207,8 +208,8 @@ class Path:
         against = pilot.losses.get(loss)
         if against is not None and not np.isnan(against).any():
             values = np.asarray(against - against[:, -1:], np.float64)
-        name = cost or ("flops" if "flops" in pilot.costs else "exit")
-        costs = np.asarray(pilot.costs[checks.choice("cost", name, pilot.costs)], np.float64)
+        name = default_cost(pilot.costs, getattr(pilot, "full_costs", {}), cost)
+        costs = np.asarray(pilot.costs[str(name)], np.float64)
         costs = costs.mean(axis=0) if costs.ndim == 2 else costs
         shared = cls.logit_grid().thresholds.astype(np.float64)
         rows, way = learned_thresholds(Pilot(confidences, values, costs), shared, epsilons)
@@ -292,7 +293,7 @@ class Path:
             raise ValueError(
                 "`pilot` must have costs: its settings are compared by what they save."
             )
-        name = checks.choice("cost", cost or first.first_cost, first.costs)
+        name = str(first.default_cost(cost))
         risks = [
             upper_estimates(curve.losses()) / level
             for curve, level in zip(curves, levels, strict=True)

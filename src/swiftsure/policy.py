@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -17,11 +18,18 @@ from swiftsure._version import __version__
 from swiftsure.bounds import BOUNDS, minimum_samples
 from swiftsure.control import CONTROLS
 from swiftsure.curves import GIVEN_SETTINGS, RiskCurve
+from swiftsure.dials import setting_key
 from swiftsure.exits import exit_indices, threshold_array
 from swiftsure.files import json_checksum, read_json, validation_message, write_text
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
+from swiftsure.records.checks import (
+    COLDEST,
+    DTYPES,
+    HOTTEST,
+    confidence_array,
+    weights_by_slice,
+)
 from swiftsure.risks import RISKS, risk_noun
 from swiftsure.signing import proofs, refuse_unsigned
 from swiftsure.tracking import log_to_mlflow
@@ -42,6 +50,7 @@ __all__ = [
     "fewest_samples",
     "percent",
     "promise_sentence",
+    "risk_words",
     "sentence_parts",
 ]
 
@@ -129,10 +138,7 @@ class Promise(_Frozen):
     @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
-        tail = "" if self.above is None else f" > {_rounded_up(self.above)}"
-        if self.worst is not None:
-            tail = f", worst {_share(self.worst)}"
-        return f"{self.loss} {risk_noun(self.risk)}{tail}"
+        return risk_words(self.loss, self.risk, self.above, self.worst)
 
     def __str__(self) -> str:
         """Return the name in words, with the full model."""
@@ -252,7 +258,7 @@ class Certificate(_Frozen):
             "delta must be given for a guarantee with a probability",
         )
         _require(self.n <= self.n_samples, "n must not exceed n_samples")
-        _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
+        _require(self.pool is None or self.pool >= self.n, f"pool must hold all {self.unit}")
         _require(self.index is None or self.index < self.n_settings, "index must be a setting")
         _require(
             self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
@@ -361,13 +367,15 @@ class PolicyEvaluation(NamedTuple):
     Attributes
     ----------
     risk : float
-        Mean loss for the policy's first promise.
+        Risk of the policy's first promise, as it is promised: a mean over samples or groups, a
+        weighted mean, a tail, or the largest of the risks of the promise's slices.
     risks : tuple of float
-        Mean loss for each promise.
+        The same for each promise.
     saving : float
         Fraction of the full model's cost that is saved, negative if more is needed: FLOPs if the
         record has them; else the price of a cascade, against its last model alone (the first of
-        `full_costs`); else the record's first cost, or the exit number if it has no other.
+        `full_costs` besides FLOPs and seconds); else the record's first cost, seconds after others,
+        or the exit number if it has no other. The library means this cost wherever none is named.
     savings : dict
         The same for every cost in the record.
     exit_shares : (n_exits,) or None
@@ -524,10 +532,23 @@ class Policy(_Frozen):
         """
         return log_to_mlflow(self, prefix=prefix, artifact=artifact)
 
-    def evaluate(self, record: ExitRecord | ThresholdRecord | ShardedRecord) -> PolicyEvaluation:
+    def evaluate(
+        self,
+        record: ExitRecord | ThresholdRecord | ShardedRecord,
+        *,
+        weights: ArrayLike | Mapping[str, float] | None = None,
+    ) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
-        These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
+        These are estimates, not a guarantee, of what is promised: score, exit rule, averaging,
+        slices and transformed losses are the policy's own. Of a promise about slices, only samples
+        of these slices count, and the risk is that of the worst slice.
+
+        Parameters
+        ----------
+        weights : (n,) or mapping of slices to weights
+            Needed if the promise is about weighted samples: the weights of these, as in
+            `calibrate`. Samples drawn in production have the weight 1: pass `weights=1`.
 
         Examples
         --------
@@ -539,17 +560,22 @@ class Policy(_Frozen):
         >>> policy.evaluate(rest).risk < 0.08
         True
         """
-        curves = [self._curve(record, promise) for promise in self.certificate.promises]
-        curve = curves[0]
+        record = self._counted(record)
+        weighing = self._weights(record, weights)
+        promises = self.certificate.promises
+        curve = self._curve(record, promises[0], weighing)
         index = self._index(curve, record)
-        risks = tuple(each.risk_at(index) for each in curves)
+        alone = self._alone(record)
+        risks = tuple(
+            max(self._curve(each, promise, weighing).risk_at(index) for each in alone)
+            for promise in promises
+        )
         savings = {}
         for name in curve.costs:
             full = curve.full_cost(name)
             here = full if self.runs_full_model else float(curve.mean_cost(name)[index])
             savings[name] = 1 - here / full if full else 0.0
-        plain = [name for name in savings if name != "exit"]
-        first = next((c for c in ("flops", curve.price, *plain, "exit") if c in savings), None)
+        first = curve.default_cost()
         return PolicyEvaluation(
             risk=risks[0],
             risks=risks,
@@ -559,18 +585,79 @@ class Policy(_Frozen):
             n=curve.n,
         )
 
+    def _counted(self, record: Any) -> Any:
+        """Return the samples that the promise is about, grouped as it counts them."""
+        certificate = self.certificate
+        slices = certificate.slices
+        if slices is not None:
+            labels = getattr(record, "slices", None)
+            if labels is None:
+                raise ValueError(
+                    f"`record` must hold the slice of each sample, because the promise is about"
+                    f" {_slice_names(slices)}: dataclasses.replace(record, slices=...)."
+                )
+            inside = np.isin(labels.astype(str), list(slices))
+            if not inside.any():
+                raise ValueError(f"`record` must hold samples of {_slice_names(slices)}.")
+            record = record if inside.all() else record.take(np.flatnonzero(inside))
+        if certificate.unit == "samples":
+            return record if record.groups is None else replace(record, groups=None)
+        if record.groups is None and certificate.average == "group":
+            raise ValueError(
+                "`record` must have groups, because the promise is about the average of group"
+                " averages: dataclasses.replace(record, groups=...)."
+            )
+        return record
+
+    def _alone(self, record: Any) -> list[Any]:
+        """Return the samples of each slice that the promise is about, or all samples."""
+        if self.certificate.slices is None or len(self.certificate.slices) == 1:
+            return [record]
+        names = record.slices.astype(str)
+        return [record.take(np.flatnonzero(names == name)) for name in np.unique(names)]
+
+    def _weights(
+        self, record: Any, weights: ArrayLike | Mapping[str, float] | None
+    ) -> NDArray[np.float64] | None:
+        """Return the weight of each sample; raise unless weights are given where they belong."""
+        if (weights is None) != (self.certificate.max_weight is None):
+            raise ValueError(
+                "`weights` go with a promise about weighted samples, and this one is about others;"
+                " leave them out."
+                if self.certificate.max_weight is None
+                else "`weights` must be given, because the promise is about weighted samples: those"
+                " of this record, as in `calibrate`, or 1 if it was drawn in production."
+            )
+        if weights is None:
+            return None
+        if isinstance(weights, Mapping):
+            return weights_by_slice(record, weights)
+        values = checks.numbers("weights", weights, np.float64)
+        return np.full(record.n, values) if values.ndim == 0 else values
+
     def _curve(
-        self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
+        self,
+        record: ExitRecord | ThresholdRecord | ShardedRecord,
+        promise: Promise,
+        weights: NDArray[np.float64] | None = None,
     ) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
+        curve = self._plain_curve(record, promise).transformed(promise.above, promise.worst)
+        if weights is None or self.certificate.max_weight is None:
+            return curve
+        return curve.weighted(weights, self.certificate.max_weight)
+
+    def _plain_curve(
+        self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
+    ) -> RiskCurve:
+        """Return the curve of one promise before its losses are transformed or weighted."""
         options: dict[str, Any] = {}
         if record.groups is not None:
-            grouped = self.certificate.unit == "groups"
-            options["average"] = self.certificate.average if grouped else "group"
+            options["average"] = self.certificate.average
             options["max_group_size"] = self.certificate.max_group_size
         if isinstance(record, ThresholdRecord):
-            curve = record.curve(promise.risk, promise.loss, **options)
-            return curve.transformed(promise.above, promise.worst)
+            self._check_settings(record)
+            return record.curve(promise.risk, promise.loss, **options)
         if self.n_exits != record.n_exits:
             raise ValueError(
                 f"`record` must have the policy's number of exits, {self.n_exits}, but has"
@@ -580,8 +667,18 @@ class Policy(_Frozen):
         if self.thresholds is not None and not self.runs_full_model:
             path = paths.Path.family([self.thresholds])
         options |= {"strict": self.strict, "min_exit": self.min_exit}
-        curve = record.curve(promise.risk, promise.loss, self.score, path, **options)
-        return curve.transformed(promise.above, promise.worst)
+        return record.curve(promise.risk, promise.loss, self.score, path, **options)
+
+    def _check_settings(self, record: ThresholdRecord) -> None:
+        """Raise if a record is of a system with other settings, such as another score."""
+        for name, value in record.settings.items():
+            if name not in self.settings or setting_key([self.settings[name]]) != setting_key(
+                [value]
+            ):
+                raise ValueError(
+                    f"`record` must be of the system that the policy is for, with {name} ="
+                    f" {self.settings.get(name)}, but it was recorded with {name} = {value}."
+                )
 
     def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord | ShardedRecord) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -601,15 +698,26 @@ class Policy(_Frozen):
         return int(found[0])
 
     def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
-        """Plot a record's risk and saving along its default path."""
+        """Plot a record's risk and saving along its default path, averaged as promised."""
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
         if self.certificate.max_weight is not None:
             raise ValueError("`plot` cannot show a promise about weighted samples.")
+        record = self._counted(record)
+        if len(self._alone(record)) > 1:
+            raise ValueError(
+                "`plot` shows the risk of one slice, but the promise is about each of several: pass"
+                " the samples of one, with `record.take`."
+            )
         options: dict[str, Any] = {}
+        if record.groups is not None:
+            options["average"] = self.certificate.average
+            options["max_group_size"] = self.certificate.max_group_size
         if isinstance(record, ExitRecord):
-            options = {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
+            options |= {"score": self.score, "strict": self.strict, "min_exit": self.min_exit}
+        else:
+            self._check_settings(record)
         curve = record.curve(promise.risk, promise.loss, **options)
         return policy_figure(curve.transformed(promise.above, promise.worst), self)
 
@@ -618,7 +726,19 @@ class Policy(_Frozen):
 
         With a key in the environment (`SWIFTSURE_POLICY_KEY`, or a file with it in
         `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
+
+        Raises
+        ------
+        ValueError
+            If `load` would refuse the file, because the policy was edited to what no calibration
+            can have certified.
         """
+        try:
+            self.check()
+        except ValueError as error:
+            raise ValueError(
+                f"This policy could not be loaded again: {error}. Was it edited? Calibrate again."
+            ) from None
         content = self.model_dump(mode="json")
         write_text(path, json.dumps(content | proofs(content), indent=2) + "\n")
 
@@ -690,6 +810,20 @@ class Policy(_Frozen):
         return html_card("Policy", facts, str(self))
 
 
+def risk_words(loss: str, risk: str, above: float | None = None, worst: float | None = None) -> str:
+    """Return a loss and its bounded quantity.
+
+    Examples
+    --------
+    >>> risk_words("brier", "gap", above=0.1), risk_words("brier", "gap", above=0.0, worst=0.1)
+    ('brier gap > 0.1', 'brier gap, worst 10 %')
+    """
+    tail = "" if above is None else f" > {_rounded_up(above)}"
+    if worst is not None:
+        tail = f", worst {_share(worst)}"
+    return f"{loss} {risk_noun(risk)}{tail}"
+
+
 def percent(share: float) -> str:
     """Return a fraction as a percentage without needless digits.
 
@@ -753,9 +887,14 @@ def _where(certificate: Certificate) -> str:
     if slices is None:
         return ""
     if len(slices) == 1:
-        return f"on samples of slice {next(iter(slices))}, "
+        return f"on samples of {_slice_names(slices)}, "
     listed = _and([f"{name} ({n:,})" for name, n in slices.items()])
     return f"in each of the slices {listed} at once, and so in every mixture of them, "
+
+
+def _slice_names(slices: Mapping[str, int]) -> str:
+    """Return which slices a promise is about."""
+    return f"{'slice' if len(slices) == 1 else 'the slices'} {_and(list(slices))}"
 
 
 def _labelled(labels: int, unit: str) -> str:
@@ -877,6 +1016,8 @@ def _saving(certificate: Certificate) -> str:
         where = f"against the first setting of the path, {where}"
     if certificate.average == "group":
         where = "on average over the calibration groups"
+    if certificate.max_weight is not None:
+        where += ", by their weights"
     return f", {' but '.join(texts)} {where}" if texts else ""
 
 
@@ -923,8 +1064,7 @@ def _nothing_certified(certificate: Certificate) -> str:
         text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
     if certificate.slices is not None:
-        text += f" of {'slice' if len(certificate.slices) == 1 else 'the slices'} "
-        text += _and(list(certificate.slices))
+        text += f" of {_slice_names(certificate.slices)}"
     fewest = fewest_samples(certificate)
     if fewest > certificate.n:
         text += f" (even if every loss were 0, the tests here would need at least {fewest:,})"

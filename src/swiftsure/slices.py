@@ -208,21 +208,8 @@ def calibrate_slices(
             delta=delta,
             **options,
         )
-    for name in ("pool", "labeller", "max_costs", "weights", "average", "max_group_size"):
-        if options.get(name) is not None:
-            raise ValueError(f"`{name}` does not go with slices.")
-    if options.get("split") is not None:  # each slice would learn another path
-        raise ValueError(
-            "`split` does not go with slices: set a pilot aside with `record.split`, and give the"
-            " path that `Path.pareto` learns on it to all slices."
-        )
-    if getattr(options.get("path"), "branches", None) is not None and not own:
-        raise ValueError(
-            "`path` with branches has no safest setting for all slices: calibrate with `own=True`."
-        )
-    if options.get("control", "ucb") not in ("ucb", "ltt") or "correction" in options:
-        raise ValueError("`control` must be ucb, or ltt in fixed sequence, with slices.")
-    checks.between("delta", delta, 0.0, 1.0)
+    _refuse_options(options, own, together)
+    checks.failure_probability(delta)
     rows = slice_rows(record, slices)
     chance = delta / len(rows) if own and together else delta
     alone = {
@@ -256,6 +243,29 @@ def calibrate_slices(
         for name in rows
     }
     return SlicedPolicy(policies=policies, delta=delta, together=True)
+
+
+def _refuse_options(options: Mapping[str, Any], own: bool, together: bool) -> None:
+    """Raise for what does not go with slices."""
+    if not together and not own:
+        raise ValueError(
+            "`together=False` needs `own=True`: one setting for all slices keeps all promises at"
+            " once."
+        )
+    for name in ("pool", "labeller", "max_costs", "weights", "average", "max_group_size"):
+        if options.get(name) is not None:
+            raise ValueError(f"`{name}` does not go with slices.")
+    if options.get("split") is not None:  # each slice would learn another path
+        raise ValueError(
+            "`split` does not go with slices: set a pilot aside with `record.split`, and give the"
+            " path that `Path.pareto` learns on it to all slices."
+        )
+    if getattr(options.get("path"), "branches", None) is not None and not own:
+        raise ValueError(
+            "`path` with branches has no safest setting for all slices: calibrate with `own=True`."
+        )
+    if options.get("control", "ucb") not in ("ucb", "ltt") or "correction" in options:
+        raise ValueError("`control` must be ucb, or ltt in fixed sequence, with slices.")
 
 
 def _about(

@@ -18,6 +18,7 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from swiftsure.control import Control
     from swiftsure.policy import Certificate, Policy
     from swiftsure.risks import Risk
     from swiftsure.slices import SlicedPolicy
@@ -234,7 +235,7 @@ def calibrate(
     policy = ss.calibrate(
         loaded,
         risks=risks,
-        control=options.parse_control(control, bound),
+        control=_rule(control, bound),
         delta=delta,
         path=route,
         split=split,
@@ -255,6 +256,14 @@ def calibrate(
         curve = _curve(loaded, risks, route, split, seed, cost, shown)
         ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
     _show(record, policy, [output, figure], json)
+
+
+def _rule(control: str, bound: str) -> "Control":
+    """Return the control; raise if it does not use the bound that is given for it."""
+    rule = options.parse_control(control, bound)
+    if bound != "auto" and not rule.uses_bound:
+        raise ValueError(f"`--bound` is not used by {rule.name}; leave it out.")
+    return rule
 
 
 def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:

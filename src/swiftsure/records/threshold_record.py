@@ -223,12 +223,13 @@ class ThresholdRecord(Record):
         settings (`Path.pareto`, `Path.settings`, `Path.branching`); by default all of them, in
         recorded order. `average` and `max_group_size` are as in `ExitRecord.curve`.
         """
-        own = self.settings.get("score", score)
+        own = self.settings.get("score")
         route = path if isinstance(path, Path) and path.columns is not None else None
         if (path is not None and route is None) or score not in (None, own):
             raise ValueError(
-                "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
-                " out, record other thresholds, or take a path of recorded settings (Path.pareto)."
+                "`score` and `path` of a ThresholdRecord are those it was recorded with"
+                f" (score = {own}); leave them out, record other thresholds, or take a path of"
+                " recorded settings (Path.pareto)."
             )
         loss = chosen_loss(self, risk, loss)
         if RISKS[risk].selective:
