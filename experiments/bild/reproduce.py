@@ -54,6 +54,7 @@ def bild(
         )
     given: dict[str, Any] = {"risk": risk, "loss": loss, "n_calibration": n_calibration}
     given |= {"controls": {label: CONTROLS[label] for label in DRAWN}, "epsilons": EPSILONS}
+    given["cost"] = PASSES
     study = evaluate(pairs, **given | options)
     speed = "sentences" if study.seconds else None
     title = f"{pairs.n:,} sentences, n = {n_calibration:,}"

@@ -89,7 +89,7 @@ def calm(
         for score, record in records.items()
         for n in sizes
     }
-    given = {"epsilons": EPSILONS, "risk": risk, "loss": loss, **options}
+    given = {"epsilons": EPSILONS, "risk": risk, "loss": loss, "cost": "layers", **options}
     return CalmStudies(evaluate_all(cases, controls=CONTROLS, **given), risk, loss)
 
 

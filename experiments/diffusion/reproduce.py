@@ -55,7 +55,7 @@ def diffusion(
     if loss is None:
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     given: dict[str, Any] = {"risk": "consistency", "loss": loss, "n_calibration": n_calibration}
-    given |= {"controls": CONTROLS, "epsilons": EPSILONS, **options}
+    given |= {"controls": CONTROLS, "epsilons": EPSILONS, "cost": "layers", **options}
     study = evaluate(pairs, **given)
     title = f"{loss}, {pairs.n:,} pairs, n = {n_calibration:,}"
     return SweepResult(study, title, "diffusion", shown=(0.05, 0.1, 0.2, 0.3))

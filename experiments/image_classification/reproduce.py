@@ -151,7 +151,7 @@ def image_classification(
         for title, (risk, loss) in RISKS.items()
         for model, record in records.items()
     }
-    given = {"epsilons": EPSILONS, "draws": 1000, **options}
+    given = {"epsilons": EPSILONS, "draws": 1000, "cost": "exit", **options}
     return ImageClassificationResult(records, evaluate_all(cases, controls=CONTROLS, **given))
 
 

@@ -212,6 +212,7 @@ def segmentation(
     }
     given = {"epsilons": EPSILONS, "draws": 1000, "delta": 0.1, "seed": 0, **options}
     given |= {"record": frames, "controls": CONTROLS, "n_calibration": n_calibration}
+    given["cost"] = "exit"
     studies = evaluate_all(cases, **given)
     return SegmentationResult(record, studies, given["delta"], given["seed"], scenes)
 

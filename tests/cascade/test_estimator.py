@@ -65,7 +65,7 @@ def test_a_class_that_is_too_rare_is_not_calibrated():
     labels = np.where(np.arange(3000) < 1, 2, Y % 2)
     model = ss.CertifiedCascade(cascade().estimators, random_state=1)
     seen = []
-    for seed in range(6):
+    for seed in range(12):
         model.set_params(random_state=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

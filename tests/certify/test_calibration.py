@@ -276,7 +276,34 @@ def test_a_threshold_record_has_its_own_score_and_path():
     with refused("score"):
         ss.calibrate(known, score="top1", epsilon=0.05)
     assert ss.calibrate(known, score="softmax", epsilon=0.05) == ss.calibrate(known, epsilon=0.05)
-    assert ss.calibrate(runs([0, 2, 4]), score="softmax", epsilon=0.05).score is None
+    with refused("score"):
+        ss.calibrate(runs([0, 2, 4]), score="softmax", epsilon=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"control": "crc", "delta": 0.05}, r"`delta` is not used by crc.* leave it out"),
+        ({"control": "empirical", "delta": 0.05}, "`delta` is not used by empirical"),
+        ({"control": "crc", "bound": "wsr"}, r'`bound` is not used by crc.*method="ucb"'),
+        ({"control": ss.Control("crc"), "delta": 0.2}, "`delta` is not used by crc"),
+        ({"control": "empirical", "bound": "wsr"}, r'`bound` is not used.*control="ucb" or "ltt"'),
+        ({"estimated_weights": True}, "`estimated_weights` says something about `weights`"),
+        ({"eps": 0.1}, r"'eps'.* Did you mean 'epsilon'"),
+        ({"loss": "accuracy"}, r"'accuracy'. Did you mean 'zero_one'"),
+        ({"epsilon": 1}, "Did you mean 0.01, which is 1 %"),
+        ({"epsilon": 5}, "Did you mean 0.05, which is 5 %"),
+    ],
+)
+def test_what_would_be_ignored_or_is_not_known_is_refused(arguments, message):
+    record = random_record(losses="zero_one")
+    with pytest.raises((ValueError, TypeError), match=message):
+        ss.calibrate(record, **{"epsilon": 0.3, **arguments})
+
+
+def test_a_failure_probability_above_a_half_warns():
+    with pytest.warns(UserWarning, match=r"of 5 % only. Did you mean 0.05\?"):
+        ss.calibrate(random_record(losses="zero_one"), epsilon=0.3, delta=0.95)
 
 
 # Curves

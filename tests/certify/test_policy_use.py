@@ -13,6 +13,7 @@ from swiftsure.certify.bounds import BOUNDS
 from swiftsure.certify.control import Control
 from swiftsure.curves.risks import RISKS
 from swiftsure.exits import exit_indices
+from swiftsure.report.findings import findings
 from swiftsure.study.planning import lowest_epsilon
 from tests.builders import random_record
 
@@ -453,3 +454,167 @@ def test_every_policy_of_a_budget_is_read_again(tmp_path, risk, bound, saving):
                 continue
             made.save(path)
             assert ss.Policy.load(path) == made
+
+
+# ------------------------------------------------------------------------- the cost that is meant
+
+
+@pytest.mark.parametrize(
+    ("costs", "full_costs", "expected"),
+    [
+        ({"layers": [3, 6, 9, 12], "flops": [1, 5, 7, 8]}, {}, "flops"),
+        ({"tokens": [9, 9, 9, 10], "usd": [1, 2, 3, 4]}, {"seconds": 1, "usd": 3.5}, "usd"),
+        ({"seconds": [1, 2, 3, 4], "layers": [3, 6, 9, 12]}, {}, "layers"),
+        ({"seconds": [1, 2, 3, 4]}, {}, "seconds"),
+        ({}, {}, "exit"),
+    ],
+)
+def test_one_rule_chooses_the_cost_everywhere(costs, full_costs, expected):
+    """A policy's evaluation, a study, a report, plans, paths and `calibrate_best`: one saving."""
+    full_costs = {k: v for k, v in full_costs.items() if k in costs}
+    record = replace(RECORD, costs=costs, full_costs=full_costs)
+    asked = {"loss": "zero_one", "epsilon": 0.3}
+    made = ss.calibrate(record, **asked)
+    found = made.evaluate(record)
+    assert found.saving == found.savings[expected]
+    study = ss.evaluate(record, loss="zero_one", controls=["ucb"], epsilons=[0.3], splits=2)
+    assert study.cost == expected
+    assert findings(record, made).cost == expected
+    assert made.plot(record).axes[1].get_ylabel() == f"saved, % of {expected}"
+    sizes = {"sizes": (200,), "draws": 5}
+    plans = [
+        ss.planning.gain_by_samples(record, cost=cost, **asked, **sizes)
+        for cost in (None, expected)
+    ]
+    assert plans[0].gain == plans[1].gain
+    pools = [
+        ss.planning.unlabelled_pool(50, 0.3, record, cost=cost, **sizes)
+        for cost in (None, expected)
+    ]
+    assert pools[0].gain == pools[1].gain
+    budgets = [
+        ss.planning.lowest_epsilon(record, saving=0.2, loss="zero_one", cost=cost)
+        for cost in (None, expected)
+    ]
+    assert budgets[0].cost == budgets[1].cost
+    best = ss.calibrate_best(record, correction="bonferroni", **asked)
+    assert best.certificate.selection.cost == expected
+
+
+# ------------------------------------------------------------------------- what was promised
+
+
+def gaps_at(made, record):
+    """The 0-1 gap of each sample at the exit that a policy takes."""
+    exits = made.exits(record.confidences["top1"])
+    losses = record.losses["zero_one"]
+    return losses[np.arange(record.n), exits] - losses[:, -1]
+
+
+def test_a_promise_about_weighted_samples_is_evaluated_with_weights():
+    slices = np.where(RECORD.predictions[:, 0] > 2, "night", "day")
+    record = replace(RECORD, slices=slices, costs={"flops": [1, 2, 3, 5]})
+    share = float((slices == "night").mean())
+    by_name = {"night": 0.5 / share, "day": 0.5 / (1 - share)}
+    weights = np.asarray([by_name[name] for name in slices])
+    made = ss.calibrate(
+        record, loss="zero_one", epsilon=0.3, weights=by_name, max_weight=max(by_name.values())
+    )
+    found = made.evaluate(record, weights=by_name)
+    assert found.risk == pytest.approx((weights * gaps_at(made, record)).mean())
+    assert found.risk == pytest.approx(made.certificate.promises[0].calibration_risk)
+    spent = record.costs["flops"][made.exits(record.confidences["top1"])]
+    assert found.saving == pytest.approx(1 - (weights * spent).mean() / weights.mean() / 5)
+    full, here = made.certificate.costs["flops"]
+    assert (full, 1 - here / full) == (pytest.approx(5), pytest.approx(found.saving))
+    with pytest.raises(ValueError, match=r"`weights` must be given.*or 1 if it was drawn in prod"):
+        made.evaluate(record)
+    in_production = made.evaluate(record, weights=1)
+    assert in_production.risk == pytest.approx(gaps_at(made, record).mean())
+    with pytest.raises(ValueError, match="`weights` go with a promise about weighted samples"):
+        policy().evaluate(record, weights=weights)
+
+
+def test_a_promise_about_slices_is_evaluated_on_them():
+    slices = np.where(np.arange(900) % 3 == 0, "night", "day")
+    record = replace(RECORD, slices=slices)
+    own = ss.calibrate_slices(record, own=True, loss="zero_one", epsilon=0.3)["night"]
+    found = own.evaluate(record)
+    gaps = gaps_at(own, record)
+    assert (found.n, found.risk) == (300, pytest.approx(gaps[::3].mean()))
+    shared = ss.calibrate_slices(record, loss="zero_one", epsilon=0.3)["night"]
+    gaps = gaps_at(shared, record)
+    worst = max(gaps[slices == name].mean() for name in ("night", "day"))
+    found = shared.evaluate(record)
+    assert (found.n, found.risk) == (900, pytest.approx(worst))
+    with pytest.raises(ValueError, match=r"must hold the slice of each sample, .* slice night"):
+        own.evaluate(RECORD)
+    with pytest.raises(ValueError, match="must hold samples of slice night"):
+        own.evaluate(record.take(np.flatnonzero(slices == "day")))
+    assert own.plot(record).axes[0].lines[0].get_ydata()[-1] == pytest.approx(
+        record.take(np.arange(0, 900, 3)).curve("gap", "zero_one").risk()[-1]
+    )
+    with pytest.raises(ValueError, match="`plot` shows the risk of one slice"):
+        shared.plot(record)
+
+
+def test_a_promise_is_evaluated_with_its_own_averages():
+    groups = np.repeat(np.arange(90), [1, 19] * 45)
+    grouped = replace(RECORD, groups=groups)
+    made = ss.calibrate(RECORD, loss="zero_one", epsilon=0.3)
+    found = made.evaluate(grouped)
+    assert (found.n, found.risk) == (900, pytest.approx(gaps_at(made, RECORD).mean()))
+    drawn = made.plot(grouped).axes[0].lines[0].get_ydata()
+    np.testing.assert_allclose(drawn, RECORD.curve("gap", "zero_one").risk())
+    by_sample = {"average": "sample", "max_group_size": 20}
+    of_groups = ss.calibrate(grouped, loss="zero_one", epsilon=0.5, **by_sample)
+    drawn = of_groups.plot(grouped).axes[0].lines[0].get_ydata()
+    np.testing.assert_allclose(drawn, grouped.curve("gap", "zero_one", **by_sample).risk())
+    averages = ss.calibrate(grouped, loss="zero_one", epsilon=0.5)
+    with pytest.raises(ValueError, match="`record` must have groups"):
+        averages.evaluate(RECORD)
+
+
+def test_a_policy_is_evaluated_on_its_own_system_only():
+    losses = {"x": np.zeros((300, 3))}
+    one, other = (
+        ss.ThresholdRecord([1.0, 0.5, 0.2], losses, settings={"score": score, "steps": [1, 2]})
+        for score in ("softmax", "saturation")
+    )
+    made = ss.calibrate(one, epsilon=0.1)
+    assert made.evaluate(one).risk == 0
+    for use in (made.evaluate, made.plot):
+        with pytest.raises(ValueError, match="score = softmax, but it was recorded with score = s"):
+            use(other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda curve: curve.tail(0.1), "brier gap > 0.1"),
+        (lambda curve: curve.worst_mean(0.1), "brier gap, worst 10 %"),
+        (lambda curve: curve.weighted(WEIGHTS, 1.5), "brier gap (weighted)"),
+    ],
+)
+def test_a_study_says_what_its_risk_is(changed, words):
+    curve = changed(RECORD.curve("gap", "brier"))
+    study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.4], splits=2, n_calibration=200)
+    assert study.risk_words == words
+    assert words in str(study)
+
+
+WEIGHTS = np.where(np.arange(900) % 2, 1.5, 0.5)
+
+
+def test_a_study_of_weighted_samples_has_weighted_gains():
+    """Half of the samples exit at once, and they weigh three times as much as the others."""
+    confidences = np.where(WEIGHTS > 1, 0.9, 0.1)[:, None]
+    record = ss.ExitRecord(
+        confidences,
+        losses={"zero_one": np.zeros((900, 2))},
+        costs={"usd": [1.0, 5.0]},
+        full_costs={"usd": 4.0},
+    )
+    curve = record.curve(path=[0.5]).weighted(WEIGHTS, 1.5)
+    study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.2], splits=40, n_calibration=400)
+    assert study.gain["ucb"].mean() == pytest.approx(100 * (1 - (0.75 * 1 + 0.25 * 5) / 4), abs=1)

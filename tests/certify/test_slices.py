@@ -137,6 +137,8 @@ def test_slices_of_thresholds():
 
 def test_what_does_not_go_with_slices(case):
     record, slices = case
+    with refused("together=False"):
+        ss.calibrate_slices(record, slices=slices, together=False, **OPTIONS)
     for wrong in (
         {"pool": 5000},
         {"weights": np.ones(900), "max_weight": 1.0},

@@ -124,7 +124,6 @@ def test_a_record_with_one_loss_needs_no_name(run):
             ["--control", "ltt:correction=bonferroni:bound=hoeffding", "--bound", "wsr"],
             {"control": "ltt", "correction": "bonferroni", "bound": "hoeffding"},
         ),
-        (["--control", "crc", "--bound", "wsr"], {"control": "crc"}),
         (
             ["--and", "consistency:zero_one:0.04", "--and", "gap:brier:0.03"],
             {
@@ -467,3 +466,12 @@ def test_splits_that_cannot_be(run, made, options, message):
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert not made()
+
+
+@pytest.mark.parametrize(
+    "options", [("--control", "crc", "--bound", "wsr"), ("--control", "crc", "--delta", "0.05")]
+)
+def test_what_a_control_does_not_use_is_refused(run, options):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, *options)
+    assert done.status == 2
+    assert "is not used by crc" in done.err

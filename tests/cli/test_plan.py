@@ -139,6 +139,13 @@ def test_a_plan_that_falls_short_says_so(run, record):
         ("-o", "policy.json"),
         ("thresholds.parquet", "-o", "policy.json"),
         ("thresholds.parquet", "--true-risk", "0.01"),
+        ("thresholds.parquet", "--bound", "auto"),
+        ("--loss", "brier"),
+        ("record.parquet", "--labels", "9", "--risk", "gap"),
+        ("record.parquet", "--labels", "9", "--bound", "wsr"),
+        ("record.parquet", "--labels", "9", "--power", "0.9"),
+        ("thresholds.parquet", "--saving", "0.3", "--epsilon", "0.05"),
+        ("thresholds.parquet", "--saving", "0.3", "--power", "0.8"),
     ],
 )
 def test_options_that_do_not_belong_are_refused(run, arguments):

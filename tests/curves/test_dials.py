@@ -8,8 +8,6 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.curves.pareto import pareto_order
-from swiftsure.curves.pilots import split_pilot
-from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.run import PolicyBinding
 from swiftsure.study.planning import lowest_epsilon
 
@@ -253,18 +251,23 @@ def test_a_split_says_how_many_samples_went_where():
     policy = ss.calibrate(record(), risk="consistency", epsilon=0.06, split=0.25)
     assert (policy.certificate.pilot, policy.certificate.n) == (150, 450)
     assert "the 450 calibration samples (the path was learned on 150 others)" in str(policy)
-    assert "the pilot's samples were drawn at random from those given" in str(policy)
+    assert "the samples were split by a seed drawn at random from the operating system" in str(
+        policy
+    )
     assert policy.settings == {"rollback": 2.0, "fallback": 0.2, "scheme": "rollback"}
 
 
 def test_a_split_is_repeated_by_its_seed():
-    parts = [split_pilot(record(), 100, SampleOrder.of(3))[0].ids.tolist() for _ in range(2)]
-    assert parts[0] == parts[1] != split_pilot(record(), 100, SampleOrder.of(4))[0].ids.tolist()
+    first, again, other = (
+        ss.calibrate(record(order=seed), risk="consistency", epsilon=0.06, split=100).certificate
+        for seed in (3, 3, 4)
+    )
+    assert first.data == again.data != other.data
 
 
 def test_a_split_keeps_groups_whole():
     whole = record(groups=np.arange(600) // 3)
-    pilot, rest = split_pilot(whole, 50, SampleOrder.of(0))
+    pilot, rest = whole.split(50)
     assert len(np.unique(pilot.groups)) == 50
     assert not set(pilot.groups) & set(rest.groups)
 

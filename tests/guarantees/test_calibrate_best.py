@@ -121,7 +121,7 @@ def test_the_certificate_says_what_the_split_rests_on(drawn):
         records = [dataclasses.replace(each, order=0) for each in records]
     made = calibrate_best(records, split=0.2, **PROMISE | {"epsilon": 0.2})
     assert made.certificate.seed is None
-    stated = "were drawn at random" if drawn else "came in random order"
+    stated = "split by a seed drawn at random" if drawn else "came in random order"
     assert stated in str(made)
 
 

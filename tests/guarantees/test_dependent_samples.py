@@ -533,3 +533,24 @@ def test_a_curve_keeps_its_own_average():
     ):
         with pytest.raises(ValueError, match=words):
             call(curve, average="sample", max_group_size=3)
+
+
+def test_branches_keep_the_failure_probability_per_sample():
+    """Large groups come first by name: each group's losses must meet its own size in any order."""
+    users = Users.with_risk(0.05 + 1e-6, 0.05 + 1e-6, heavy=0.4, most=10)
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(100):
+        losses, names = users.sample(800, rng)
+        sizes = np.bincount(names)
+        rank = np.argsort(np.argsort(-sizes, kind="stable"))
+        record = ss.ThresholdRecord(
+            dials={"a": [0, 1, 1], "b": [0, 1, 2]},
+            losses={"zero_one": losses},
+            costs={"time": [3.0, 2.0, 1.0]},
+            groups=rank[names],
+        )
+        path = ss.Path.branching([[1], [2]], record)
+        per_sample = {"average": "sample", "max_group_size": 10}
+        policy = ss.calibrate(record, epsilon=0.05, path=path, **per_sample)
+        found += policy.certificate.index is not None
+    check_rate(found, 100, 0.1)

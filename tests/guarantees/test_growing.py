@@ -1,5 +1,7 @@
 """Calibration that grows: δ holds for all moments together, however often one looks."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -118,3 +120,23 @@ def test_stopping_when_the_answer_pleases_keeps_delta():
         fast += max(shown) > 0
     check_rate(violations, 50, 0.1)
     assert fast > 35
+
+
+def test_samples_added_again_are_refused_by_ids_that_count_from_0():
+    """Were they not, the same samples would certify a risk just above ε sooner or later."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(40):
+        losses = np.column_stack([np.zeros(60), rng.random(60) < 0.1 + TINY])
+        calibration = ss.calibrate.start(epsilon=0.1, risk="consistency", horizon=1000)
+        with suppress(ValueError):
+            for _ in range(20):
+                tables = {"inconsistencies": {"zero_one": losses}, "ids": np.arange(60)}
+                calibration.update(ss.ThresholdRecord([None, 0.5], **tables))
+        found += calibration.index is not None
+    check_rate(found, 40, 0.1)
+
+
+def test_samples_added_again_break_delta():
+    columns = np.random.default_rng(0).random((60, 100)) < 0.1 + TINY
+    with pytest.raises(RefutedError):
+        check_rate(ever_certified(np.tile(columns, (20, 1)), 0.1, 1.0, 1000).sum(), 100, 0.1)

@@ -224,10 +224,10 @@ def test_a_foreign_parquet(tmp_path):
 
 def test_a_record_of_a_newer_version(tmp_path, monkeypatch):
     path = tmp_path / "record.parquet"
-    monkeypatch.setattr(files, "FIRST_VERSION", 3)
+    monkeypatch.setattr(files, "FIRST_VERSION", 4)
     exit_record().save(path)
     monkeypatch.undo()
-    expect(path, r"newer Swiftsure \(record version 3; this one reads up to 2\): upgrade swiftsure")
+    expect(path, r"newer Swiftsure \(record version 4; this one reads up to 3\): upgrade swiftsure")
 
 
 # Writing

@@ -84,6 +84,7 @@ def study(record):
     return ss.evaluate(
         record,
         loss="zero_one",
+        cost="layers",
         controls=CONTROLS,
         epsilons=EPSILONS,
         delta=0.15,
@@ -178,7 +179,9 @@ def test_one_split_agrees_with_calibrate(record, control):
 
 def test_the_full_model_has_no_risk_and_no_gain(record):
     """At so low a level nothing is certified."""
-    found = ss.evaluate(record, controls=["ucb"], epsilons=[1e-4], splits=3, n_calibration=50)
+    found = ss.evaluate(
+        record, controls=["ucb"], epsilons=[1e-4], splits=3, cost="layers", n_calibration=50
+    )
     assert np.isposinf(found.thresholds["ucb"]).all()
     for name in ("test_risk", "gain", "flops_gain"):
         np.testing.assert_allclose(getattr(found, name)["ucb"], 0, atol=1e-9)
@@ -222,7 +225,9 @@ def test_costs_of_each_sample_are_those_of_the_test_part(record):
     mine = ss.ExitRecord(
         record.confidences, losses=record.losses, costs={"layers": costs, "flops": 2 * costs}
     )
-    found = ss.evaluate(mine, controls=["ucb"], epsilons=[0.2], splits=6, n_calibration=550)
+    found = ss.evaluate(
+        mine, controls=["ucb"], epsilons=[0.2], splits=6, cost="layers", n_calibration=550
+    )
     rng = np.random.default_rng(0)
     for split in range(6):
         test = rng.permutation(600)[550:]
@@ -237,12 +242,13 @@ def test_costs_of_each_sample_are_those_of_the_test_part(record):
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [
-        ({"money": [1, 2, 3, 4], "layers": [2, 4, 6, 8]}, "layers"),
-        ({"money": [1, 2, 3, 4]}, "exit"),
+        ({"money": [1, 2, 3, 4], "layers": [2, 4, 6, 8]}, "money"),
+        ({"money": [1, 2, 3, 4]}, "money"),
+        ({"seconds": [1, 2, 3, 4]}, "seconds"),
         ({}, "exit"),
     ],
 )
-def test_layers_come_first_then_the_exit_number(record, costs, expected):
+def test_the_first_cost_comes_before_the_exit_number(record, costs, expected):
     mine = ss.ExitRecord(record.confidences, losses=record.losses, costs=costs)
     found = ss.evaluate(mine, controls=["crc"], epsilons=[0.1], splits=1)
     assert found.cost == expected
@@ -334,7 +340,12 @@ def test_groups_are_the_units():
     """Splitting and drawing groups is splitting and drawing their means."""
     labels = np.random.default_rng(0).integers(0, 150, 600)
     record = make_record(groups=labels)
-    arguments = {"controls": ["crc", "ucb"], "epsilons": EPSILONS, "n_calibration": 60}
+    arguments = {
+        "controls": ["crc", "ucb"],
+        "epsilons": EPSILONS,
+        "n_calibration": 60,
+        "cost": "layers",
+    }
     found = ss.evaluate(record, loss="zero_one", path=GRID, splits=5, **arguments)
     names = np.unique(labels)
     assert found.n_pool == len(names) < 600
@@ -358,6 +369,7 @@ def test_groups_are_the_units():
 def test_breakpoints_are_those_of_the_calibration_part(record):
     found = ss.evaluate(
         record,
+        cost="layers",
         loss="zero_one",
         controls={label: CONTROLS[label] for label in ("star", "hb")},
         epsilons=EPSILONS,

@@ -366,8 +366,10 @@ def test_gains_of_the_cost_that_is_named():
         for name in ("exit", "flops", "money")
     }
     assert found["flops"] > found["exit"] > found["money"] > 0
-    with pytest.raises(ValueError, match="`cost` must be given; this record has: exit, flops"):
-        gain_by_samples(record, **arguments)
+    assert gain_by_samples(record, **arguments).gain[0] == found["flops"]
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((300, 2)))
+    with pytest.raises(ValueError, match="`record` must have costs"):
+        gain_by_samples(curve, sizes=(200,), draws=2)
     with pytest.raises(ValueError, match="Did you mean 'flops'"):
         gain_by_samples(record, cost="flop", **arguments)
 

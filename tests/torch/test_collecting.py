@@ -48,6 +48,7 @@ def batches(*tensors, size=16):
 def assert_same(one, two, *, costs=False):
     """Two records of the same samples; those of `collect` are computed in float32."""
     assert one.ids.tolist() == two.ids.tolist()
+    assert one.has_ids == two.has_ids
     assert set(one.confidences) == set(two.confidences)
     for name, values in one.confidences.items():
         assert values.dtype == np.float32

@@ -2,8 +2,9 @@
 
 import difflib
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ __all__ = [
     "between",
     "choice",
     "count",
+    "failure_probability",
     "finite",
     "number",
     "numbers",
@@ -20,14 +22,30 @@ __all__ = [
     "within",
 ]
 
-T = TypeVar("T")
+MEANT = {"accuracy": "zero_one", "acc": "zero_one", "error": "zero_one", "eps": "epsilon"}
+"""What some names mean that are not like ours."""
 
 
 def between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` as a float if it lies strictly between `low` and `high`."""
     given = number(name, value)
     if not low < given < high:  # also refuses NaN
-        raise ValueError(f"`{name}` must be in ({low:g}, {high:g}), but got {given:g}.")
+        # Levels are shares: 5 may be meant as 5 %.
+        meant = name.startswith("epsilon") and high <= given <= 100 and given.is_integer()
+        hint = f" Did you mean {given / 100:g}, which is {given:g} %?" * meant
+        raise ValueError(f"`{name}` must be in ({low:g}, {high:g}), but got {given:g}.{hint}")
+    return given
+
+
+def failure_probability(delta: float) -> float:
+    """Return δ as a float in (0, 1); warn of one above 1/2, which is hardly a promise."""
+    given = between("delta", delta, 0.0, 1.0)
+    if given > 0.5:
+        warnings.warn(
+            f"`delta` is the probability that the promise fails: with {given:g} it holds with a"
+            f" probability of {100 * (1 - given):.12g} % only. Did you mean {1 - given:.12g}?",
+            stacklevel=3,
+        )
     return given
 
 
@@ -57,7 +75,8 @@ def choice(name: str, value: str, names: Iterable[str]) -> str:
     names = list(names)
     if value in names:
         return value
-    near = difflib.get_close_matches(str(value), names, n=1)
+    meant = [name for name in [MEANT.get(str(value))] if name in names]
+    near = meant or difflib.get_close_matches(str(value), names, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     options = ", ".join(names) if names else "none"
     raise ValueError(f"`{name}` must be one of: {options}; but got {value!r}.{hint}")

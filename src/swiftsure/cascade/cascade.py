@@ -231,15 +231,14 @@ class Cascade:
         ----------
         record : ExitRecord
         cost : str, optional
-            The cost to compare; by default the record's first besides the exit number.
+            The cost to compare; by default the price, the first of `full_costs` besides seconds.
         **options
             `epsilon`, `risk`, `loss`, `delta` and the others of `swiftsure.calibrate`.
         """
-        own = [name for name in record.costs if name != "exit"]
         score = options.pop("score", None)
         if score is None and self.scores[0] in record.confidences:
             score = self.scores[0]
-        return calibrate(record, cost=cost or (own[0] if own else None), score=score, **options)
+        return calibrate(record, cost=cost, score=score, **options)
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure.cascade.collecting import rows_of
 from swiftsure.certify.calibration import calibrate
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.scores import SCORES
@@ -53,7 +55,9 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     confidence : {"top1", "top_diff", "entropy"}
         What decides; among `swiftsure.scores`.
     random_state : int, RandomState or None
-        Of the split.
+        Of the split. By default it is drawn from the operating system's random numbers, so the
+        order of the samples does not matter. Otherwise they must be in random order, and the
+        certificate says so.
 
     Attributes
     ----------
@@ -109,12 +113,11 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"`calibration_size` must be in (0, 1), but got {self.calibration_size}."
             )
         self.classes_, numbers = np.unique(y, return_inverse=True)
-        rng = check_random_state(self.random_state)
-        order = rng.permutation(len(y))
-        size = round(self.calibration_size * len(y))
-        held, train = np.sort(order[:size]), np.sort(order[size:])
+        order = self._split_order()
+        held = order.draw_units(len(y), round(self.calibration_size * len(y)))
+        train = np.setdiff1d(np.arange(len(y)), held)
         # Moving samples by their label would bias those set aside, so nothing is calibrated then.
-        whole = size == 0 or len(np.unique(numbers[train])) < len(self.classes_)
+        whole = len(held) == 0 or len(np.unique(numbers[train])) < len(self.classes_)
         if whole:
             warnings.warn(
                 "A class has too few samples to set some aside: nothing was calibrated, and the"
@@ -127,16 +130,22 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.estimators_ = [clone(each).fit(part, y[train]) for each in self.estimators]
         self.policy_, self.record_ = None, None
         if not whole and len(self.classes_) > 1:
-            self.record_ = self._record(rows_of(X, held), numbers[held])
+            record = self._record(rows_of(X, held), numbers[held])
+            self.record_ = replace(record, order=order.after(order))
             self.policy_ = calibrate(
                 self.record_,
                 loss="zero_one",
                 epsilon=self.epsilon,
                 delta=self.delta,
                 score=self.confidence,
-                seed=int(rng.randint(2**31)),
             )
         return self
+
+    def _split_order(self) -> SampleOrder:
+        """Return the seed of the split; it was drawn unless `random_state` determines it."""
+        if self.random_state is None:  # scikit-learn's own generator may have been seeded
+            return SampleOrder.draw()
+        return SampleOrder(int(check_random_state(self.random_state).randint(2**31)), drawn=False)
 
     def predict(self, X: Any) -> Array:
         """Return the class of each sample."""
@@ -190,14 +199,8 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         own = np.asarray(self.costs, np.float64)
         if own.shape != (len(self.estimators_),):
             raise ValueError(f"`costs` must be one per estimator, {len(self.estimators_)}.")
-        return ExitRecord(
-            record.confidences,
-            losses=record.losses,
-            inconsistencies=record.inconsistencies,
-            costs={"cost": np.cumsum(own)},
-            full_costs={"cost": float(own[-1])},
-            predictions=record.predictions,
-        )
+        costs = {"cost": np.cumsum(own)}
+        return replace(record, costs=costs, full_costs={"cost": float(own[-1])})
 
     def _checked(self, X: Any, y: Any = "no_validation") -> Any:
         """Return checked inputs; data frames stay what they are, for the estimators' own use."""

@@ -13,13 +13,11 @@ import numpy as np
 from swiftsure._lib import checks
 from swiftsure.certify.calibration import calibrate
 from swiftsure.certify.policy import Policy, Selection
-from swiftsure.curves.pilots import split_condition
+from swiftsure.curves.costs import default_cost
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import ExitRecord, ThresholdRecord
 
 __all__ = ["calibrate_best"]
-
-SPLIT_STREAM = 27
-"""Separates the random numbers of the split from those of the order of the tests."""
 
 Candidate = tuple[ExitRecord | ThresholdRecord, str | None]
 
@@ -45,14 +43,15 @@ def calibrate_best(
     candidates : records, or a mapping of names to records
         A record with several scores is one candidate for each; (record, score) names one.
     split : int or fraction, optional
-        Compare the candidates on this many pilot samples, drawn at random, and calibrate the best
-        on the others at δ. All records must be of the same samples (ids).
+        Compare the candidates on this many pilot samples, drawn at random by the first record's
+        own seed or by `seed`, and calibrate the best on the others at δ. All records must be of the
+        same samples (ids).
     correction : "bonferroni", optional
         Instead of a split: calibrate every candidate on all samples at δ / k, and take the best.
     delta : float
         Failure probability.
     cost : str, optional
-        The mean cost to compare; by default the price of the cascades, or the records' only cost.
+        The mean cost to compare; by default the one that `policy.evaluate` reports.
         Costs carry no promise, so they may be compared on any samples.
     control, **options
         As in `calibrate`; the control must promise with a probability ("ucb" or "ltt").
@@ -77,7 +76,7 @@ def calibrate_best(
     if correction is not None:
         checks.choice("correction", correction, ["bonferroni"])
     checks.choice("control", control, ["ucb", "ltt"])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     for name in ("labeller", "budget", "max_costs", "pool", "weights"):
         if options.get(name) is not None:
             raise ValueError(f"`{name}` does not go with several candidates.")
@@ -92,21 +91,18 @@ def calibrate_best(
         best = _cheapest(made, cost)
         selection = Selection(method="bonferroni", candidates=tuple(found), chosen=best, cost=cost)
         return _chosen(made[best], selection, delta)
-    pilot, rest = _split_rows(found, split)
+    size, seed = _pilot(found, split, options.get("seed"))
+    parts = {name: record.split(size, seed) for name, (record, _) in found.items()}
+    untested = {**options, "control": "empirical", "bound": "auto"}
     tried = {
-        name: _calibrated(
-            (record.take(pilot), score), **{**options, "control": "empirical", "bound": "auto"}
-        )
-        for name, (record, score) in found.items()
+        name: _calibrated((parts[name][0], score), **untested) for name, (_, score) in found.items()
     }
     best = _cheapest(tried, cost)
-    record, score = found[best]
     selection = Selection(
-        method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=len(pilot)
+        method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=size
     )
-    made_best = _calibrated((record.take(rest), score), delta=delta, **options)
-    condition = split_condition(next(iter(found.values()))[0].order, "samples")
-    return _chosen(made_best, selection, delta, (condition,))
+    made_best = _calibrated((parts[best][1], found[best][1]), delta=delta, **options)
+    return _chosen(made_best, selection, delta)
 
 
 def _calibrated(candidate: Candidate, **options: Any) -> Policy:
@@ -116,14 +112,11 @@ def _calibrated(candidate: Candidate, **options: Any) -> Policy:
     return calibrate(record, **options)
 
 
-def _chosen(
-    policy: Policy, selection: Selection, delta: float, conditions: tuple[str, ...] = ()
-) -> Policy:
+def _chosen(policy: Policy, selection: Selection, delta: float) -> Policy:
     """Return the policy with what chose it; δ is that of the whole choice."""
-    certificate = policy.certificate
-    stated = tuple(dict.fromkeys((*certificate.assumptions, *conditions)))
-    changes = {"selection": selection, "delta": delta, "assumptions": stated}
-    return policy.model_copy(update={"certificate": certificate.model_copy(update=changes)})
+    changes = {"selection": selection, "delta": delta}
+    certificate = policy.certificate.model_copy(update=changes)
+    return policy.model_copy(update={"certificate": certificate})
 
 
 def _cheapest(policies: Mapping[str, Policy], cost: str) -> str:
@@ -167,20 +160,20 @@ def _cost(found: Mapping[str, Candidate], cost: str | None) -> str:
     """Return the cost to compare, which every record must have."""
     records = [record for record, _ in found.values()]
     shared = [k for k in records[0].costs if all(k in record.costs for record in records)]
-    if cost is not None:
-        return checks.choice("cost", cost, shared)
-    alone = [k for k in getattr(records[0], "full_costs", {}) if k not in ("flops", "seconds")]
-    others = [k for k in shared if k != "exit"]
-    preferred = [k for k in (*alone, "flops") if k in shared]
-    if preferred or len(others) == 1:
-        return (preferred or others)[0]
-    if not others and len({getattr(record, "n_exits", None) for record in records}) == 1 and shared:
-        return shared[0]
-    raise ValueError(f"`cost` must be given; the candidates share: {', '.join(shared) or 'none'}.")
+    name = default_cost(shared, getattr(records[0], "full_costs", {}), cost)
+    same_exits = len({getattr(record, "n_exits", None) for record in records}) == 1
+    if name is None or (name == "exit" and cost is None and not same_exits):
+        raise ValueError(
+            "`candidates` must share a cost to compare, besides the exit number of networks with"
+            f" different exits, but share: {', '.join(shared) or 'none'}."
+        )
+    return name
 
 
-def _split_rows(found: Mapping[str, Candidate], split: int | float) -> tuple[Any, Any]:
-    """Return the rows of the pilot samples and of the others."""
+def _pilot(
+    found: Mapping[str, Candidate], split: int | float, seed: int | None
+) -> tuple[int, SampleOrder]:
+    """Return how many pilot samples there are, and the seed that draws them from every record."""
     records: Sequence[Any] = [record for record, _ in found.values()]
     first = records[0]
     if any(not np.array_equal(first.ids, record.ids) for record in records):
@@ -193,5 +186,4 @@ def _split_rows(found: Mapping[str, Candidate], split: int | float) -> tuple[Any
     size: Any = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
     if not 0 < checks.count("split", size) < first.n:
         raise ValueError(f"`split` must leave samples to calibrate on: below {first.n:,}.")
-    order = np.random.default_rng([first.order.seed, SPLIT_STREAM]).permutation(first.n)
-    return np.sort(order[:size]), np.sort(order[size:])
+    return size, first.order.replaced_by(seed)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ask", "Calibration", "Labeller", "calibrate"]
 
+DELTA = 0.1
+"""The failure probability if none is given."""
+
 Labeller = Callable[[NDArray[Any]], Any]
 """(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown."""
 
@@ -104,33 +107,17 @@ class Calibration:
     """
 
     promises: tuple[Promise | CostPromise, ...]
-    delta: float = 0.1
-    control: Control = Control("ucb")
+    delta: float = DELTA
+    control: Control = Control("ucb")  # noqa: RUF009 (frozen)
     bound: str = "auto"
     path: Path | PilotPath | str | None = None
-    rule: ExitRule = ExitRule()
+    rule: ExitRule = ExitRule()  # noqa: RUF009 (frozen)
     missing: Missing = "raise"
     cost: str | None = None
 
     def __post_init__(self) -> None:
         """Check and normalise every field, so that equal requests are equal."""
-        given: Any = self.promises
-        promises = tuple(given) if isinstance(given, list | tuple) else (given,)
-        for each in promises:
-            if not isinstance(each, Promise | CostPromise):
-                raise TypeError(
-                    "`promises` must be Promise or CostPromise values, like"
-                    f" Promise('zero_one', epsilon=0.01), but got {each!r}."
-                )
-        if not any(isinstance(each, Promise) for each in promises):
-            raise ValueError("`promises` must hold at least one Promise.")
-        control: Any = self.control
-        if isinstance(control, str):
-            control = Control(control, self.bound)
-        elif not isinstance(control, Control):
-            raise TypeError(f"`control` must be a name or a Control, but got {control!r}.")
-        elif self.bound not in ("auto", control.bound):
-            raise ValueError("`bound` is the Control's own; leave it out here.")
+        control = _control(self.control, self.bound)
         rule: Any = self.rule
         rule = ExitRule(rule) if rule is None or isinstance(rule, str) else rule
         if not isinstance(rule, ExitRule) or rule.threshold is not None:
@@ -139,22 +126,26 @@ class Calibration:
             )
         if not isinstance(self.missing, Ask):
             checks.choice("missing", self.missing, ["raise", "worst", "stop"])
-        path: Any = self.path
-        if isinstance(path, str):
-            checks.choice("path", path, ["logit", "breakpoints"])
-            path = None if path == "logit" else path
-        elif path is not None and not isinstance(path, Path | PilotPath):
-            path = Path.of(path, np.empty((0, 0)))
         values = {
-            "promises": promises,
-            "delta": checks.between("delta", self.delta, 0.0, 1.0),
+            "promises": _promises(self.promises),
+            "delta": checks.failure_probability(self.delta),
             "control": control,
             "bound": control.bound,
-            "path": path,
+            "path": _path(self.path),
             "rule": rule,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        if control.guarantee != "probability" and self.delta != DELTA:
+            raise ValueError(
+                f"`delta` is not used by {control.label}, which makes no promise with a"
+                ' probability: leave it out, or use control="ucb" or "ltt".'
+            )
+        if control.bound != "auto" and not control.uses_bound:
+            raise ValueError(
+                f"`bound` is not used by {control.name}: leave it out, or use "
+                + ('method="ucb".' if control.name == "crc" else 'control="ucb" or "ltt".')
+            )
 
     @property
     def risks(self) -> tuple[Promise, ...]:
@@ -266,6 +257,38 @@ class Calibration:
         return f"{' and '.join(map(str, self.promises))}, with probability {surety}"
 
 
+def _promises(given: Any) -> tuple[Promise | CostPromise, ...]:
+    promises = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for each in promises:
+        if not isinstance(each, Promise | CostPromise):
+            raise TypeError(
+                "`promises` must be Promise or CostPromise values, like"
+                f" Promise('zero_one', epsilon=0.01), but got {each!r}."
+            )
+    if not any(isinstance(each, Promise) for each in promises):
+        raise ValueError("`promises` must hold at least one Promise.")
+    return promises
+
+
+def _control(given: Any, bound: str) -> Control:
+    if isinstance(given, str):
+        return Control(given, bound)
+    if not isinstance(given, Control):
+        raise TypeError(f"`control` must be a name or a Control, but got {given!r}.")
+    if bound not in ("auto", given.bound):
+        raise ValueError("`bound` is the Control's own; leave it out here.")
+    return given
+
+
+def _path(given: Any) -> Path | PilotPath | str | None:
+    if isinstance(given, str):
+        checks.choice("path", given, ["logit", "breakpoints"])
+        return None if given == "logit" else given
+    if given is None or isinstance(given, Path | PilotPath):
+        return given
+    return Path.of(given, np.empty((0, 0)))
+
+
 def calibrate(
     record: Any,
     promises: Promise | CostPromise | Sequence[Promise | CostPromise] | None = None,
@@ -273,7 +296,7 @@ def calibrate(
     loss: str | None = None,
     epsilon: float | None = None,
     risk: str | None = None,
-    delta: float = 0.1,
+    delta: float = DELTA,
     control: str | Control = "ucb",
     bound: str = "auto",
     path: PathLike | PilotPath = None,

@@ -9,6 +9,7 @@ from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.control import Control, ControlResult
 from swiftsure.certify.policy import Certificate, Metadata, Policy, PromiseResult
 from swiftsure.certify.promise import Promise
+from swiftsure.curves.costs import price_of
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 
@@ -123,7 +124,7 @@ def make_policy(
 
 def counted_costs(curve: RiskCurve, cost: str | None) -> list[str]:
     """Return the costs that a certificate states; the number of models of a cascade is not one."""
-    priced = curve.price is not None and cost != "exit"
+    priced = price_of(curve.full_costs) is not None and cost != "exit"
     return [name for name in curve.costs if not (priced and name == "exit")]
 
 

@@ -305,7 +305,7 @@ class Control:
 
         All certified settings hold at once with probability 1 − δ, so any rule may choose.
         """
-        cost = curve.first_cost
+        cost = curve.default_cost()
         if cost is None:
             raise ValueError("`path` with branches needs costs, to choose among the branches.")
         costs, chosen = curve.mean_cost(cost, rows), np.zeros(len(epsilons), np.int64)
@@ -419,7 +419,7 @@ class Control:
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
         order = curve.order.replaced_by(seed)
         promises_probability = self.guarantee == "probability"
-        chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
+        chance = checks.failure_probability(delta) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
         if pool is not None and curve.max_weight is not None:
@@ -497,7 +497,7 @@ class Control:
             )
         if curve.path_kind.startswith(LEARNED):
             found.append("no sample of the pilot that the path was learned on is among them")
-        found += curve.conditions
+        found += [*curve.conditions, *curve.order.split_conditions(unit)]
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(found)

@@ -24,11 +24,17 @@ from swiftsure.certify.promise import Promise
 from swiftsure.certify.tracking import log_to_mlflow
 from swiftsure.curves import paths
 from swiftsure.curves.curve import GIVEN_SETTINGS, RiskCurve
+from swiftsure.curves.dials import setting_key
 from swiftsure.curves.risks import RISKS, risk_noun
 from swiftsure.exits import ExitRule, exit_indices, threshold_array
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import COLDEST, DTYPES, HOTTEST, confidence_array
+from swiftsure.records.checks import (
+    COLDEST,
+    DTYPES,
+    HOTTEST,
+    confidence_array,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +52,7 @@ __all__ = [
     "fewest_samples",
     "percent",
     "promise_sentence",
+    "risk_words",
     "sentence_parts",
 ]
 
@@ -141,6 +148,18 @@ class PromiseResult(_Frozen):
         _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
 
     @property
+    def asked(self) -> Promise:
+        """The promise itself, about all the samples that it is given."""
+        return Promise(
+            self.loss,
+            epsilon=self.epsilon,
+            risk=self.risk if self.risk in RISKS else "gap",
+            above=self.above,
+            worst=self.worst,
+            among=self.among,
+        )
+
+    @property
     def selective(self) -> bool:
         """Whether the risk is the mean over the samples that exit early, and not over all."""
         return self.among == "exits"
@@ -148,10 +167,8 @@ class PromiseResult(_Frozen):
     @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
-        tail = "" if self.above is None else f" > {_rounded_up(self.above)}"
-        if self.worst is not None:
-            tail = f", worst {_share(self.worst)}"
-        return f"{self.loss} {risk_noun(self.risk)}{tail}{' of exits' * self.selective}"
+        words = risk_words(self.loss, self.risk, self.above, self.worst)
+        return words + " of exits" * self.selective
 
     def __str__(self) -> str:
         """Return the name in words, with the full model."""
@@ -276,7 +293,7 @@ class Certificate(_Frozen):
             "delta must be given for a guarantee with a probability",
         )
         _require(self.n <= self.n_samples, "n must not exceed n_samples")
-        _require(self.pool is None or self.pool >= self.n_samples, "pool must hold all samples")
+        _require(self.pool is None or self.pool >= self.n, f"pool must hold all {self.unit}")
         _require(self.index is None or self.index < self.n_settings, "index must be a setting")
         _require(
             self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
@@ -389,13 +406,15 @@ class PolicyEvaluation(NamedTuple):
     Attributes
     ----------
     risk : float
-        Mean loss for the policy's first promise.
+        Risk of the policy's first promise, as it is promised: a mean over samples or groups, a
+        weighted mean, a tail, or the largest of the risks of the promise's slices.
     risks : tuple of float
-        Mean loss for each promise.
+        The same for each promise.
     saving : float
         Fraction of the full model's cost that is saved, negative if more is needed: FLOPs if the
         record has them; else the price of a cascade, against its last model alone (the first of
-        `full_costs`); else the record's first cost, or the exit number if it has no other.
+        `full_costs` besides FLOPs and seconds); else the record's first cost, seconds after others,
+        or the exit number if it has no other. The library means this cost wherever none is named.
     savings : dict
         The same for every cost in the record.
     exit_shares : (n_exits,) or None
@@ -562,7 +581,12 @@ class Policy(_Frozen):
     def evaluate(self, record: ExitRecord | ThresholdRecord | ShardedRecord) -> PolicyEvaluation:
         """Return risk, saving and exit shares of this policy on a record of other samples.
 
-        These are estimates, not a guarantee. Score, exit rule and averaging are the policy's own.
+        These are estimates, not a guarantee, of what is promised: score, exit rule, averaging,
+        slices and transformed losses are the policy's own. Of a promise about slices, only samples
+        of these slices count, and the risk is that of the worst slice.
+
+        If the promise is about weighted samples, the record must say its weights
+        (`record.weighted`); samples drawn in production have the weight 1.
 
         Examples
         --------
@@ -574,17 +598,20 @@ class Policy(_Frozen):
         >>> policy.evaluate(rest).risk < 0.08
         True
         """
-        curves = [self._curve(record, promise) for promise in self.certificate.promises]
-        curve = curves[0]
+        record = self._counted(record)
+        promises = self.certificate.promises
+        curve = self._curve(record, promises[0])
         index = self._index(curve, record)
-        risks = tuple(each.risk_at(index) for each in curves)
+        alone = self._alone(record)
+        risks = tuple(
+            max(self._curve(each, promise).risk_at(index) for each in alone) for promise in promises
+        )
         savings = {}
         for name in curve.costs:
             full = curve.full_cost(name)
             here = full if self.runs_full_model else float(curve.mean_cost(name)[index])
             savings[name] = 1 - here / full if full else 0.0
-        plain = [name for name in savings if name != "exit"]
-        first = next((c for c in ("flops", curve.price, *plain, "exit") if c in savings), None)
+        first = curve.default_cost()
         return PolicyEvaluation(
             risk=risks[0],
             risks=risks,
@@ -594,19 +621,64 @@ class Policy(_Frozen):
             n=curve.n,
         )
 
+    def _counted(self, record: Any) -> Any:
+        """Return the samples that the promise is about, grouped as it counts them."""
+        certificate = self.certificate
+        slices = certificate.slices
+        if slices is not None:
+            labels = getattr(record, "slices", None)
+            if labels is None:
+                raise ValueError(
+                    f"`record` must hold the slice of each sample, because the promise is about"
+                    f" {_slice_names(slices)}: record.sliced(...)."
+                )
+            inside = np.isin(labels.astype(str), list(slices))
+            if not inside.any():
+                raise ValueError(f"`record` must hold samples of {_slice_names(slices)}.")
+            record = record if inside.all() else record.take(np.flatnonzero(inside))
+        weighted = record.sampling.weights is not None
+        if weighted != (certificate.max_weight is not None):
+            raise ValueError(
+                "`record` must not have weights, because the promise is not about weighted samples."
+                if weighted
+                else "`record` must have weights, because the promise is about weighted samples:"
+                " `record.weighted(...)`, with weights of 1 if it was drawn in production."
+            )
+        if isinstance(record, ShardedRecord):
+            return record
+        groups, sampling = record.groups, replace(record.sampling, population=None)
+        if certificate.unit == "samples":
+            groups = None
+        elif groups is None and certificate.average == "group":
+            raise ValueError(
+                "`record` must have groups, because the promise is about the average of group"
+                " averages: record.grouped(...)."
+            )
+        average, largest = None, None
+        if groups is not None:
+            average = certificate.average
+            largest = int(np.unique(groups, return_counts=True)[1].max())
+        largest = largest if average == "sample" else None
+        sampling = replace(sampling, average=average, max_size=largest)
+        return replace(record, groups=groups, sampling=sampling)
+
+    def _alone(self, record: Any) -> list[Any]:
+        """Return the samples of each slice that the promise is about, or all samples."""
+        if self.certificate.slices is None or len(self.certificate.slices) == 1:
+            return [record]
+        names = record.slices.astype(str)
+        part = replace(record, sampling=replace(record.sampling, part=True))
+        return [part.take(np.flatnonzero(names == name)) for name in np.unique(names)]
+
     def _curve(
-        self, record: ExitRecord | ThresholdRecord | ShardedRecord, promise: Promise
+        self,
+        record: ExitRecord | ThresholdRecord | ShardedRecord,
+        promise: PromiseResult,
     ) -> RiskCurve:
         """Return the curve of one promise on a record, along this policy's setting alone."""
-        asked = Promise(
-            promise.loss,
-            epsilon=promise.epsilon,
-            risk=promise.risk,
-            above=promise.above,
-            worst=promise.worst,
-            among=promise.among,
-        )
+        asked = promise.asked
         if isinstance(record, ThresholdRecord):
+            self._check_settings(record)
             return asked.curve(record, ExitRule())
         if self.n_exits != record.n_exits:
             raise ValueError(
@@ -617,6 +689,17 @@ class Policy(_Frozen):
         if self.thresholds is not None and not self.runs_full_model:
             path = paths.Path.family([self.thresholds])
         return asked.curve(record, replace(self.rule, threshold=None), path)
+
+    def _check_settings(self, record: ThresholdRecord) -> None:
+        """Raise if a record is of a system with other settings, such as another score."""
+        for name, value in record.settings.items():
+            if name not in self.settings or setting_key([self.settings[name]]) != setting_key(
+                [value]
+            ):
+                raise ValueError(
+                    f"`record` must be of the system that the policy is for, with {name} ="
+                    f" {self.settings.get(name)}, but it was recorded with {name} = {value}."
+                )
 
     def _index(self, curve: RiskCurve, record: ExitRecord | ThresholdRecord | ShardedRecord) -> int:
         """Return the setting of a curve that this policy runs at."""
@@ -636,30 +719,42 @@ class Policy(_Frozen):
         return int(found[0])
 
     def plot(self, record: ExitRecord | ThresholdRecord) -> "Figure":
-        """Plot a record's risk and saving along its default path."""
+        """Plot a record's risk and saving along its default path, averaged as promised."""
         from swiftsure.report import policy_figure
 
         promise = self.certificate.promises[0]
         if self.certificate.max_weight is not None:
             raise ValueError("`plot` cannot show a promise about weighted samples.")
+        record = self._counted(record)
+        if len(self._alone(record)) > 1:
+            raise ValueError(
+                "`plot` shows the risk of one slice, but the promise is about each of several: pass"
+                " the samples of one, with `record.take`."
+            )
         rule = replace(self.rule, threshold=None)
-        asked = Promise(
-            promise.loss,
-            epsilon=promise.epsilon,
-            risk=promise.risk,
-            above=promise.above,
-            worst=promise.worst,
-            among=promise.among,
-        )
-        curve = asked.curve(record, rule if isinstance(record, ExitRecord) else ExitRule())
-        return policy_figure(curve, self)
+        if not isinstance(record, ExitRecord):
+            self._check_settings(record)
+            rule = ExitRule()
+        return policy_figure(promise.asked.curve(record, rule), self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as JSON with a checksum, atomically.
 
         With a key in the environment (`SWIFTSURE_POLICY_KEY`, or a file with it in
         `SWIFTSURE_POLICY_KEY_FILE`), the file is also signed.
+
+        Raises
+        ------
+        ValueError
+            If `load` would refuse the file, because the policy was edited to what no calibration
+            can have certified.
         """
+        try:
+            self.check()
+        except ValueError as error:
+            raise ValueError(
+                f"This policy could not be loaded again: {error}. Was it edited? Calibrate again."
+            ) from None
         content = self.model_dump(mode="json")
         write_text(path, json.dumps(content | proofs(content), indent=2) + "\n")
 
@@ -731,6 +826,20 @@ class Policy(_Frozen):
         return html_card("Policy", facts, str(self))
 
 
+def risk_words(loss: str, risk: str, above: float | None = None, worst: float | None = None) -> str:
+    """Return a loss and its bounded quantity.
+
+    Examples
+    --------
+    >>> risk_words("brier", "gap", above=0.1), risk_words("brier", "gap", above=0.0, worst=0.1)
+    ('brier gap > 0.1', 'brier gap, worst 10 %')
+    """
+    tail = "" if above is None else f" > {_rounded_up(above)}"
+    if worst is not None:
+        tail = f", worst {_share(worst)}"
+    return f"{loss} {risk_noun(risk)}{tail}"
+
+
 def percent(share: float) -> str:
     """Return a fraction as a percentage without needless digits.
 
@@ -794,9 +903,14 @@ def _where(certificate: Certificate) -> str:
     if slices is None:
         return ""
     if len(slices) == 1:
-        return f"on samples of slice {next(iter(slices))}, "
+        return f"on samples of {_slice_names(slices)}, "
     listed = _and([f"{name} ({n:,})" for name, n in slices.items()])
     return f"in each of the slices {listed} at once, and so in every mixture of them, "
+
+
+def _slice_names(slices: Mapping[str, int]) -> str:
+    """Return which slices a promise is about."""
+    return f"{'slice' if len(slices) == 1 else 'the slices'} {_and(list(slices))}"
 
 
 def _labelled(labels: int, unit: str) -> str:
@@ -919,6 +1033,8 @@ def _saving(certificate: Certificate) -> str:
         where = f"against the first setting of the path, {where}"
     if certificate.average == "group":
         where = "on average over the calibration groups"
+    if certificate.max_weight is not None:
+        where += ", by their weights"
     return f", {' but '.join(texts)} {where}" if texts else ""
 
 
@@ -965,8 +1081,7 @@ def _nothing_certified(certificate: Certificate) -> str:
         text += f" with probability at least {_surety(certificate)}"
     text += f" on {certificate.n:,} calibration {certificate.unit}"
     if certificate.slices is not None:
-        text += f" of {'slice' if len(certificate.slices) == 1 else 'the slices'} "
-        text += _and(list(certificate.slices))
+        text += f" of {_slice_names(certificate.slices)}"
     if certificate.small_slices:
         few = _and([f"{name} ({n:,})" for name, n in certificate.small_slices.items()])
         text += (

@@ -23,7 +23,7 @@ from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.certify.slices import SlicedPolicy, sliced_policies
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
-from swiftsure.curves.pilots import PilotPath, split_condition, split_pilot
+from swiftsure.curves.pilots import PilotPath, pilot_size
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
@@ -63,13 +63,13 @@ def run(
             )
         return sliced_policies(request, record, metadata)
     _refuse_missing_theorems(request, record)
-    asked, conditions = request, ()
+    asked = request
     if isinstance(request.path, PilotPath):
-        record, request, conditions = _with_learned_path(request, record)
+        record, request = _with_learned_path(request, record)
     if isinstance(request.missing, Ask):
         record, request = _labelled(request, record)
-    tested = _with_conditions(cells(request, record), conditions)
-    whole = overall(request, record, tested, conditions)
+    tested = cells(request, record)
+    whole = overall(request, record, tested)
     small = _small_slices(request, tested)
     share = walk_delta(request)
     population = None if isinstance(record, RiskCurve) else record.sampling.population
@@ -82,14 +82,14 @@ def run(
     mask = certified_together(
         request.control, [each.curve for each in tested], results, share, population
     )
-    conditions = ()
+    conditions: tuple[str, ...] = ()
     if request.limits:
         curve = tested[0].curve
         mask &= _within_costs(request, record, len(mask), share)
         conditions = (curve.order.condition(),)
     if small:
         mask[:] = False
-    index = _fastest(request, tested[0].curve, mask)
+    index = _fastest(tested[0].curve, mask)
     chosen = replace(
         results[0],
         index=index,
@@ -127,9 +127,7 @@ def cells(request: Calibration, record: Any) -> list[Cell]:
     return [replace(each, curve=curve) for each, curve in zip(found, curves, strict=True)]
 
 
-def overall(
-    request: Calibration, record: Any, tested: list[Cell], conditions: tuple[str, ...] = ()
-) -> list[RiskCurve]:
+def overall(request: Calibration, record: Any, tested: list[Cell]) -> list[RiskCurve]:
     """Return one curve for each promise, of the samples of all slices together."""
     if all(each.slice_name is None for each in tested):
         return [each.curve for each in tested]
@@ -140,7 +138,7 @@ def overall(
             for each in request.promises
         ),
     )
-    return [each.curve for each in _with_conditions(cells(plain, record), conditions)]
+    return [each.curve for each in cells(plain, record)]
 
 
 def walk_delta(request: Calibration) -> float:
@@ -184,9 +182,7 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
             )
 
 
-def _with_learned_path(
-    request: Calibration, record: Any
-) -> tuple[Any, Calibration, tuple[str, ...]]:
+def _with_learned_path(request: Calibration, record: Any) -> tuple[Any, Calibration]:
     """Return the samples that calibrate, the request with the path that the others taught."""
     wish: Any = request.path
     if not isinstance(record, ExitRecord | ThresholdRecord):
@@ -194,7 +190,8 @@ def _with_learned_path(
             f"`Path.learn` needs an ExitRecord or a ThresholdRecord, but got"
             f" {type(record).__name__}."
         )
-    pilot, rest = split_pilot(record, wish.share, record.order)
+    size = pilot_size(wish.share, record.n_units, record.unit)
+    pilot, rest = record.split(size, seed=record.order)
     options = {}
     if isinstance(pilot, ExitRecord):
         options["path"] = exit_candidates(pilot, pilot.score_of(request.rule), None)
@@ -205,8 +202,7 @@ def _with_learned_path(
     ]
     levels = [each.epsilon for each in request.risks]
     path = Path.front(curves, levels, pilot, wish.cost or request.cost)
-    unit = "samples" if record.groups is None else "groups"
-    return rest, replace(request, path=path), (split_condition(record.order, unit),)
+    return rest, replace(request, path=path)
 
 
 def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -240,13 +236,6 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         record, sorted(losses), path, request.rule, last_certified, ask.labeller, ask.budget
     )
     return labelled, request
-
-
-def _with_conditions(found: list[Cell], conditions: tuple[str, ...]) -> list[Cell]:
-    return [
-        replace(each, curve=replace(each.curve, conditions=each.curve.conditions + conditions))
-        for each in found
-    ]
 
 
 def _small_slices(request: Calibration, tested: list[Cell]) -> dict[str, int]:
@@ -305,14 +294,14 @@ def _largest_cost(curve: RiskCurve, name: str) -> float:
     return float(values.max())
 
 
-def _fastest(request: Calibration, curve: RiskCurve, mask: Mask) -> int | None:
+def _fastest(curve: RiskCurve, mask: Mask) -> int | None:
     """Return the fastest of the certified settings: the last, or the cheapest on branches."""
     found = np.flatnonzero(mask)
     if not found.size:
         return None
     if curve.branches is None:
         return int(found[-1])
-    cost = curve.first_cost
+    cost = curve.default_cost()
     if cost is None:
         raise ValueError("`path` with branches needs costs, to choose among the branches.")
     costs = curve.mean_cost(cost)

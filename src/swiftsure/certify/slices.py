@@ -20,6 +20,7 @@ from swiftsure._lib.signing import proofs, refuse_unsigned
 from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.policy import Metadata, Policy, PolicyEvaluation
 from swiftsure.certify.promise import Promise, slice_rows
+from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotPath
 
 __all__ = ["SlicedPolicy", "joined_datasets", "sliced_policies"]
@@ -98,7 +99,9 @@ class SlicedPolicy(BaseModel):
             if name in self.policies:
                 found[name] = self.policies[name].evaluate(record.take(rows))
         if not found:
-            raise ValueError(f"`record` must have samples of the slices {', '.join(self.policies)}.")
+            raise ValueError(
+                f"`record` must have samples of the slices {', '.join(self.policies)}."
+            )
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -190,8 +193,11 @@ def _about(policy: Any, name: str, n: int, request: Calibration) -> Policy:
     return found
 
 
-def joined_datasets(records: Mapping[str, Any]) -> Any:
+def joined_datasets(records: Mapping[str, Any], path: Path | None = None) -> Any:
     """Return one record of several datasets, each of them a slice.
+
+    Joining renames their samples, so a path learned on some of them no longer recognises them:
+    give it as `path`, and these are refused here.
 
     Examples
     --------
@@ -209,6 +215,8 @@ def joined_datasets(records: Mapping[str, Any]) -> Any:
     for name, record in records.items():
         if not isinstance(record, type(first)) or not hasattr(record, "slices"):
             raise TypeError("`records` must map names to records, all of one class.")
+        if path is not None:
+            path.refuse(record)
         ids = np.asarray([f"{name}/{each}" for each in record.ids.tolist()])
         named.append(replace(record, ids=ids, slices=np.full(record.n, str(name))))
     return type(first).concatenate(named)

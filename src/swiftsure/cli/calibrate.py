@@ -18,6 +18,7 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from swiftsure.certify.control import Control
     from swiftsure.certify.policy import Certificate, Policy
     from swiftsure.certify.slices import SlicedPolicy
     from swiftsure.curves.risks import Risk
@@ -234,7 +235,7 @@ def calibrate(
     policy = ss.calibrate(
         loaded,
         risks=risks,
-        control=options.parse_control(control, bound),
+        control=_rule(control, bound),
         delta=delta,
         path=route,
         split=split,
@@ -255,6 +256,14 @@ def calibrate(
         curve = _curve(loaded, risks, route, split, seed, cost, shown)
         ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
     _show(record, policy, [output, figure], json)
+
+
+def _rule(control: str, bound: str) -> "Control":
+    """Return the control; raise if it does not use the bound that is given for it."""
+    rule = options.parse_control(control, bound)
+    if bound != "auto" and not rule.uses_bound:
+        raise ValueError(f"`--bound` is not used by {rule.name}; leave it out.")
+    return rule
 
 
 def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:
@@ -338,7 +347,7 @@ def _curve(
     from swiftsure.certify.calibration import set_aside
 
     if split is not None:
-        record, path, _ = set_aside(record, split, seed, risks, cost, options)
+        record, path = set_aside(record, split, seed, risks, cost, options)
     return record.curve(risks[0].risk, risks[0].loss, path=path, **options)
 
 

@@ -21,6 +21,7 @@ __all__ = ["plan"]
 
 
 def plan(
+    context: typer.Context,
     record: Annotated[
         Path | None,
         typer.Argument(
@@ -80,38 +81,37 @@ def plan(
         swiftsure plan record.parquet --loss zero_one --saving 0.4 \
             -o policy.json
     """
-    given: dict[str, Any] = {"--saving": saving, "--output": output, "--target": target}
-    given |= {"--true-risk": true_risk, "--max-loss": max_loss}
-    given |= {"--disagreement": disagreement, "--labels": labels}
-    alone = ("--true-risk", "--max-loss", "--disagreement")
-    given |= {"--average": average, "--max-group-size": max_group_size}
     counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     shared: dict[str, Any]
+    groups, alone = "--average --max-group-size", "--true-risk --max-loss --disagreement"
     if record is None:
-        _refuse(given, ("--saving", "--output", "--target", "--labels"), "needs a record")
-        _refuse(given, ("--average", "--max-group-size"), "needs a record with groups")
+        pilots = "--saving --output --target --labels --cost --risk --loss --score --seed"
+        _refuse(context, pilots, "needs a record")
+        _refuse(context, groups, "needs a record with groups")
         bound_b = 1.0 if max_loss is None else max_loss
         _plan_promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
     elif labels is not None:
-        no = (*alone, "--saving", "--output", "--target", "--average", "--max-group-size")
-        _refuse(given, no, "does not go with --labels")
+        unused = f"{alone} --saving --output --target {groups} --risk --bound --power"
+        _refuse(context, unused, "does not go with --labels")
         shared = {"loss": loss or "zero_one", "score": score, "cost": cost, "seed": seed or 0}
         _plan_pool(record, labels, epsilon, delta, shared, json)
     elif saving is None:
-        _refuse(given, alone, "is for planning without a record")
-        _refuse(given, ("--output",), "needs --saving")
+        _refuse(context, f"{alone} --bound", "is for planning without a record")
+        _refuse(context, "--output", "needs --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost}
         _plan_sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
     else:
-        _refuse(given, alone, "is for planning without a record")
-        _refuse(given, ("--target",), "does not go with --saving")
+        _refuse(context, alone, "is for planning without a record")
+        _refuse(context, "--target --epsilon --power", "does not go with --saving")
         shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
         _plan_budget(record, saving, delta, seed, shared | counted, output, json)
 
 
-def _refuse(given: dict[str, Any], options: tuple[str, ...], why: str) -> None:
-    for option in options:
-        if given[option] is not None:
+def _refuse(context: typer.Context, options: str, why: str) -> None:
+    """Raise if one of these options was given, also with the value that it has by default."""
+    for option in options.split():
+        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
+        if source is not None and source.name != "DEFAULT":
             raise ValueError(f"`{option}` {why}.")
 
 

@@ -12,6 +12,7 @@ from swiftsure._lib import checks
 from swiftsure._lib import kernels as _kernels
 from swiftsure._lib.storage import MEMORY, Storage, blocks
 from swiftsure.curves.branches import Branches
+from swiftsure.curves.costs import deciding_costs, default_cost
 from swiftsure.curves.paths import Path
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
@@ -304,6 +305,7 @@ class RiskCurve:
         tables: dict[str, NDArray[Any]] = {}
         shortest: RiskCurve | None = None
         conditions: dict[str, None] = {}
+        splits: dict[SampleOrder, None] = {}
         n_labels, done = 0, 0
         for part in parts:
             rows = {"values": part.data.values, "confidences": part.confidences}
@@ -316,6 +318,7 @@ class RiskCurve:
             done += part.n
             n_labels += part.n_labels or 0
             conditions |= dict.fromkeys(part.conditions)
+            splits |= dict.fromkeys(part.order.splits)
             if shortest is None or part.n_settings < shortest.n_settings:
                 shortest = part  # where labels are missing, paths are cut
         if shortest is None or done != n:
@@ -325,6 +328,7 @@ class RiskCurve:
             costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
             full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
             conditions=tuple(conditions),
+            order=shortest.order.after(*splits),
             n_labels=None if shortest.n_labels is None else n_labels,
             storage=storage,
             data=shortest.data._replace(values=tables["values"], confidences=tables["confidences"]),
@@ -599,6 +603,11 @@ class RiskCurve:
                 return replace(
                     curve,
                     loss_range=LossRange(max_weight * low, max_weight * high),
+                    costs={k: self._weighted_cost(v, weights) for k, v in self.costs.items()},
+                    full_costs={
+                        k: np.asarray(v) * weights / weights.mean()
+                        for k, v in self.full_costs.items()
+                    },
                     data=self._mapped(lambda losses, weight: losses * weight[:, None], weights),
                 )
         relative = np.ones(self.n) if weights is None else weights / max_weight
@@ -662,6 +671,13 @@ class RiskCurve:
             ),
             _nested=False,
         )
+
+    def _weighted_cost(self, cost: Floats, weights: Floats) -> Floats:
+        """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
+        shares = weights / weights.mean()
+        if cost.ndim == 2:
+            return self.storage.mapped(lambda each, share: each * share[:, None], cost, shares)
+        return self.storage.mapped(lambda share: cost * share[:, None], shares)
 
     def cost_curve(self, name: str, largest: float) -> "RiskCurve":
         """Return the curve of one cost, as a fraction of its largest possible value."""
@@ -801,11 +817,11 @@ class RiskCurve:
             return float(values[-1])
         return float((self.exit_shares_at(index) if shares is None else shares) @ values)
 
-    @property
-    def first_cost(self) -> str | None:
-        """The cost that settings are compared by: FLOPs, or the first, unless one was named."""
-        known = (self.chosen_cost, "flops", *self.costs)
-        return next((name for name in known if name in self.costs), None)
+    def default_cost(self, cost: str | None = None) -> str | None:
+        """Return the cost that is named, here or by the path, or the one that is meant."""
+        if cost is None and self.chosen_cost in self.costs:
+            cost = self.chosen_cost
+        return default_cost(self.costs, self.full_costs, cost)
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
@@ -822,21 +838,9 @@ class RiskCurve:
             return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
         return float(alone)
 
-    @property
-    def price(self) -> str | None:
-        """The cost that decides for a cascade: the first of `full_costs` but FLOPs and seconds."""
-        return next((name for name in self.full_costs if name not in ("flops", "seconds")), None)
-
     def deciding_costs(self, cost: str | None = None) -> list[str]:
-        """Return the costs of which a setting must save at least one to be worth running.
-
-        It is the one named, else the price; else all, without the exit number if there are others.
-        """
-        if cost is not None:
-            return [checks.choice("cost", cost, self.costs)]
-        if self.price is not None:
-            return [self.price]
-        return [name for name in self.costs if name != "exit"] or list(self.costs)
+        """Return the costs of which a setting must save at least one to be worth running."""
+        return deciding_costs(self.costs, self.full_costs, cost)
 
     def saving(self, name: str) -> Floats:
         """Return the fraction of the full model's cost that each setting saves, (K,)."""

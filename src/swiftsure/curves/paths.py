@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure.curves.branches import Branches
+from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pareto import pareto_order, upper_estimates
 from swiftsure.curves.path_learning import Pilot, learned_thresholds
 from swiftsure.curves.pilots import PilotPath, PilotSamples
@@ -236,8 +237,8 @@ class Path:
         pilot : ExitRecord
             Labels may be missing: the loss is then the inconsistency with the full model.
         loss, score, cost : str, optional
-            Which to use, if the pilot has several; by default zero_one, top1, and FLOPs or the exit
-            number.
+            Which to use, if the pilot has several; by default zero_one, top1, and the cost that
+            `policy.evaluate` reports.
         epsilons : tuple of float
             Levels at which savings are compared.
 
@@ -260,8 +261,8 @@ class Path:
         against = pilot.losses.get(loss)
         if against is not None and not np.isnan(against).any():
             values = np.asarray(against - against[:, -1:], np.float64)
-        name = cost or ("flops" if "flops" in pilot.costs else "exit")
-        costs = np.asarray(pilot.costs[checks.choice("cost", name, pilot.costs)], np.float64)
+        name = default_cost(pilot.costs, getattr(pilot, "full_costs", {}), cost)
+        costs = np.asarray(pilot.costs[str(name)], np.float64)
         costs = costs.mean(axis=0) if costs.ndim == 2 else costs
         shared = cls.logit_grid().thresholds.astype(np.float64)
         rows, way = learned_thresholds(Pilot(confidences, values, costs), shared, epsilons)
@@ -345,7 +346,7 @@ class Path:
             raise ValueError(
                 "`pilot` must have costs: its settings are compared by what they save."
             )
-        name = checks.choice("cost", cost or first.first_cost, first.costs)
+        name = str(first.default_cost(cost))
         risks = [
             upper_estimates(curve.losses()) / level
             for curve, level in zip(curves, levels, strict=True)

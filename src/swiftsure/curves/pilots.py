@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure.curves.sample_order import SampleOrder
 
-__all__ = ["PilotPath", "PilotSamples", "pilot_size", "split_condition", "split_pilot"]
-
-PILOT_STREAM = 0x50494C4F54
+__all__ = ["PilotPath", "PilotSamples", "pilot_size"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,9 @@ class PilotPath:
 class PilotSamples:
     """Which samples a path was learned on.
 
-    Ids identify samples if the records have ids of their own, or if both are parts of one record,
-    which parts show by their common drawn seed. The numbers that records without ids get (0, 1, …)
-    identify nothing, so of those only the very same samples are recognised.
+    Ids identify samples if both records were given ids, or if both are parts of one record, which
+    parts show by their common drawn seed. Otherwise the numbers that records without ids get
+    identify nothing, and only the very same samples are recognised.
 
     Attributes
     ----------
@@ -55,6 +53,8 @@ class PilotSamples:
         Number of samples.
     ids, groups : arrays
         Groups are None without groups.
+    has_ids : bool
+        Whether the ids were given.
     order : SampleOrder
         The record's.
     digest : str
@@ -64,45 +64,45 @@ class PilotSamples:
     n: int
     ids: NDArray[Any]
     groups: NDArray[Any] | None
+    has_ids: bool
     order: SampleOrder
     digest: str
 
     @classmethod
     def of(cls, record: Any) -> "PilotSamples":
         """Return the samples of a record."""
-        return cls(record.n, record.ids, record.groups, record.order, _digest(record))
+        known = record.ids, record.groups, record.has_ids, record.order
+        return cls(record.n, *known, _digest(record))
 
     @classmethod
     def forgotten(cls, n: int, digest: str) -> "PilotSamples":
         """Return a pilot of which only the size and a hash of its losses are known."""
-        return cls(n, np.arange(n), None, SampleOrder(0, drawn=False), digest)
+        return cls(n, np.arange(n), None, False, SampleOrder(0, drawn=False), digest)
 
     def refuse(self, record: Any) -> None:
         """Raise if a record holds samples, or groups, of the pilot."""
-        if not self.refuse_ids([record.ids], record.order) and self.digest == _digest(record):
+        if not self.refuse_ids([record]) and self.digest == _digest(record):
             raise ValueError(_refusal("all of them"))
         if self.groups is not None and record.groups is not None:
             again = np.intersect1d(self.groups, record.groups)
             if again.size:
                 raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})"))
 
-    def refuse_ids(self, parts: Iterable[NDArray[Any]], order: SampleOrder) -> bool:
-        """Raise if a record with these ids, given in parts, holds samples of the pilot.
+    def refuse_ids(self, parts: Iterable[Any]) -> bool:
+        """Raise if one of these records, the parts of a whole, holds samples of the pilot.
 
-        Returns whether ids identify samples.
+        Returns whether ids identify the samples of all of them.
         """
-        numbered, done = np.array_equal(self.ids, np.arange(self.n)), 0
-        shared = []
-        for ids in parts:
-            numbered = numbered and np.array_equal(ids, np.arange(done, done + len(ids)))
-            shared.append(np.intersect1d(self.ids, ids))
-            done += len(ids)
-        if numbered and not (self.order.drawn and self.order == order):
-            return False
-        again = np.concatenate(shared)
+        shared, identified = [], True
+        for part in parts:
+            if (self.has_ids and part.has_ids) or self.order.is_shared_with(part.order):
+                shared.append(np.intersect1d(self.ids, part.ids))
+            else:
+                identified = False
+        again = np.concatenate(shared) if shared else np.empty(0)
         if again.size:
             raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
-        return True
+        return identified
 
 
 def _refusal(which: str) -> str:
@@ -139,25 +139,3 @@ def pilot_size(split: float, n: int, unit: str = "samples") -> int:
             f" {split} of {n:,}."
         )
     return size
-
-
-def split_pilot(record: Any, split: float, order: SampleOrder) -> tuple[Any, Any]:
-    """Return the pilot and the calibration samples of a record, drawn at random by a seed.
-
-    With groups, whole groups are drawn. The random stream is not that of the order of the tests.
-    """
-    labels = np.arange(record.n) if record.groups is None else record.groups
-    units, codes = np.unique(labels, return_inverse=True)
-    size = pilot_size(split, len(units), "samples" if record.groups is None else "groups")
-    drawn = np.zeros(len(units), bool)
-    stream = np.random.default_rng([order.seed, PILOT_STREAM])
-    drawn[stream.permutation(len(units))[:size]] = True
-    pilot = drawn[codes]
-    return record.take(np.flatnonzero(pilot)), record.take(np.flatnonzero(~pilot))
-
-
-def split_condition(order: SampleOrder, unit: str) -> str:
-    """Return the assumption about a random split that a certificate states."""
-    if order.drawn:
-        return f"the pilot's {unit} were drawn at random from those given, whatever the data"
-    return order.condition(unit)

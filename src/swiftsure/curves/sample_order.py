@@ -1,7 +1,10 @@
-"""SampleOrder: the seed of the order in which betting tests see the samples."""
+"""SampleOrder: the seeds by which samples were drawn from others and are put in order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import randbits
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 
@@ -10,6 +13,9 @@ __all__ = ["SampleOrder"]
 SEED_BITS = 53
 """Bits of a drawn seed, few enough for JSON readers that store numbers as doubles."""
 
+SPLIT_STREAM = 0x50494C4F54
+"""Separates the random numbers of splits from those of the order of the tests."""
+
 
 @dataclass(frozen=True)
 class SampleOrder:
@@ -17,17 +23,21 @@ class SampleOrder:
 
     A drawn seed is independent of the data, so betting tests are valid however the samples were
     ordered before, for example in a file sorted by loss. With a seed chosen by a person, the
-    samples must already be in random order.
+    samples must already be in random order. The same holds for the seed of a split, whatever tests
+    the samples afterwards.
 
     Attributes
     ----------
     seed : int
     drawn : bool
         Whether the seed was drawn from the operating system's random numbers.
+    splits : tuple of SampleOrder
+        The seeds of the splits, first to last, that drew these samples from others.
     """
 
     seed: int
     drawn: bool
+    splits: tuple["SampleOrder", ...] = ()
 
     @classmethod
     def draw(cls) -> "SampleOrder":
@@ -55,7 +65,24 @@ class SampleOrder:
         """Return this order, or one with another seed if it is given."""
         if seed is None or checks.count("seed", seed, 0) == self.seed:
             return self
-        return SampleOrder(int(seed), drawn=False)
+        return replace(self, seed=int(seed), drawn=False)
+
+    def is_shared_with(self, other: "SampleOrder") -> bool:
+        """Return whether two records have one drawn seed, as parts of one record do."""
+        return self.drawn and other.drawn and self.seed == other.seed
+
+    def draw_units(self, n: int, size: int) -> NDArray[np.int64]:
+        """Return the positions of `size` of n samples or groups, drawn by this seed, ascending.
+
+        Everything that splits samples draws them here.
+        """
+        stream = np.random.default_rng([self.seed, SPLIT_STREAM])
+        return np.sort(stream.choice(n, size, replace=False, shuffle=False))
+
+    def after(self, *splits: "SampleOrder") -> "SampleOrder":
+        """Return the order of samples that these splits drew from those with this order."""
+        seeds = (SampleOrder(each.seed, each.drawn) for each in splits)
+        return replace(self, splits=tuple(dict.fromkeys((*self.splits, *seeds))))
 
     def condition(self, unit: str = "samples", tested: bool = True) -> str:
         """Return the assumption about the order that a certificate states.
@@ -72,4 +99,15 @@ class SampleOrder:
         return (
             f"the calibration {unit} came in random order, or the seed was itself drawn at random,"
             " once"
+        )
+
+    def split_conditions(self, unit: str = "samples") -> tuple[str, ...]:
+        """Return the assumptions about the splits that a certificate states."""
+        return tuple(
+            f"the {unit} were split by a seed drawn at random from the operating system,"
+            " independent of the data"
+            if each.drawn
+            else f"the {unit} came in random order before they were split by seed {each.seed}, or"
+            " that seed was itself drawn at random, once"
+            for each in self.splits
         )

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.sampling import checked_weights
@@ -38,12 +39,26 @@ class Record:
     def __len__(self) -> int:
         return self.n
 
+    @property
+    def unit(self) -> str:
+        """What was drawn independently: "samples", or "groups" of them."""
+        return "samples" if self.groups is None else "groups"  # type: ignore[attr-defined]
+
+    @property
+    def n_units(self) -> int:
+        """Number of samples, or of groups."""
+        groups = self.groups  # type: ignore[attr-defined]
+        return self.n if groups is None else len(np.unique(groups))
+
     def take(self, rows: ArrayLike) -> Self:
         """Return a record of the samples at these positions."""
         index = np.asarray(rows)
         if index.size == 0:
             raise ValueError("`rows` must not be empty.")
-        part: Self = replace(self, **self._rows(index))  # type: ignore[type-var]
+        return self._part(index, self.order)  # type: ignore[attr-defined]
+
+    def _part(self, index: NDArray[np.int64], order: SampleOrder) -> Self:
+        part: Self = replace(self, **self._rows(index), order=order)  # type: ignore[type-var]
         return part
 
     def _rows(self, index: Array) -> dict[str, Any]:
@@ -67,10 +82,18 @@ class Record:
         changed["sampling"] = record.sampling.take(index)
         return changed
 
-    def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
+    def split(self, n: int, seed: SampleOrder | int | None = None) -> tuple[Self, Self]:
         """Return n samples drawn at random to calibrate on, and the rest to test on.
 
         With groups, n whole groups are drawn.
+
+        Parameters
+        ----------
+        seed : int or SampleOrder, optional
+            By default one is drawn from the operating system's random numbers, so the order of the
+            samples does not matter. Both parts and their files keep it, and
+            `seed=part.order.splits[-1]` draws the same samples again. With a number given here, the
+            samples must be in random order, and certificates say so, whatever tests them.
 
         Examples
         --------
@@ -86,21 +109,21 @@ class Record:
         units, codes = np.unique(labels, return_inverse=True)
         size = checks.count("n", n)
         if size >= len(units):
-            unit = "samples" if record.groups is None else "groups"
             raise ValueError(
-                f"`n` must be below the number of {unit}, {len(units):,}, but got {size:,}."
+                f"`n` must be below the number of {self.unit}, {len(units):,}, but got {size:,}."
             )
+        split = SampleOrder.of(seed)
         drawn = np.zeros(len(units), bool)
-        drawn[np.random.default_rng(seed).permutation(len(units))[:size]] = True
-        first = drawn[codes]
-        return self.take(np.flatnonzero(first)), self.take(np.flatnonzero(~first))
+        drawn[split.draw_units(len(units), size)] = True
+        first, order = drawn[codes], record.order.after(split)
+        return self._part(np.flatnonzero(first), order), self._part(np.flatnonzero(~first), order)
 
     def resampled(self, rows: ArrayLike, groups: ArrayLike | None = None) -> Self:
         """Return a record of samples drawn with repetitions, each with an id of its own.
 
         `groups` are their groups, if samples are drawn in groups.
         """
-        changed = self._rows(np.asarray(rows)) | {"ids": None}
+        changed = self._rows(np.asarray(rows)) | {"ids": None, "has_ids": None}
         if groups is not None:
             changed["groups"] = np.asarray(groups)
         drawn: Self = replace(self, **changed)  # type: ignore[type-var]
@@ -123,22 +146,25 @@ class Record:
         changed: dict[str, Any] = {t: joined(t, getattr(first, t)) for t in cls.tables}
         each = [name for name, values in first.costs.items() if values.ndim == 2]
         changed["costs"] = dict(first.costs) | joined("costs", each)
-        changed["ids"] = np.concatenate([record.ids for record in records])  # type: ignore[attr-defined]
+        parts: Sequence[Any] = records
+        changed["ids"] = np.concatenate([part.ids for part in parts])
+        changed["has_ids"] = any(part.has_ids for part in parts)
+        changed["order"] = first.order.after(*(each for p in parts for each in p.order.splits))
         alone = getattr(first, "full_costs", {})
         if alone:
             each = [name for name, value in alone.items() if np.ndim(value) == 1]
             changed["full_costs"] = dict(alone) | joined("full_costs", each)
         for name in OPTIONAL:
-            parts = [getattr(record, name, None) for record in records]
+            found = [getattr(record, name, None) for record in records]
             if hasattr(first, name):
-                known = [part for part in parts if part is not None]
-                if name != "predictions" and 0 < len(known) < len(parts):
+                known = [values for values in found if values is not None]
+                if name != "predictions" and 0 < len(known) < len(found):
                     raise ValueError(
                         f"`records` must all have {name}, or none, but some have them."
                     )
-                changed[name] = np.concatenate(known) if len(known) == len(parts) else None
+                changed[name] = np.concatenate(known) if len(known) == len(found) else None
         if first.sampling.weights is not None:
-            weights = np.concatenate([record.sampling.weights for record in records])  # type: ignore[attr-defined]
+            weights = np.concatenate([part.sampling.weights for part in parts])
             changed["sampling"] = replace(first.sampling, weights=weights)
         whole: Self = replace(first, **changed)
         return whole
@@ -258,7 +284,7 @@ class Record:
         held = {t: ", ".join(getattr(record, t)) for t in (*self.tables, "costs")}
         facts = {"samples": f"{self.n:,}"} | {k: v for k, v in held.items() if v}
         if record.groups is not None:
-            facts["groups"] = f"{len(np.unique(record.groups)):,}"
+            facts["groups"] = f"{self.n_units:,}"
         return html_card(type(self).__name__, facts)
 
 

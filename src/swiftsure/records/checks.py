@@ -31,6 +31,7 @@ __all__ = [
     "mapping_of_arrays",
     "replace_fields",
     "temperature_tuple",
+    "weights_by_slice",
 ]
 
 Array = NDArray[Any]
@@ -215,6 +216,17 @@ def _names(argument: str, values: ArrayLike, n: int) -> Array:
             f"`{argument}` must be whole numbers or text, but their dtype is {array.dtype}."
         )
     return array
+
+
+def weights_by_slice(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
+    """Return the weight of each sample, given one for each slice of the record."""
+    labels = getattr(record, "slices", None)
+    if labels is None:
+        raise ValueError("`weights` by slice need a record with slices.")
+    names = {str(name): float(weight) for name, weight in weights.items()}
+    for name in np.unique(labels.astype(str)).tolist():
+        checks.choice("weights", name, names)
+    return np.asarray([names[name] for name in labels.astype(str).tolist()])
 
 
 def check_dtype(dtype: str | None) -> str | None:

@@ -64,7 +64,8 @@ class ExitRecord(Record):
     loss_ranges, inconsistency_ranges : mapping, optional
         (low, high) of losses that are not among `swiftsure.losses.LOSSES`; (0, 1) if not given.
     ids : (n,), optional
-        Sample ids, whole numbers or text; duplicates are refused, since they void guarantees.
+        Sample ids, whole numbers or text; duplicates are refused, since they void guarantees. By
+        default samples are numbered 0 … n − 1.
     groups : (n,), optional
         Group labels of samples that depend on each other (one user's rows, one video's frames).
     slices : (n,), optional
@@ -87,6 +88,9 @@ class ExitRecord(Record):
         Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
     sampling : Sampling
         How samples were drawn; see `grouped`, `weighted` and `drawn_from`, which set it.
+    has_ids : bool, optional
+        Whether `ids` identify samples. By default they do if they are given; the numbers that the
+        samples of a record without ids get do not.
 
     Raises
     ------
@@ -126,6 +130,7 @@ class ExitRecord(Record):
     full_costs: Mapping[str, float | Array] = field(default_factory=dict)
     predictions: Array | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    has_ids: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -170,6 +175,7 @@ class ExitRecord(Record):
             loss_ranges=ranges,
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, n),
+            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
             groups=record_checks.group_array(self.groups, n),
             slices=record_checks.group_array(self.slices, n, "slices"),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),

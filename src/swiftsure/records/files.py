@@ -38,8 +38,11 @@ __all__ = [
     "write",
 ]
 
-FIRST_VERSION, VERSION = 1, 2
-"""Versions of the file layout: of records without dials, and with them; newer ones are refused."""
+FIRST_VERSION, DIALS_VERSION, VERSION = 1, 2, 3
+"""Versions of the file layout; newer ones are refused, and each record has the oldest that fits.
+
+Records without dials, with them, and records that were split or whose ids `_look_given` misjudges.
+"""
 
 OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
 """Suffixes of other formats, refused for a Parquet file."""
@@ -108,9 +111,26 @@ def packed(record: Any) -> pa.Table:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
         header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
         if record.dials:
-            header |= {"version": VERSION, "dials": record.dials}
+            header |= {"version": DIALS_VERSION, "dials": record.dials}
+    header |= _origin(record)
     text = json.dumps(header).encode()
     return pa.table(columns).replace_schema_metadata({KEY: text, CHECKSUM: _sha256(text)})
+
+
+def _origin(record: Any) -> dict[str, Any]:
+    """Return what a header says about splits and ids, if there is anything to say."""
+    found: dict[str, Any] = {}
+    if record.order.splits:
+        splits = record.order.splits
+        found["splits"] = [{"seed": each.seed, "drawn": each.drawn} for each in splits]
+    if record.has_ids != _look_given(record.ids):
+        found["has_ids"] = record.has_ids
+    return found and {"version": VERSION, **found}
+
+
+def _look_given(ids: Array, first: int = 0) -> bool:
+    """Return whether ids, from this row of a file on, are other than the numbers of the rows."""
+    return not np.array_equal(ids, np.arange(first, first + len(ids)))
 
 
 def write(table: pa.Table, path: str | os.PathLike[str], *, durable: bool = True) -> None:
@@ -196,9 +216,10 @@ def load_parts(
     noticed only after the last of them.
     """
     _check_kind(path, expected)
-    layout = _layout(path, only)
+    layout, done = _layout(path, only), 0
     for data in _row_groups(path, layout.columns, layout.header):
-        yield _arguments(layout, data)
+        yield _arguments(layout, data, done)
+        done += len(data["id"])
 
 
 def about(path: str | os.PathLike[str]) -> tuple["_Header", int]:
@@ -239,8 +260,8 @@ def _layout(path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | Non
     return _Layout(header, wanted, columns)
 
 
-def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the arguments for a record's constructor, given the columns."""
+def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> dict[str, Any]:
+    """Return the arguments for a record's constructor, given the columns from some row on."""
     header = layout.header
     arguments: dict[str, Any] = {
         attribute: {name: data[f"{prefix}/{name}"] for name in layout.wanted[attribute]}
@@ -251,10 +272,13 @@ def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
     arguments |= {
         "costs": costs,
         "ids": data["id"],
+        "has_ids": _look_given(data["id"], first) if header.has_ids is None else header.has_ids,
         "groups": data.get("group"),
         "slices": data.get("slice"),
         "fingerprint": header.fingerprint,
-        "order": SampleOrder(header.order.seed, header.order.drawn),
+        "order": SampleOrder(header.order.seed, header.order.drawn).after(
+            *(SampleOrder(each.seed, each.drawn) for each in header.splits)
+        ),
         "sampling": Sampling(**header.sampling.model_dump(), weights=data.get("weight")),
         "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
         "inconsistency_ranges": {
@@ -393,7 +417,7 @@ class _Strict(BaseModel):
 
 
 class _Order(_Strict):
-    """The order in which the samples are tested."""
+    """A seed, of the order in which the samples are tested or of a split."""
 
     seed: int = Field(ge=0)
     drawn: bool
@@ -430,6 +454,10 @@ class _Header(_Strict):
     settings: dict[str, Any] = Field(default_factory=dict)
     dials: dict[str, list[Any]] = Field(default_factory=dict)
     """Values of several dials, one per setting; from version 2 on."""
+    splits: tuple[_Order, ...] = ()
+    """The seeds of the splits that drew these samples from others; from version 3 on."""
+    has_ids: bool | None = None
+    """Whether the ids were given, if they do not look so, or do although they were not."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

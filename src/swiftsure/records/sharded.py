@@ -13,6 +13,7 @@ from swiftsure._lib import checks
 from swiftsure._lib.storage import Scratch
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.exits import ExitRule
 from swiftsure.records import files
 from swiftsure.records.base import differing
@@ -203,21 +204,25 @@ class ShardedRecord:
         curves = (part.plain_curve(risk, loss, rule, route, missing) for part in self.parts())
         return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
 
-    def sample(self, n: int, seed: int = 0) -> ExitRecord:
-        """Return a record of n samples drawn at random, or of all if there are not more."""
+    def sample(self, n: int, seed: SampleOrder | int | None = None) -> ExitRecord:
+        """Return a record of n samples drawn at random, or of all if there are not more.
+
+        `seed` is as in `ExitRecord.split`.
+        """
         self._refuse_groups()
         size = checks.count("n", n)
         if size >= self.n:
             return self.load()
-        rows = np.random.default_rng(seed).choice(self.n, size, replace=False, shuffle=False)
-        rows.sort()
+        split = SampleOrder.of(seed)
+        rows = split.draw_units(self.n, size)
         drawn, done = [], 0
         for part in self.parts():
             here = rows[np.searchsorted(rows, done) : np.searchsorted(rows, done + part.n)] - done
             if here.size:
                 drawn.append(part.take(here))
             done += part.n
-        return ExitRecord.concatenate(drawn)
+        whole = ExitRecord.concatenate(drawn)
+        return replace(whole, order=whole.order.after(split))
 
     def load(self) -> ExitRecord:
         """Return the whole record in memory."""
@@ -229,7 +234,7 @@ class ShardedRecord:
         if path.pilot.n == self.n:  # as small as the pilot, which was in memory
             path.refuse(self.load())
         else:
-            path.pilot.refuse_ids(self._ids(), self.order)
+            path.pilot.refuse_ids(self.parts())
 
     def _refuse_groups(self) -> None:
         if self.first.groups is not None or self.first.sampling.weights is not None:

@@ -56,6 +56,8 @@ class ThresholdRecord(Record):
         texts, lists of them, or None. `thresholds` then number the settings from 0 on, and
         `policy.settings` has the value of each dial. Settings are tested in the order given here
         unless `calibrate` has a `path`, such as `Path.pareto(pilot)`.
+    has_ids : bool, optional
+        As in `ExitRecord`.
 
     Examples
     --------
@@ -90,6 +92,7 @@ class ThresholdRecord(Record):
     order: SampleOrder = None  # type: ignore[assignment]
     dials: Mapping[str, Any] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
+    has_ids: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -119,6 +122,7 @@ class ThresholdRecord(Record):
             loss_ranges=ranges,
             inconsistency_ranges=soft,
             ids=record_checks.id_array(self.ids, axes["n"]),
+            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
             groups=record_checks.group_array(self.groups, axes["n"]),
             slices=record_checks.group_array(self.slices, axes["n"], "slices"),
             settings={
@@ -236,12 +240,13 @@ class ThresholdRecord(Record):
         if rule.strict or rule.min_exit or missing != "raise":
             raise ValueError("`strict`, `min_exit` and `missing` are for an ExitRecord.")
         score = rule.score
-        own = self.settings.get("score", score)
+        own = self.settings.get("score")
         route = path if isinstance(path, Path) and path.columns is not None else None
         if (path is not None and route is None) or score not in (None, own):
             raise ValueError(
-                "`score` and `path` of a ThresholdRecord are those it was recorded with; leave them"
-                " out, record other thresholds, or take a path of recorded settings (Path.pareto)."
+                "`score` and `path` of a ThresholdRecord are those it was recorded with"
+                f" (score = {own}); leave them out, record other thresholds, or take a path of"
+                " recorded settings (Path.pareto)."
             )
         loss = chosen_loss(self, risk, loss)
         values, declared = RISKS[risk].relative_losses(self, loss, full=0)
@@ -331,6 +336,7 @@ class ThresholdRecord(Record):
             loss_ranges=first.loss_ranges,
             inconsistency_ranges=first.inconsistency_ranges,
             ids=first.ids,
+            has_ids=any(each.has_ids for each in records),
             groups=first.groups,
             slices=first.slices,
             fingerprint=first.fingerprint,

@@ -132,7 +132,7 @@ def policy_figure(
     path : path, optional
         Where to save it.
     cost : str, optional
-        The cost whose saving is shown; the first by default.
+        The cost whose saving is shown; by default the one that `policy.evaluate` reports.
     """
     promise = policy.certificate.promises[0]
     shown = np.unique(np.linspace(0, curve.n_settings - 1, 160).astype(int))
@@ -163,7 +163,7 @@ def policy_figure(
         min(0.0, float(risk.min())) - 0.05 * spread, min(1.2 * spread, 3 * promise.epsilon)
     )
     above.set_ylabel(promise.name + (f"\n{how}" if how else ""))
-    cost = cost or next(iter(curve.costs), None)
+    cost = curve.default_cost(cost)
     if cost is not None:
         below.plot(position, 100 * curve.saving(cost), color=COLORS[2])
         below.set_ylabel(f"saved, % of {cost}")

@@ -77,7 +77,7 @@ def findings(
     """Compute the numbers of a report; see `policy_page` for the arguments."""
     calibration = recalibrate(record, policy, path)
     saved = sensitivity.savings(calibration)
-    name = sensitivity.main_cost(saved, cost)
+    name = sensitivity.main_cost(calibration, saved, cost)
     main = None if name is None else saved[name]
     shown = sensitivity.shown_settings(calibration, main)
     promises = range(len(calibration.curves))

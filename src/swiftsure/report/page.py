@@ -44,7 +44,7 @@ def policy_page(
     path : as in `calibrate`
         Needed only if the policy was calibrated along thresholds of your own.
     cost : str, optional
-        The cost to show; by default the first that is not the exit number.
+        The cost to show; by default the one that `policy.evaluate` reports.
 
     Raises
     ------

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._lib import checks
 from swiftsure.certify import bounds
+from swiftsure.curves.costs import default_cost
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report.recalibration import Recalibration
@@ -131,11 +131,11 @@ def savings(calibration: Recalibration) -> dict[str, Floats]:
     return {name: curve.saving(name) for name in curve.costs if curve.full_cost(name) > 0}
 
 
-def main_cost(saved: dict[str, Floats], wanted: str | None = None) -> str | None:
-    """Return the cost to show: `wanted`, or the first that is not the exit number."""
-    if wanted is not None:
-        return checks.choice("cost", wanted, saved)
-    return next((name for name in saved if name != "exit"), next(iter(saved), None))
+def main_cost(
+    calibration: Recalibration, saved: dict[str, Floats], wanted: str | None = None
+) -> str | None:
+    """Return the cost to show: `wanted`, or the one that is meant where none is named."""
+    return default_cost(saved, calibration.curves[0].full_costs, wanted)
 
 
 def setting_at(calibration: Recalibration, saved: dict[str, Floats], index: int) -> Setting:

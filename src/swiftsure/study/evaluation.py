@@ -24,10 +24,9 @@ from swiftsure._lib.html import html_card
 from swiftsure._lib.progress import steps
 from swiftsure.certify.control import Control
 from swiftsure.certify.labels import LabelBudget
-from swiftsure.certify.policy import average_sentence, average_words
+from swiftsure.certify.policy import average_sentence, average_words, risk_words
 from swiftsure.curves.curve import Average, RiskCurve
 from swiftsure.curves.paths import Path, PathLike
-from swiftsure.curves.risks import risk_noun
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 
 if TYPE_CHECKING:
@@ -89,10 +88,9 @@ def evaluate(
     splits : int
         Number of random splits into calibration and test part.
     cost : str, optional
-        The cost for `mean_cost` and `gain`; by default layers, the price of a cascade (the first of
-        the record's `full_costs` besides FLOPs and seconds), or the exit number. Gains are relative
-        to running the full model alone, which is also chosen where the certified setting would
-        cost more.
+        The cost for `mean_cost` and `gain`; by default the one that `policy.evaluate` reports:
+        FLOPs, the price of a cascade, or the record's first. Gains are relative to running the full
+        model alone, which is also chosen where the certified setting would cost more.
     draws : int, optional
         Number of calibration sets drawn with replacement, for the violation rate; `splits` by
         default.
@@ -137,7 +135,7 @@ def evaluate(
     checks.of_shape("epsilons", levels, {"m": None})
     for level in levels:
         checks.between("epsilons", level, 0.0, pool.loss_range.high)
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.count("splits", splits)
     draws = splits if draws is None else checks.count("draws", draws)
     n = calibration_size(n_calibration, pool.n)
@@ -216,13 +214,17 @@ class Study:
         costs ("sample" or "group").
     n_labels : int or None
         The budget of labels for each calibration set, if there is one.
+    above, worst : float or None
+        The limit or share, if the risk is that of a tail or of the worst share; see `RiskCurve`.
+    weighted : bool
+        Whether risks, costs and gains are those of production, by the samples' weights.
     test_risk : {label: (splits, epsilons)}
         Mean loss on the test part.
     test_exceedance : {label: (splits, epsilons)}
         Whether it is above ε. This is not the violation rate: it includes the test part's noise.
     mean_cost, gain, flops_gain : {label: (splits, epsilons)}
-        Mean cost on the test part (layers, if the record has them), percentage saved relative to
-        the full model, and percentage of FLOPs saved.
+        Mean cost on the test part (of the cost that `cost` names), percentage of it saved relative
+        to the full model, and percentage of FLOPs saved.
     thresholds : {label: (splits, epsilons) or (splits, epsilons, n_exits - 1)}
         The chosen thresholds; infinity for the full model.
     pool_risk : {label: (draws, epsilons)}
@@ -260,6 +262,9 @@ class Study:
     unit: str = "samples"
     average: str = "sample"
     n_labels: int | None = None
+    above: float | None = field(default=None, repr=False)
+    worst: float | None = field(default=None, repr=False)
+    weighted: bool = field(default=False, repr=False)
 
     def __str__(self) -> str:
         """Return a summary of what was evaluated and which attributes hold the results."""
@@ -273,9 +278,10 @@ class Study:
 
     @property
     def risk_words(self) -> str:
-        """The loss and the risk, and how groups are averaged."""
-        how = average_words(self.unit, self.average)
-        return f"{self.loss} {risk_noun(self.risk)}" + (f" ({how})" if how else "")
+        """The loss and the risk, and how samples or groups are averaged."""
+        words = risk_words(self.loss, self.risk, self.above, self.worst)
+        how = "weighted" if self.weighted else average_words(self.unit, self.average)
+        return words + (f" ({how})" if how else "")
 
     @property
     def _budget_words(self) -> str:
@@ -386,12 +392,7 @@ class _Runs:
         self.epsilons = epsilons
         self.delta = delta
         self.breakpoints = breakpoints
-        if cost is not None:
-            checks.choice("cost", cost, pool.costs)
-        # Time depends on the machine, so it comes last.
-        counted = sorted(pool.costs, key=lambda name: name == SECONDS)
-        preferred = (cost, "layers", pool.price, "exit", *counted)
-        self.cost = next((c for c in preferred if c in pool.costs), None)
+        self.cost = pool.default_cost(cost)
         self.deciding = pool.deciding_costs(cost)
         # Each control tests its own form of the curve (zero-bounded, …), prepared once.
         self.views = {label: control.prepare(pool) for label, control in controls.items()}
@@ -513,6 +514,9 @@ class _Runs:
             unit="groups" if self.pool.grouped else "samples",
             average=self.pool.average,
             n_labels=None if self.budget is None else self.budget.labels,
+            above=self.pool.above,
+            worst=self.pool.worst,
+            weighted=self.pool.max_weight is not None,
             cost=self.cost,
             full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
             test_risk=risk,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from swiftsure.certify.policy import BUDGET, Policy, percent
 from swiftsure.curves.curve import Average, RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, PathLike
 from swiftsure.losses import LossRange
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose
 from swiftsure.study.unlabelled import PoolPlan, unlabelled_pool
 
@@ -34,7 +33,7 @@ __all__ = [
     "unlabelled_pool",
 ]
 
-Record = ExitRecord | ThresholdRecord | RiskCurve
+Record = ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve
 
 MOST_SAMPLES, MOST_SIMULATED = 10_000_000, 200_000
 """Largest numbers of samples to plan for, by an exact formula and by simulation."""
@@ -138,7 +137,7 @@ def samples_needed(
         declared = LossRange.of(LossRange(0, 1, whole=True) if loss_range is None else loss_range)
         level = checks.between("epsilon", epsilon, 0.0, declared.high)
         values, weights = _assumed_losses(declared, level, risk or 0.0, disagreement)
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     expected = float(values @ weights)
     declared = bounds.declared_for(bound, declared)
@@ -356,7 +355,7 @@ def gain_by_samples(
     curve = curve_of(pilot, risk, loss, score, path, average, max_group_size)
     rule = control if isinstance(control, Control) else Control(control)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     checks.count("draws", draws)
     if not sizes:
@@ -443,7 +442,7 @@ def lowest_epsilon(
     saving : float
         Instead of `budget`: the smallest fraction of the full model's cost to save, in (0, 1).
     cost : str, optional
-        Which cost; needed if the record has several besides the exit number.
+        Which cost; by default the one that `policy.evaluate` reports.
     choice : float
         Fraction of the samples, or groups, used to choose the setting.
     average, max_group_size
@@ -473,7 +472,7 @@ def lowest_epsilon(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"
             " risk would then choose the setting too. Give a grid of thresholds."
         )
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     name = _cost_name(curve, cost)
     unit = "group" if curve.grouped else "sample"
     order = curve.order.replaced_by(seed)
@@ -532,8 +531,9 @@ def lowest_epsilon(
             *rests[2:],
         ),
     )
-    if isinstance(record, ExitRecord):
-        score = choose("score", score, record.confidences, preferred="top1")
+    if isinstance(record, ExitRecord | ShardedRecord):
+        known = record.first if isinstance(record, ShardedRecord) else record
+        score = choose("score", score, known.confidences, preferred="top1")
     policy = make_policy(
         record, rule, [curve], [result], result, score=score, upper=level if tested else None
     )
@@ -551,13 +551,8 @@ def lowest_epsilon(
 
 
 def _cost_name(curve: RiskCurve, cost: str | None) -> str:
-    """Return the cost to plan with: the one named, the only one, or the exit number."""
-    names: dict[str, Any] = dict(curve.costs)
-    if cost is not None:
-        return checks.choice("cost", cost, names)
-    others = [name for name in names if name != "exit"]
-    if len(others) == 1:
-        return others[0]
-    if not others and "exit" in names:
-        return "exit"
-    raise ValueError(f"`cost` must be given; this record has: {', '.join(names) or 'none'}.")
+    """Return the cost to plan with; raise if there is none."""
+    name = curve.default_cost(cost)
+    if name is None:
+        raise ValueError("`record` must have costs: without them no saving is known.")
+    return name

@@ -4,7 +4,7 @@ Each split, or draw, runs the request as it is, so whatever can be promised can 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -87,13 +87,13 @@ class RequestStudy:
         saved = ", ".join(f"{100 * v.mean():.1f} % of {k}" for k, v in self.savings.items())
         lines = [
             f"{len(self.test_risk)} splits of {self.n_pool:,} {self.unit}, n ="
-            f" {self.n_calibration:,}: certified {100 * self.certified.mean():.0f} %; saved {saved}."
+            f" {self.n_calibration:,}: {100 * self.certified.mean():.0f} % certified; saved {saved}."
         ]
-        for row in self.summary():
-            lines.append(
-                f"{row['promise']}: {row['test_risk']:.4g} on average on the test part; true risk"
-                f" above ε in {100 * row['violations']:.1f} % of draws."
-            )
+        lines += [
+            f"{row['promise']}: {row['test_risk']:.4g} on average on the test part; true risk"
+            f" above ε in {100 * row['violations']:.1f} % of draws."
+            for row in self.summary()
+        ]
         return "\n".join(lines)
 
 
@@ -124,11 +124,11 @@ def evaluate_request(
         for _ in range(splits):
             order = rng.permutation(sampler.n)
             policy = request.run(sampler.take(order[:n]))
-            found.append(_outcome(request, policy, sampler.take(order[n:])))
+            found.append(_outcome(policy, sampler.take(order[n:])))
             advance()
         for _ in range(draws):
             policy = request.run(sampler.take(rng.integers(0, sampler.n, n)))
-            pool_risk.append(_outcome(request, policy, record)[0])
+            pool_risk.append(_outcome(policy, record)[0])
             advance()
     risks = np.asarray([each[0] for each in found])
     levels = np.asarray([each.epsilon for each in request.risks]) + ROUNDING
@@ -174,7 +174,7 @@ class _Sampler:
 
 
 def _outcome(
-    request: Calibration, policy: Policy | SlicedPolicy, record: Any
+    policy: Policy | SlicedPolicy, record: Any
 ) -> tuple[list[float], dict[str, float], bool]:
     """Return risks, savings, and whether anything was certified, on other samples."""
     if isinstance(policy, SlicedPolicy):
@@ -182,9 +182,7 @@ def _outcome(
         sizes = np.asarray([each.n for each in parts.values()], np.float64)
         risks = np.max([each.risks for each in parts.values()], axis=0)
         savings = {
-            name: float(
-                sizes @ [each.savings[name] for each in parts.values()] / sizes.sum()
-            )
+            name: float(sizes @ [each.savings[name] for each in parts.values()] / sizes.sum())
             for name in next(iter(parts.values())).savings
         }
         return risks.tolist(), savings, not policy.runs_full_model
@@ -260,7 +258,7 @@ def plan_request(
             for _ in range(draws):
                 drawn = sampler.take(rng.integers(0, sampler.n, checks.count("sizes", size)))
                 policy = request.run(drawn)
-                _, savings, some = _outcome(request, policy, pilot)
+                _, savings, some = _outcome(policy, pilot)
                 cost = next(iter(savings), None) if cost is None else cost
                 certified[i] += some / draws
                 saving[i] += savings.get(cost or "", 0.0) / draws

@@ -94,7 +94,7 @@ def unlabelled_pool(
     loss : str
         A loss whose gap is 0 where answers agree.
     cost : str, optional
-        The cost to save; FLOPs by default, if the pilot has them.
+        The cost to save; by default the one that `policy.evaluate` reports.
     sizes : tuple of int, optional
         Pools to compare; by default 1 to 24 times the budget.
 
@@ -119,14 +119,11 @@ def unlabelled_pool(
     score = choose("score", score, pilot.confidences, preferred="top1")
     curve = known.curve("gap", loss, score, path)
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.between("delta", delta, 0.0, 1.0)
+    checks.failure_probability(delta)
     rule = control if isinstance(control, Control) else Control(control)
+    name = str(curve.default_cost(cost))  # a record of exits has at least their numbers
     spent = LabelBudget.of(known, curve, budget, score)
-    first = next(c for c in (cost, "flops", "exit") if c is not None and c in curve.costs)
-    if cost is not None:
-        checks.choice("cost", cost, curve.costs)
-    mean_cost = curve.mean_cost(first)
-    saved = 100 * (1 - mean_cost / curve.full_cost(first))
+    saved = 100 * (1 - curve.mean_cost(name) / curve.full_cost(name))
     gains = np.zeros((len(compared), draws))
     certified = np.zeros((len(compared), draws), bool)
     for i, size in enumerate(compared):

@@ -52,7 +52,8 @@ class TextSweep(Sweep):
         self.texts = list(self.texts)
         self.references = None if self.references is None else list(self.references)
         self.groups = None if self.groups is None else np.asarray(self.groups)
-        self.ids = np.arange(n) if self.ids is None else np.asarray(self.ids)
+        self._has_ids = self.ids is not None
+        self.ids = np.asarray(self.ids) if self._has_ids else np.arange(n)
         for name in ("references", "ids", "groups"):
             values = getattr(self, name)
             if values is not None and len(values) != n:
@@ -104,6 +105,7 @@ class TextSweep(Sweep):
             "loss_ranges": ranges if hard else {},
             "inconsistency_ranges": ranges,
             "ids": self.ids[inputs],
+            "has_ids": self._has_ids,
             "groups": None if self.groups is None else self.groups[inputs],
         }
 

@@ -171,7 +171,15 @@ class Reducer:
         if measured and not self.measured:  # after the batch: a model may overwrite its inputs
             self._measure(inputs)
         return PendingBatch(
-            self.model.n_exits, copies, ids, groups, kept, done, batch.names, digests
+            self.model.n_exits,
+            copies,
+            ids,
+            batch.ids is not None,
+            groups,
+            kept,
+            done,
+            batch.names,
+            digests,
         )
 
     def begin_hashing(self, given: Source) -> PendingRows:
@@ -264,6 +272,7 @@ class Reducer:
             costs=self.costs,
             loss_ranges={loss.name: loss.range for loss in self.losses},
             ids=rows["ids"],
+            has_ids=bool(rows["has_ids"].any()),
             groups=rows.get("groups"),
             fingerprint=self.fingerprint,
             temperatures=self.temperatures,
@@ -304,6 +313,7 @@ class PendingBatch:
     n_exits: int
     copies: "_HostCopies"
     ids: Array
+    has_ids: bool
     groups: Array | None
     kept: Array
     done: int
@@ -331,6 +341,7 @@ class PendingBatch:
         for key, array in arrays.items():
             _check_rows(key, array, samples, self.n_exits)
         arrays["ids"] = self.ids[self.kept]
+        arrays["has_ids"] = np.full(len(self.kept), self.has_ids)
         if self.groups is not None:
             arrays["groups"] = self.groups[self.kept]
         left_out = np.delete(self.ids, self.kept).tolist()

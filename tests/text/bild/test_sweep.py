@@ -139,6 +139,13 @@ def test_the_fallback_threshold_of_the_paper():
     assert record.settings["scheme"] == "rollback"
 
 
+@pytest.mark.parametrize("ids", [None, [0, 1]])
+def test_a_sweep_remembers_whether_ids_were_given(ids, tmp_path):
+    record = small_sweep(PAIRS["T5"](), texts=texts(2), ids=ids, shards=tmp_path, shard_size=1)
+    assert record.ids.tolist() == [0, 1]
+    assert record.has_ids == (ids is not None)
+
+
 @pytest.fixture(scope="module")
 def calibrated():
     pair = PAIRS["T5"]()

@@ -272,7 +272,8 @@ class GrowingCalibration:
         if [each.slice_name for each in found] != [each.slice_name for each in before]:
             raise ValueError("`record` must have samples of every slice that was there at first.")
         if any(
-            one.curve.grouped != other.curve.grouped for one, other in zip(found, before, strict=True)
+            one.curve.grouped != other.curve.grouped
+            for one, other in zip(found, before, strict=True)
         ):
             raise ValueError("`record` must have groups if those added before have, only then.")
 

@@ -120,9 +120,7 @@ class Growth:
         self.drawn = True
         first = cells[0].curve
         self.start = 1 if first.full_model_first else 0
-        self._fresh = [
-            (0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high ** 2) for cell in cells
-        ]
+        self._fresh = [(0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high**2) for cell in cells]
         self._thresholds = [_kernels.inclusive_thresholds(cell.curve.data) for cell in cells]
         self._walks: list[_Walk] = []
         together = [k for k, cell in enumerate(cells) if not cell.curve.selective]
@@ -303,22 +301,33 @@ def packed_update(
         n=[cell.curve.n for cell in cells],
         n_samples=record.n,
         labels=[cell.curve.n_labels for cell in cells],
-        conditions=[list(cell.curve.conditions) for cell in cells],
+        conditions=[
+            [*cell.curve.conditions, *cell.curve.order.split_conditions(record.unit)]
+            for cell in cells
+        ],
         drawn=record.order.drawn,
         key=key,
-        ids=record.ids.tolist() if _has_own_ids(record) else [],
+        ids=_names(record),
         groups=[] if record.groups is None else np.unique(record.groups).tolist(),
     )
     return facts, b"".join(tables)
 
 
-def _has_own_ids(record: ExitRecord | ThresholdRecord) -> bool:
-    return not np.array_equal(record.ids, np.arange(record.n))
+def _names(record: ExitRecord | ThresholdRecord) -> list[int | str]:
+    """Return what identifies the samples of a record; nothing if nothing does.
+
+    Without ids, that is their numbers in the record that they are parts of, by its drawn seed.
+    """
+    if record.has_ids:
+        return list(record.ids.tolist())
+    if record.order.drawn:
+        return [f"{number} of the record with seed {record.order.seed}" for number in record.ids]
+    return []
 
 
 def known_again(record: ExitRecord | ThresholdRecord) -> bool:
     """Return whether adding a record twice is noticed: by its drawn seed, or by its ids."""
-    return record.order.drawn or _has_own_ids(record)
+    return record.order.drawn or bool(record.has_ids)
 
 
 def record_key(record: ExitRecord | ThresholdRecord) -> str | None:

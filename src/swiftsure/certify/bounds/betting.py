@@ -82,11 +82,9 @@ class BettingBound(Bound):
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the test, which is monotone in ε, by bisection."""
-        if (
-            curve.test_sizes is None
-        ):  # copy the column in test order, so that memory access is linear
-            order = curve.storage.arange(len(rows))
-            curve, rows, setting = curve.only(setting, rows), order, 0
+        # Copy the column in test order, so that memory access is linear.
+        order = curve.storage.arange(len(rows))
+        curve, rows, setting = curve.only(setting, rows), order, 0
 
         def certified(epsilon: float) -> bool:
             return self._certifies(curve, rows, setting, epsilon, delta, pool)
