@@ -1,5 +1,7 @@
 """Promises beyond the mean: each keeps its failure probability, and known errors are noticed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,7 +58,7 @@ def test_weights_keep_the_promise_in_production():
     weights = np.where(hard, 1.6, 0.4)
     weighted = columns(losses * weights, high=1.6)
     check_rate(certified(weighted, 0.1, "star"), DRAWS, 0.1)
-    single = columns(losses[:, :1]).weighted(weights[:, 0], 1.6)
+    single = columns(losses[:, :1]).drawn(weights=weights[:, 0], max_weight=1.6)
     assert np.array_equal(single.losses(), (losses * weights)[:, :1])
     assert single.loss_range == weighted.loss_range
     with pytest.raises(RefutedError):  # without weights, the promise is about calibration samples
@@ -86,8 +88,11 @@ def leaving(n, rate, rng):
 
 
 def selective(record, epsilon):
-    options = {"epsilon": epsilon, "path": LEVELS}
-    return ss.calibrate(record, risk="selective consistency", **options).threshold
+    return ss.calibrate(record, exits_promise(epsilon), path=LEVELS).threshold
+
+
+def exits_promise(epsilon):
+    return ss.Promise(epsilon=epsilon, risk="consistency", among="exits")
 
 
 def everyone(record, epsilon):
@@ -97,7 +102,7 @@ def everyone(record, epsilon):
 
 def every_start_at_delta(record, epsilon):
     """Broken: each start of the walk has all of δ."""
-    curve = record.curve("selective consistency", path=LEVELS)
+    curve = record.curve("consistency", path=LEVELS)
     single = ss.Control("ucb", "binomial")
     for k in range(1, curve.n_settings):
         rows = np.flatnonzero(curve.left_at(k))
@@ -114,9 +119,7 @@ def test_the_risk_of_those_that_exit_keeps_its_failure_probability(bound):
     found = 0
     for _ in range(200):
         record = leaving(150, 0.1 + TINY, rng)
-        policy = ss.calibrate(
-            record, risk="selective consistency", epsilon=0.1, path=LEVELS, bound=bound
-        )
+        policy = ss.calibrate(record, exits_promise(0.1), path=LEVELS, bound=bound)
         found += policy.threshold is not None
     check_rate(found, 200, 0.1)
 
@@ -137,7 +140,8 @@ def apart_exits(n, risk, rng):
     confidences = np.eye(8, dtype=np.float32)[rng.integers(8, size=n)]
     apart = np.hstack([rng.random((n, 8)) < risk, np.zeros((n, 1), bool)]).astype(float)
     record = ss.ExitRecord(confidences, inconsistencies={"zero_one": apart})
-    return record.curve("selective consistency", path=ss.Path(thresholds, "apart"))
+    curve = record.curve("consistency", path=ss.Path(thresholds, "apart"))
+    return replace(curve, selective=True)
 
 
 def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():
@@ -176,28 +180,37 @@ def check_slices(calibrate, rates, draws=100):
     check_rate(found, draws, 0.1)
 
 
-def fast_slices(**options):
+def fast_slices(within):
     def calibrate(record):
-        policy = ss.calibrate_slices(record, epsilon=0.1, **options)
+        policy = ss.calibrate(record, ss.Promise(epsilon=0.1, within=within))
+        if within == "slices":
+            return np.full(len(np.unique(record.slices)), policy.threshold is not None)
         return np.array([policy[name].threshold is not None for name in policy])
 
     return calibrate
+
+
+def fast_alone(record):
+    """Each slice calibrated by itself, at the whole of δ."""
+    rows = [record.slices == name for name in np.unique(record.slices)]
+    alone = [ss.calibrate(record.take(np.flatnonzero(each)), epsilon=0.1) for each in rows]
+    return np.array([policy.threshold is not None for policy in alone])
 
 
 UNSAFE = 0.1 + TINY
 
 
 @pytest.mark.parametrize("rates", [[0.0, UNSAFE], [UNSAFE] * 5, [0.0, 0.02, UNSAFE, 0.3]])
-@pytest.mark.parametrize("own", [False, True])
-def test_every_slice_is_within_the_level_at_once(rates, own):
-    check_slices(fast_slices(own=own), rates)
+@pytest.mark.parametrize("within", ["slices", "each slice"])
+def test_every_slice_is_within_the_level_at_once(rates, within):
+    check_slices(fast_slices(within), rates)
 
 
 def test_each_slice_alone_keeps_its_own_failure_probability():
     rng = np.random.default_rng(0)
     found = np.zeros(4)
     for _ in range(100):
-        found += fast_slices(own=True, together=False)(slices_of(80, [UNSAFE] * 4, rng))
+        found += fast_alone(slices_of(80, [UNSAFE] * 4, rng))
     for count in found:
         check_rate(count, 100, 0.1)
 
@@ -216,24 +229,20 @@ def test_pooling_slices_is_noticed():
 def test_slices_that_do_not_share_delta_are_noticed():
     """Settings for each slice at δ are not all within ε at once."""
     with pytest.raises(RefutedError):
-        check_slices(fast_slices(own=True, together=False), [UNSAFE] * 8)
+        check_slices(fast_alone, [UNSAFE] * 8)
 
 
 def test_small_slices_are_chosen_by_their_size_alone():
-    """What runs in full is the same whatever the losses."""
+    """What is too small is the same whatever the losses, and then nothing is certified."""
     rng = np.random.default_rng(0)
-    named = {
-        ss.calibrate_slices(
-            ss.ThresholdRecord(
-                [None, 0.5],
-                losses={"zero_one": np.column_stack([np.zeros(100), rng.random(100) < rate])},
-                slices=np.repeat(["large", "small"], [80, 20]),
-            ),
-            epsilon=0.1,
-        )["small"].certificate.slices["small"]
-        for rate in (0.0, 0.01, 0.5)
-    }
-    assert named == {20}
+    consistency = ss.Promise(epsilon=0.1, risk="consistency", within="slices")
+    for rate in (0.0, 0.01, 0.5):
+        apart = np.column_stack([np.zeros(100), rng.random(100) < rate])
+        record = ss.ThresholdRecord([None, 0.5], inconsistencies={"zero_one": apart})
+        policy = ss.calibrate(record.sliced(np.repeat(["large", "small"], [80, 20])), consistency)
+        assert policy.threshold is None
+        assert policy.certificate.small_slices == {"small": 22}
+        assert "small (22)" in str(policy)
 
 
 # ------------------------------------------------------------------------------------- costs
@@ -254,10 +263,10 @@ def test_mean_costs_keep_their_failure_probability():
     certified, plugged = 0, 0
     for _ in range(150):
         record = exits_half(200, 0.5 - TINY, rng)
-        options = {"risk": "consistency", "epsilon": 0.1, "path": [0.5]}
-        policy = ss.calibrate(record, **options, max_costs={"flops": 1.5})
-        certified += not policy.runs_full_model
-        plugged += ss.calibrate(record, **options).certificate.costs["flops"][1] <= 1.5
+        promises = [ss.Promise(epsilon=0.1, risk="consistency")]
+        plugged += ss.calibrate(record, promises, path=[0.5]).certificate.costs["flops"][1] <= 1.5
+        promises.append(ss.CostPromise("flops", at_most=1.5))
+        certified += not ss.calibrate(record, promises, path=[0.5]).runs_full_model
     check_rate(certified, 150, 0.05)
     with pytest.raises(RefutedError):  # the mean of the calibration samples is no promise
         check_rate(plugged, 150, 0.1)
@@ -265,6 +274,10 @@ def test_mean_costs_keep_their_failure_probability():
 
 def test_mean_costs_are_certified_where_they_can_be():
     rng = np.random.default_rng(0)
-    options = {"risk": "consistency", "epsilon": 0.1, "path": [0.5], "max_costs": {"flops": 1.5}}
-    policies = [ss.calibrate(exits_half(300, 0.65, rng), **options) for _ in range(20)]
+    promises = [
+        ss.Promise(epsilon=0.1, risk="consistency"),
+        ss.CostPromise("flops", at_most=1.5),
+    ]
+    records = [exits_half(300, 0.65, rng) for _ in range(20)]
+    policies = [ss.calibrate(each, promises, path=[0.5]) for each in records]
     assert sum(not policy.runs_full_model for policy in policies) > 15
