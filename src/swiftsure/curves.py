@@ -29,6 +29,9 @@ SLACK = 1e-6
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
 
+LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+"""The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
+
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 """The name of an unnamed loss, and the prefix of a risk whose losses are cut at 0."""
 
