@@ -468,7 +468,8 @@ class Control:
                 f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
             )
         if curve.path_kind.startswith(LEARNED):
-            found.append("no sample of the pilot that the path was learned on is among them")
+            counted = unit.removesuffix("s")
+            found.append(f"no {counted} of the pilot that the path was learned on is among them")
         monotone = bound is None or bound.monotone
         found += [text for text in curve.conditions if not (monotone and text == LABELS_MISSING)]
         found += curve.order.split_conditions(unit)

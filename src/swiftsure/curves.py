@@ -12,6 +12,7 @@ from swiftsure import _kernels, checks
 from swiftsure.branches import Branches
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
+from swiftsure.pilots import PilotSamples
 from swiftsure.sample_order import SampleOrder
 from swiftsure.storage import MEMORY, Storage, blocks
 
@@ -90,8 +91,8 @@ class RiskCurve:
         Whether the risk is the mean loss of the samples that exit early, and not of all.
     branches : Branches or None
         Sequences of settings that share δ, if there are several; see `Path.branching`.
-    n_pilot : int or None
-        Number of separate samples that the path was learned on.
+    pilot : PilotSamples or None
+        The separate samples that the path was learned on.
     chosen_cost : str or None
         The cost that chooses among the branches, if it was named.
     data : Losses
@@ -123,7 +124,7 @@ class RiskCurve:
     max_weight: float | None = None
     selective: bool = False
     branches: Branches | None = None
-    n_pilot: int | None = None
+    pilot: PilotSamples | None = field(repr=False, default=None)
     chosen_cost: str | None = None
     full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
@@ -335,12 +336,11 @@ class RiskCurve:
 
     def taken_along(self, path: Path) -> "RiskCurve":
         """Return the curve, whose settings are those of a path, with what the path tells."""
-        n_pilot = None if path.pilot is None else path.pilot.n
         return replace(
             self,
             path_kind=path.kind,
             branches=path.branches,
-            n_pilot=n_pilot,
+            pilot=path.pilot,
             chosen_cost=path.cost,
         )
 
@@ -348,6 +348,11 @@ class RiskCurve:
     def n(self) -> int:
         """Number of samples, or of groups."""
         return len(self.data.values)
+
+    @property
+    def n_pilot(self) -> int | None:
+        """Number of samples, or of groups, that the path was learned on."""
+        return None if self.pilot is None else self.pilot.count(self.grouped)
 
     @property
     def n_settings(self) -> int:

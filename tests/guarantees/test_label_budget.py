@@ -1,7 +1,7 @@
 """Budgets of labels: the promise holds whatever decided which labels exist.
 
-The number of samples must not depend on labels, nor on what the model did with them; `test_growing.py`
-and the last test here show what happens if it does.
+The number of samples must not depend on labels, nor on what the model did with them:
+the last test here and `test_growing.py` show why.
 """
 
 import numpy as np
