@@ -90,9 +90,9 @@ def calibrate(
     path, score, missing, strict, min_exit
         As in `ExitRecord.curve`.
     split : int or float, optional
-        Number or share of the record's samples to set aside, at random, as a pilot on which the
-        path is learned (`Path.pareto`); the others calibrate. For records of several dials. The
-        certificate says how many samples went where.
+        Number or share of the record's samples (or groups) to set aside, at random, as a pilot on
+        which the path is learned (`Path.pareto`); the others calibrate. For records of several
+        dials. The certificate says how many samples, or groups, went where.
     labeller : callable, optional
         (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
         for the labels that the next setting lacks, only as the walk goes on. The walk stops at the

@@ -18,13 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import bounds, checks
-from swiftsure.curves import RiskCurve, in_range
+from swiftsure.curves import LABELS_MISSING, RiskCurve, in_range
 from swiftsure.paths import BREAKPOINTS, LEARNED
 from swiftsure.risks import risk_noun
 from swiftsure.sample_order import SampleOrder
 from swiftsure.storage import blocks
 
-__all__ = ["CONTROLS", "Control", "ControlResult", "crc", "empirical", "joint", "ltt", "ucb"]
+__all__ = [
+    "CONTROLS",
+    "Control",
+    "ControlResult",
+    "crc",
+    "empirical",
+    "joint",
+    "ltt",
+    "sample_number",
+    "ucb",
+]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -450,13 +460,19 @@ class Control:
             found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
         elif bound is not None and bound.needs in values:
             found[-1] = f"every {tested} is {values[bound.needs]}"
+            if self.zero_bounded and curve.loss_range.low < 0:
+                found[-1] = f"every {tested} above 0 is 1"
+        found.append(sample_number(unit))
         if curve.max_group_size is not None:
             found.append(
                 f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
             )
         if curve.path_kind.startswith(LEARNED):
-            found.append("no sample of the pilot that the path was learned on is among them")
-        found += [*curve.conditions, *curve.order.split_conditions(unit)]
+            counted = unit.removesuffix("s")
+            found.append(f"no {counted} of the pilot that the path was learned on is among them")
+        monotone = bound is None or bound.monotone
+        found += [text for text in curve.conditions if not (monotone and text == LABELS_MISSING)]
+        found += curve.order.split_conditions(unit)
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(found)
@@ -468,6 +484,11 @@ class Control:
             for each in fields(self)
             if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
         }
+
+
+def sample_number(unit: str) -> str:
+    """Return the condition of every test that is valid for one number of samples, or groups."""
+    return f"the number of calibration {unit} was fixed before the model was run on them"
 
 
 def _last(passes: NDArray[np.bool_]) -> int:
@@ -529,7 +550,7 @@ def crc(
         Replace each sample's loss by its running maximum from the safe end: valid but cautious.
     method : {"crc", "ucb"}
         "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
-        losses, and far less cautious with about 1000 samples or more.
+        losses. With many samples it is often less cautious, with few samples more so.
     selection : {"contiguous", "paper"}, optional
         Select on the unmodified losses: the last setting before the first failure, or, as in the
         paper's Eq. 10, the fastest setting that passes. No finite-sample guarantee.

@@ -13,6 +13,7 @@ from swiftsure.branches import Branches
 from swiftsure.costs import deciding_costs, default_cost
 from swiftsure.losses import LossRange
 from swiftsure.paths import Path
+from swiftsure.pilots import PilotSamples
 from swiftsure.sample_order import SampleOrder
 from swiftsure.storage import MEMORY, Storage, blocks
 
@@ -29,6 +30,9 @@ SLACK = 1e-6
 
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
+
+LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+"""The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
 
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 """The name of an unnamed loss, and the prefix of a risk whose losses are cut at 0."""
@@ -88,8 +92,8 @@ class RiskCurve:
         Whether the risk is the mean loss of the samples that exit early, and not of all.
     branches : Branches or None
         Sequences of settings that share δ, if there are several; see `Path.branching`.
-    n_pilot : int or None
-        Number of separate samples that the path was learned on.
+    pilot : PilotSamples or None
+        The separate samples that the path was learned on.
     chosen_cost : str or None
         The cost that chooses among the branches, if it was named.
     data : Losses
@@ -121,7 +125,7 @@ class RiskCurve:
     max_weight: float | None = None
     selective: bool = False
     branches: Branches | None = None
-    n_pilot: int | None = None
+    pilot: PilotSamples | None = field(repr=False, default=None)
     chosen_cost: str | None = None
     full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
@@ -333,12 +337,11 @@ class RiskCurve:
 
     def taken_along(self, path: Path) -> "RiskCurve":
         """Return the curve, whose settings are those of a path, with what the path tells."""
-        n_pilot = None if path.pilot is None else path.pilot.n
         return replace(
             self,
             path_kind=path.kind,
             branches=path.branches,
-            n_pilot=n_pilot,
+            pilot=path.pilot,
             chosen_cost=path.cost,
         )
 
@@ -346,6 +349,11 @@ class RiskCurve:
     def n(self) -> int:
         """Number of samples, or of groups."""
         return len(self.data.values)
+
+    @property
+    def n_pilot(self) -> int | None:
+        """Number of samples, or of groups, that the path was learned on."""
+        return None if self.pilot is None else self.pilot.count(self.grouped)
 
     @property
     def n_settings(self) -> int:

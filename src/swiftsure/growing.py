@@ -17,7 +17,7 @@ import numpy as np
 
 from swiftsure import bounds, checks
 from swiftsure.certification import make_policy, wanted_risks
-from swiftsure.control import Control, ControlResult
+from swiftsure.control import Control, ControlResult, sample_number
 from swiftsure.curves import RiskCurve
 from swiftsure.files import shortened
 from swiftsure.growth import Growth, UpdateFacts, packed_update, record_key
@@ -222,6 +222,7 @@ class GrowingCalibration:
         found[1] = (
             "path, losses, ε, δ, horizon and method were fixed before any calibration loss was seen"
         )
+        found.remove(sample_number(unit))  # the bets are valid for any number, at every moment
         drawn = self._grown is not None and self._grown.drawn
         found.append((DRAWN if drawn else ADDED).format(unit))
         return ControlResult(

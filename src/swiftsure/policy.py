@@ -216,7 +216,7 @@ class Certificate(_Frozen):
     horizon: Count | None = None
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     pilot: Count | None = None
-    """Number of separate samples that the path was learned on, besides those counted here."""
+    """Number of separate samples, or groups, that the path was learned on, besides n."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
     dearer_costs: dict[Name, float] = Field(default_factory=dict)

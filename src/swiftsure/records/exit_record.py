@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure import checks
-from swiftsure.curves import Average, RiskCurve, cost_array
+from swiftsure.curves import LABELS_MISSING, Average, RiskCurve, cost_array
 from swiftsure.losses import Loss
 from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
@@ -34,13 +34,8 @@ Array = NDArray[Any]
 Missing = Literal["raise", "worst", "stop"]
 """What to do where a needed label is missing."""
 
-LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
 TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
-LABELS_STOPPED = (
-    "the number of calibration samples was fixed before their labels were seen (which of them were"
-    " labelled does not matter, because no setting that lacks a label was tested)"
-)
-"""Conditions of a promise made from such a record."""
+"""A condition of a promise made from such a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,10 +300,10 @@ class ExitRecord(Record):
             Settings from safest to fastest; by default a fixed grid, evenly spaced in the logit.
         missing : {"raise", "worst", "stop"}
             What to do if a needed label is missing. "raise" refuses. "worst" assumes the worst
-            loss, which is valid if whether a sample's label is missing depends on that sample
-            alone. "stop" cuts the path before the first setting that lacks a label, which is valid
-            whatever decided which labels are there, if the number of samples did not depend on
-            labels; `needs_label` says which labels to get.
+            loss, which is valid whatever decided which labels are there, except with bets: they
+            need that whether a sample's label is missing depends on that sample alone. "stop" cuts
+            the path before the first setting that lacks a label, which is always valid;
+            `needs_label` says which labels to get.
         strict, min_exit
             As in `swiftsure.exits.exit_indices`.
         average : {"group", "sample"}, optional
@@ -358,8 +353,8 @@ class ExitRecord(Record):
             values[unknown] = declared.high
             if missing == "stop":
                 n_known = int(first.min())
-            if needed.any():
-                conditions += (LABELS_STOPPED if missing == "stop" else LABELS_MISSING,)
+            if missing == "worst" and needed.any():
+                conditions += (LABELS_MISSING,)
         curve = RiskCurve.from_exits(
             confidences,
             values,

@@ -184,13 +184,13 @@ class ShardedRecord:
             "average": average,
             "max_group_size": max_group_size,
         }
-        n_pilot = None
+        pilot = None
         if isinstance(route, Path) and route.pilot is not None:
             # Of the whole record: ids of a part do not show whether the record has its own.
             self._refuse_pilot(route)
-            n_pilot, route = route.pilot.n, replace(route, pilot=None)
+            pilot, route = route.pilot, replace(route, pilot=None)
         curves = (part.curve(risk, loss, score, route, **options) for part in self.parts())
-        return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
+        return replace(RiskCurve.joined(curves, self.n, self._storage), pilot=pilot)
 
     def sample(self, n: int, seed: SampleOrder | int | None = None) -> ExitRecord:
         """Return a record of n samples drawn at random, or of all if there are not more.
