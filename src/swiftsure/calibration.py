@@ -20,6 +20,7 @@ from swiftsure.policy import Metadata, Policy
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import choose, weights_by_slice
 from swiftsure.records.exit_record import Missing
+from swiftsure.records.labels import MissingLabelsError
 from swiftsure.risks import RISKS, Risk
 
 __all__ = ["calibrate", "curve_of", "set_aside"]
@@ -327,7 +328,15 @@ def curve_of(
     """Return a record's curve; a RiskCurve is returned as it is, with a name if it has none."""
     options: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
     if isinstance(record, ExitRecord | ThresholdRecord | ShardedRecord):
-        return record.curve(risk or "gap", loss, score, path, **options)
+        try:
+            return record.curve(risk or "gap", loss, score, path, **options)
+        except MissingLabelsError as error:  # callers have no `missing`, but take a curve
+            lacking = str(error).partition(" missing label")[0]
+            raise ValueError(
+                f"{lacking} missing label(s) matter: `record.needs_label(loss={loss!r})` lists the"
+                ' samples. Label them, or pass `record.curve(..., missing="worst")` in place of the'
+                " record, which assumes the worst loss for them."
+            ) from None
     if not isinstance(record, RiskCurve):
         raise TypeError(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"

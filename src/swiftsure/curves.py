@@ -553,10 +553,10 @@ class RiskCurve:
             raise ValueError(
                 f"`max_weight` must be at least 1, since the mean weight is 1, but got {most:g}."
             )
+        self._refuse_transformed("weights")
         values = checks.finite("weights", checks.numbers("weights", weights, np.float64))
         checks.of_shape("weights", values, {"n": self.n})
         values = checks.within("weights", values, 0.0, most, SLACK * most)
-        self._refuse_transformed("weights")
         # Bernstein's inequality: weights in [0, W] with mean 1 have a variance of at most W - 1.
         surprise = np.log(2e9) / self.n
         off = np.sqrt(2 * (most - 1) * surprise) + most * surprise / 3 + SLACK
