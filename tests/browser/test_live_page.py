@@ -8,9 +8,9 @@ import pytest
 if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "uvicorn")):
     pytest.skip("the live page needs the extra `serve`", allow_module_level=True)
 
-from serving.builders import Adder, Client, guard_of, policy_of
-from serving.test_watching import watcher_of
-from swiftsure.serving import ExitCosts, Limits, create_app, start
+from swiftsure.serve import ExitCosts, Limits, create_app, start
+from tests.serve.builders import Adder, Client, guard_of, policy_of
+from tests.serve.test_watching import watcher_of
 
 SHOWN = """
 const text = (id) => document.getElementById(id).textContent;
@@ -39,8 +39,8 @@ def wait_for(browser, reached, seconds=20):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     engine = Adder(policy_of())
     engine.costs = {"flops": ExitCosts((1.0, 2.0, 4.0), 4.0)}
     watcher = watcher_of(engine, tmp_path)

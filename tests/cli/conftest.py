@@ -8,7 +8,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.cli import main
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import swiftsure as ss
-from faults.mutants import mutants
+from swiftsure._lib.files import json_checksum
 from swiftsure.cli.pickled_logits import read_pickled_logits
-from swiftsure.files import json_checksum
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.records import files
 from swiftsure.records.shards import Shards
 from swiftsure.text import ExitHeads, MetaClassifier
-from unit.builders import random_logits, random_record
+from tests.builders import random_logits, random_record
+from tests.faults.mutants import mutants
 
 LONGEST = 1_500
 """Characters that an error may have: it quotes at most 200 of the file."""

@@ -162,7 +162,7 @@ def _write(file: Path, ids: list[Any]) -> None:
     import csv
     import io
 
-    from swiftsure.files import write_text
+    from swiftsure._lib.files import write_text
 
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")

@@ -15,8 +15,8 @@ from swiftsure.cli.options import optional
 from swiftsure.cli.output import print_json, print_policy, print_text
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Policy
-    from swiftsure.serving import Guard, Watcher
+    from swiftsure.certify.policy import Policy
+    from swiftsure.serve import Guard, Watcher
 
 __all__ = ["serve"]
 
@@ -97,9 +97,9 @@ def serve(
         swiftsure serve model/ --audit 0.05
         swiftsure serve cascade.toml
     """
-    from swiftsure.serving.app import Limits, create_app
-    from swiftsure.serving.loading import load_engines
-    from swiftsure.serving.running import run
+    from swiftsure.serve.app import Limits, create_app
+    from swiftsure.serve.loading import load_engines
+    from swiftsure.serve.running import run
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo.")
@@ -154,9 +154,9 @@ def serve(
 
 
 def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> None:
-    from swiftsure.serving import watching
-    from swiftsure.serving.proxy import ProxyConfig, create_proxy
-    from swiftsure.serving.running import run
+    from swiftsure.serve import watching
+    from swiftsure.serve.proxy import ProxyConfig, create_proxy
+    from swiftsure.serve.running import run
 
     config = ProxyConfig.load(path)
     policy = config.load_policy()
@@ -179,7 +179,8 @@ def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> 
 
 def _drill(address: str) -> None:
     """Send the demo's images once the server answers, and say when it fell back."""
-    from swiftsure import assets, serving
+    from swiftsure import assets
+    from swiftsure import serve as serving
     from swiftsure.torch.models.embedded import prepared
 
     time.sleep(1.0)
@@ -204,8 +205,8 @@ def _guard(
     fallback: Path | None,
     resume: bool,
 ) -> "Guard":
-    from swiftsure.policy import Policy
-    from swiftsure.serving.guarding import Guard, PolicyStore
+    from swiftsure.certify.policy import Policy
+    from swiftsure.serve.guarding import Guard, PolicyStore
 
     if file is not None:
         own = Policy.load(file)
@@ -227,8 +228,8 @@ def _watch(
     """Return a function that returns the watcher of a policy; None if it need not be watched."""
 
     def watch(policy: "Policy") -> "Watcher | None":
-        from swiftsure import serving
-        from swiftsure.serving.watching import policy_version
+        from swiftsure import serve as serving
+        from swiftsure.serve.watching import policy_version
 
         # An alarm of before holds even if nothing is audited now.
         if audit == 0 and not (state / policy_version(policy) / "monitor.json").exists():

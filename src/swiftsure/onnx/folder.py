@@ -17,15 +17,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swiftsure.files import (
+from swiftsure._lib.files import (
     atomic_write,
     json_checksum,
     read_json,
     validation_message,
     write_text,
 )
+from swiftsure.certify.policy import Policy
 from swiftsure.onnx.trees import Form
-from swiftsure.policy import Policy
 
 __all__ = [
     "CHECK",

@@ -18,7 +18,8 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from swiftsure.files import write_text
+from swiftsure._lib.files import write_text
+from swiftsure.certify.policy import Policy
 from swiftsure.onnx.folder import (
     CHECK,
     MANIFEST,
@@ -29,7 +30,6 @@ from swiftsure.onnx.folder import (
 )
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.stages import Stages, State
-from swiftsure.policy import Policy
 
 __all__ = ["TritonStages", "load", "write_repository"]
 

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from swiftsure import checks
-from swiftsure.files import atomic_write, max_unpacked, npz, shortened, validation_message
+from swiftsure._lib import checks
+from swiftsure._lib.files import atomic_write, max_unpacked, npz, shortened, validation_message
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
-from swiftsure.sample_order import SampleOrder
 
 __all__ = [
     "VERSION",

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import (
+from swiftsure._lib.files import (
     json_checksum,
     locked,
     read_json,

@@ -1,0 +1,30 @@
+"""`CostCount`: what the answers of a server cost, against the full model alone."""
+
+from swiftsure.serve.engine import Engine, ExitCosts
+
+__all__ = ["CostCount"]
+
+
+class CostCount:
+    """Adds up the cost of answers in each unit that an engine knows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._costs: dict[str, ExitCosts] = dict(getattr(engine, "costs", {}))
+        self.spent = dict.fromkeys(self._costs, 0.0)
+        self.saved = dict.fromkeys(self._costs, 0.0)
+
+    def add(self, exit_: int, *, full: bool) -> None:
+        """Count an answer; one of the full model costs what the full model alone costs."""
+        for unit, costs in self._costs.items():
+            spent = costs.full if full else costs.exits[exit_]
+            self.spent[unit] += spent
+            self.saved[unit] += costs.full - spent
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the full model's cost that was saved, in each unit; negative if it was more."""
+        return {
+            unit: saved / (saved + self.spent[unit])
+            for unit, saved in self.saved.items()
+            if saved + self.spent[unit] > 0
+        }

@@ -1,0 +1,264 @@
+"""`Guard`: which policy answers, what happens on an alarm, and how a new policy is installed.
+
+    the newest installed policy  --alarm-->  the fallback policy, if any  --alarm-->  the full model
+
+Each policy of the ladder is watched with its own α, so with a fallback policy any false alarm has
+probability at most 2α.
+
+An alarm is kept in the folder of the policy that it is about, so a server that starts again stands
+where it stood.
+"""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from swiftsure._lib.files import locked
+from swiftsure.certify.policy import Policy
+from swiftsure.serve import watching
+from swiftsure.serve.batching import Audited, Mode
+from swiftsure.serve.engine import Engine
+from swiftsure.serve.watching import Watcher, policy_version, resume
+
+__all__ = ["Guard", "PolicyStore", "StoredPolicy"]
+
+NAME = re.compile(r"policy-(\d{6})\.json")
+
+
+class StoredPolicy(NamedTuple):
+    """An installed policy and its number, counted from 1."""
+
+    number: int
+    policy: Policy
+
+
+class PolicyStore:
+    """Installed policies in a folder, `policy-000001.json` and so on; the last one is in force.
+
+    Each file is written whole or not at all and is never changed, so a reader sees the old policy
+    or the new one, also if a writer is killed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def newest(self, above: int = 0) -> StoredPolicy | None:
+        """Return the policy in force; None if none was installed since number `above`."""
+        path = max(self._files(), default=None)
+        if path is None or _number(path) <= above:
+            return None
+        return StoredPolicy(_number(path), Policy.load(path))
+
+    def start_with(self, policy: Policy) -> StoredPolicy:
+        """Return the policy in force, after installing one that was never installed before."""
+        version = policy_version(policy)
+        before = self.newest()
+        if before is not None and any(
+            policy_version(Policy.load(path)) == version for path in self._files()
+        ):
+            return before
+        return self.install(policy)
+
+    def install(self, policy: Policy) -> StoredPolicy:
+        """Add a policy, which is then in force; nothing changes if it is in force already."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / ".policies", wait=10):
+            before = self.newest()
+            if before is not None and before.policy == policy:
+                return before
+            number = 1 if before is None else before.number + 1
+            policy.save(self.folder / f"policy-{number:06d}.json")
+            return StoredPolicy(number, policy)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob("policy-*.json") if NAME.fullmatch(path.name)]
+
+
+def _number(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return 0 if found is None else int(found[1])
+
+
+class Guard:
+    """Keeps the policy in force, the watchers of its promise, and what is served after an alarm.
+
+    Parameters
+    ----------
+    policy : Policy
+        The model's own.
+    watch : callable, optional
+        Returns the watcher of a policy; without it nothing is watched.
+    fallback : Policy, optional
+        A safer certified policy for the time after an alarm; the full model by default. It is
+        watched with an α of its own.
+    store : PolicyStore, optional
+        Where installed policies are kept; by default only in memory.
+    file : path, optional
+        A policy file that is watched: if its content changes, it is installed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        watch: Callable[[Policy], Watcher | None] | None = None,
+        fallback: Policy | None = None,
+        store: PolicyStore | None = None,
+        file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._watch, self._store = watch, store
+        self._fallback = fallback
+        self._file = None if file is None else Path(file)
+        self._seen: bytes | None = None  # what the file held
+        self._engine: Engine | None = None
+        self._lock = threading.RLock()
+        self._fault: str | None = None
+        self._due_at = 0.0
+        self._watchers: list[Watcher | None] = []  # one per policy of the ladder
+        stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
+        self._stand(stored)
+
+    def check_with(self, engine: Engine) -> None:
+        """Use an engine to check policies before they are installed; checks those of the start."""
+        self._engine = engine
+        for policy in self._ladder:
+            if policy != engine.policy:
+                engine.check(policy)
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """The watcher of the policy that answers; of the last one if the full model does."""
+        return self._watchers[self._rung]
+
+    @property
+    def mode(self) -> Mode:
+        """How requests must be answered now."""
+        return self._mode
+
+    @property
+    def fault(self) -> str | None:
+        """Why the monitor or the watched file cannot be used; None if they can."""
+        watcher = self.watcher
+        return self._fault or (None if watcher is None else watcher.fault)
+
+    @property
+    def alarm(self) -> str | None:
+        """Why the policy in force does not answer; None if it does."""
+        first = self._watchers[0]
+        return None if first is None or first.fallback is None else str(first.fallback["reason"])
+
+    @property
+    def state(self) -> str:
+        """One of "ok", "fallback policy", "full model" and "degraded"."""
+        if self._mode.full:
+            return "full model"
+        if self._mode.policy != self.policy:
+            return "fallback policy"
+        return "degraded" if self.fault else "ok"
+
+    def audit(self, audited: Audited, engine: Engine) -> None:
+        """Audit an answer; one that was given under another policy is left out."""
+        watcher = self.watcher
+        if watcher is not None and audited.mode.policy == watcher.policy:
+            watcher.audit(audited, engine)
+
+    def tick(self) -> None:
+        """Follow the alarms, the policies that others installed, and the watched file."""
+        if not self._lock.acquire(blocking=False):  # a policy is being installed
+            return
+        try:
+            for watcher in self._present:
+                watcher.tick()
+            self._choose()
+            if time.monotonic() >= self._due_at:
+                self._follow()
+                self._due_at = time.monotonic() + watching.PAUSE
+        finally:
+            self._lock.release()
+
+    def install(self, policy: Policy) -> int:
+        """Install a policy and return its number.
+
+        Raises
+        ------
+        ValueError
+            If it is not for this model.
+        """
+        with self._lock:
+            if self._engine is not None:
+                self._engine.check(policy)
+            if self._store is None:
+                changed = policy != self.policy
+                self._stand(StoredPolicy(self.number + changed, policy))
+            else:
+                self._stand(self._store.install(policy))
+            return self.number
+
+    def resume(self) -> bool:
+        """Put the alarms aside and go back to the policy in force, with a new α.
+
+        Returns whether there was an alarm.
+        """
+        with self._lock:
+            alarmed = [each for each in self._present if each.fallback is not None]
+            for watcher in self._present:
+                watcher.close()
+            for watcher in alarmed:
+                resume(watcher.policy, watcher.folder.parent)
+            self._watchers = []
+            self._stand(StoredPolicy(self.number, self.policy))
+            return bool(alarmed)
+
+    def close(self) -> None:
+        """Fold what is in the logs, and let another process go on."""
+        with self._lock:
+            for watcher in self._present:
+                watcher.close()
+
+    @property
+    def _present(self) -> list[Watcher]:
+        return [each for each in self._watchers if each is not None]
+
+    def _stand(self, stored: StoredPolicy) -> None:
+        """Serve a policy from now on."""
+        before = self._present
+        self.number, self.policy = stored
+        self.version = policy_version(stored.policy)
+        ladder = [self.policy]
+        if self._fallback is not None and self._fallback != self.policy:
+            ladder.append(self._fallback)
+        for watcher in before:
+            watcher.close()
+        self._watchers = [None if self._watch is None else self._watch(each) for each in ladder]
+        self._ladder = ladder
+        self._choose()
+
+    def _choose(self) -> None:
+        """Find the first policy of the ladder without an alarm."""
+        alarmed = [each is not None and each.fallback is not None for each in self._watchers]
+        if all(alarmed):
+            self._rung = len(alarmed) - 1
+            self._mode = Mode(self._ladder[-1], full=True)
+        else:
+            self._rung = alarmed.index(False)
+            self._mode = Mode(self._ladder[self._rung])
+
+    def _follow(self) -> None:
+        """Install what another server or the watched file has."""
+        try:
+            if self._store is not None:
+                newest = self._store.newest(above=self.number)
+                if newest is not None:
+                    self._stand(newest)
+            if self._file is not None and self._file.exists():
+                content = self._file.read_bytes()
+                if content != self._seen:
+                    self._seen = content
+                    self.install(Policy.load(self._file))
+                    self._fault = None
+        except (OSError, ValueError) as error:
+            self._fault = f"the policy was not installed: {error}"
