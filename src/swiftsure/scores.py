@@ -7,6 +7,7 @@ same logits, so a record made here holds the confidences that the runtime will c
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any, NoReturn
@@ -237,3 +238,14 @@ def _image_score(aggregate: Score, score: Score) -> Score:
 
 for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.items()):
     IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
+
+
+def warn_of_probabilities(values: NDArray[Any], stacklevel: int = 3) -> None:
+    """Warn if what should be logits, with the classes last, are probabilities."""
+    totals = values.sum(axis=-1, dtype=np.float64)
+    if values.shape[-1] > 1 and (values >= 0).all() and np.allclose(totals, 1, atol=1e-3):
+        warnings.warn(
+            "`logits` look like probabilities; another softmax would make them less confident: use"
+            " `ExitRecord.from_probabilities`, or a model without its last softmax.",
+            stacklevel=stacklevel,
+        )

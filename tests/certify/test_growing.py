@@ -106,6 +106,7 @@ def test_the_policy_holds_all_samples_and_its_words():
     assert "at every moment of a calibration that may grow for ever (600 samples so far)" in text
     assert "samples were added in an order that does not depend on their losses, each" in text
     assert "ε, δ, horizon and method were fixed before any calibration loss was seen" in text
+    assert "the number of calibration" not in text  # it need not be fixed
     given = grown([replace(draw(200, 0), order=7)]).policy()
     assert "drawn at random" not in str(given)
 

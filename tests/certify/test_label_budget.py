@@ -142,7 +142,7 @@ def test_the_certificate_says_how_many_labels_were_used(sample, record):
     policy = ss.calibrate(part, loss="zero_one", epsilon=0.05, missing="stop")
     text = str(policy)
     assert "over the draw of the 600 calibration samples (of which 50 are labelled)" in text
-    assert "the number of calibration samples was fixed before their labels were seen" in text
+    assert "the number of calibration samples was fixed before the model was run on them" in text
     nothing = str(ss.calibrate(record, loss="zero_one", epsilon=0.001, missing="stop"))
     assert "of which none are labelled; label more, or allow a larger loss" in nothing
 

@@ -618,3 +618,63 @@ def test_a_study_of_weighted_samples_has_weighted_gains():
     curve = record.curve(path=[0.5]).weighted(WEIGHTS, 1.5)
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.2], splits=40, n_calibration=400)
     assert study.gain["ucb"].mean() == pytest.approx(100 * (1 - (0.75 * 1 + 0.25 * 5) / 4), abs=1)
+
+
+# ------------------------------------------------------------------------- errors and sentences
+
+
+def test_an_exit_that_is_better_than_the_last_is_said_to_be():
+    losses = np.zeros((300, 2))
+    losses[:140, 1] = losses[:20, 0] = 1
+    record = ss.ExitRecord(np.full((300, 1), 0.5), losses={"zero_one": losses})
+    made = ss.calibrate(record, epsilon=0.05, path=[0.0])
+    assert str(made).startswith(
+        "Always takes exit 1 of 2, which is better than the last (its mean zero_one is lower by"
+        " 0.4 on the calibration samples), saving 50 % of exits"
+    )
+    even = replace(record, losses={"zero_one": np.zeros((300, 2))})
+    assert str(ss.calibrate(even, epsilon=0.05, path=[0.0])).startswith(
+        "Always takes exit 1 of 2, saving"
+    )
+
+
+def test_the_file_of_a_sliced_policy_says_what_reads_it(tmp_path):
+    record = replace(RECORD, slices=np.where(np.arange(900) % 3 == 0, "night", "day"))
+    ss.calibrate_slices(record, loss="zero_one", epsilon=0.3).save(tmp_path / "policy.json")
+    with pytest.raises(
+        ValueError, match=r"a policy for each slice: `swiftsure\.SlicedPolicy\.load"
+    ):
+        ss.Policy.load(tmp_path / "policy.json")
+    policy().save(tmp_path / "policy.json")
+    with pytest.raises(ValueError, match=r"one policy: `swiftsure\.Policy\.load` reads it"):
+        ss.SlicedPolicy.load(tmp_path / "policy.json")
+
+
+def test_weights_do_not_go_with_groups_in_plain_words():
+    grouped = replace(RECORD, groups=np.arange(900) // 3)
+    with pytest.raises(ValueError, match="`weights` does not go with groups"):
+        ss.calibrate(grouped, loss="zero_one", epsilon=0.3, weights=np.ones(900), max_weight=2)
+
+
+def test_studies_and_plans_of_few_labels_say_what_they_take():
+    record = ss.ExitRecord.from_logits(np.random.default_rng(0).normal(size=(300, 3, 4)))
+    some = record.with_labels(record.ids[:50], np.zeros(50, int))
+    for use in (ss.evaluate, ss.planning.gain_by_samples, ss.planning.lowest_epsilon):
+        with pytest.raises(ValueError, match=r"pass `record\.curve\(\.\.\., missing=\"worst\"\)`"):
+            use(some, loss="zero_one")
+    curve = some.curve(loss="zero_one", missing="worst")
+    assert ss.evaluate(curve, controls=["ucb"], splits=2, n_calibration=50).n_pool == 300
+
+
+def test_a_saving_below_zero_is_explained():
+    losses = {"zero_one": np.zeros((400, 2))}
+    costs = {"usd": [1.0, 4.0]}
+    confidences = np.linspace(0, 1, 400)[:, None]
+    record = ss.ExitRecord(confidences, losses=losses, costs=costs, full_costs={"usd": 3.0})
+    made = ss.calibrate(record, epsilon=0.1)
+    assert "Below 0, so few samples exit early" in ss.report.policy_page(record, made)
+    assert made.plot(record).axes[1].get_title().startswith("below 0, the early exits cost more")
+    free = replace(record, full_costs={"usd": 4.0})
+    made = ss.calibrate(free, epsilon=0.1)
+    assert "Below 0, so few" not in ss.report.policy_page(free, made)
+    assert not made.plot(free).axes[1].get_title()

@@ -188,4 +188,4 @@ def test_a_promise_in_all_slices_rests_on_the_conditions_of_each():
     day = ss.calibrate(labelled.take(np.flatnonzero(~night)), missing="stop", **OPTIONS)
     assert policy["day"].threshold == day.threshold is not None
     assert policy["day"].certificate.stopped_at is not None
-    assert "was fixed before their labels were seen" in str(policy["day"])
+    assert "was fixed before the model was run on them" in str(policy["day"])

@@ -10,6 +10,7 @@ import swiftsure as ss
 from swiftsure.curves.pareto import pareto_order
 from swiftsure.run import PolicyBinding
 from swiftsure.study.planning import lowest_epsilon
+from swiftsure.study.simulate import Population
 
 DIALS = ss.dial_grid(
     {"rollback": [1.0, 2.0, 4.0], "fallback": [0.5, 0.2]}, full={"rollback": 0.0, "fallback": 0.5}
@@ -263,6 +264,33 @@ def test_a_split_is_repeated_by_its_seed():
         for seed in (3, 3, 4)
     )
     assert first.data == again.data != other.data
+
+
+def grouped_exits(n=600):
+    sample = Population().sample(n, seed=0)
+    return ss.ExitRecord.from_logits(sample.logits, sample.labels, groups=np.arange(n) // 3)
+
+
+@pytest.mark.parametrize("average", [{}, {"average": "sample", "max_group_size": 3}], ids=str)
+@pytest.mark.parametrize("kind", ["dials", "exits"])
+def test_a_split_of_groups_counts_groups(kind, average):
+    """200 groups of three: 50 for the path and 150 to calibrate, whatever their sizes."""
+    whole = grouped_exits() if kind == "exits" else record(groups=np.arange(600) // 3)
+    promise = {"risk": "consistency", "loss": "zero_one" if kind == "exits" else None}
+    policy = ss.calibrate(whole, **promise, epsilon=0.2, split=50, **average)
+    assert not policy.runs_full_model
+    assert (policy.certificate.pilot, policy.certificate.n) == (50, 150)
+    assert policy.certificate.n_samples == 450
+    assert "the 150 calibration groups (the path was learned on 50 others)" in str(policy)
+    assert "no group of the pilot that the path was learned on is among them" in str(policy)
+    assert "the groups were split by a seed drawn at random" in str(policy)
+
+
+def test_a_grouped_pilot_of_single_samples_counts_samples():
+    path = ss.Path.pareto(record(groups=np.arange(600) // 3))
+    policy = ss.calibrate(record(seed=1), risk="consistency", epsilon=0.2, path=path)
+    assert (policy.certificate.pilot, policy.certificate.n) == (600, 600)
+    assert "no sample of the pilot" in str(policy)
 
 
 def test_a_split_keeps_groups_whole():

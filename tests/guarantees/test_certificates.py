@@ -1,5 +1,7 @@
 """What a certificate shows beside its promise: true as well."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,21 +74,85 @@ def partly_labelled():
 
 
 def test_labels_assumed_to_be_the_worst_are_a_condition():
-    """Assuming the worst is valid if a label is missing for reasons of its own sample alone."""
+    """Bets are valid if a label is missing for reasons of its own sample alone."""
     condition = "whether a sample's label is missing depends on that sample alone"
     record = partly_labelled()
-    filled = ss.calibrate(record, loss="zero_one", epsilon=0.3, missing="worst")
+    bets = {"bound": "star", "missing": "worst"}
+    filled = ss.calibrate(record, loss="zero_one", epsilon=0.3, **bets)
     assert condition in filled.certificate.assumptions
     assert condition in str(filled)
-    without = ss.calibrate(
-        record, risk="consistency", loss="zero_one", epsilon=0.3, missing="worst"
-    )
+    without = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.3, **bets)
     assert condition not in without.certificate.assumptions  # needs no label
     where_it_matters = np.isin(record.ids, record.needs_label())
     rest = record.take(np.flatnonzero(~where_it_matters))
-    agreeing = ss.calibrate(rest, loss="zero_one", epsilon=0.3, missing="worst")
+    agreeing = ss.calibrate(rest, loss="zero_one", epsilon=0.3, **bets)
     assert np.isnan(rest.losses["zero_one"]).any()
     assert condition not in agreeing.certificate.assumptions  # nothing was filled in
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bound": "hoeffding"}, {"control": "crc"}, {"zero_bounded": True}, {"above": 0.5}],
+    ids=str,
+)
+def test_tests_that_larger_losses_never_help_need_no_condition_of_labels(options):
+    """They certify less with the worst losses, whatever decided which labels are missing."""
+    policy = ss.calibrate(
+        partly_labelled(), loss="zero_one", epsilon=0.3, missing="worst", **options
+    )
+    assert not any("label is missing" in text for text in policy.certificate.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("options", "unit"),
+    [
+        ({}, "samples"),
+        ({"control": "ltt", "bound": "star"}, "samples"),
+        ({"control": "crc"}, "samples"),
+        ({"control": "crc", "method": "ucb"}, "samples"),
+        ({"pool": 1000}, "samples"),
+        ({"missing": "worst"}, "samples"),
+        ({"missing": "stop"}, "samples"),
+        ({"risk": "selective gap"}, "samples"),
+        ({"groups": True}, "groups"),
+        ({"groups": True, "average": "sample", "max_group_size": 2}, "groups"),
+    ],
+    ids=str,
+)
+def test_the_number_of_samples_is_a_condition(options, unit):
+    """Many numbers would be many tests; see `test_stopping_at_few_disagreements_is_refuted`."""
+    record = partly_labelled()
+    known = ~np.isnan(record.losses["zero_one"][:, 0])
+    options = dict(options)
+    if "missing" not in options:
+        record = record.take(np.flatnonzero(known))
+    if options.pop("groups", False):
+        record = replace(record, groups=np.arange(record.n) // 2)
+    certificate = ss.calibrate(record, loss="zero_one", epsilon=0.4, **options).certificate
+    condition = f"the number of calibration {unit} was fixed before the model was run on them"
+    assert condition in certificate.assumptions
+
+
+def test_a_budget_fixes_the_number_of_samples_too():
+    record = partly_labelled()
+    plan = ss.planning.lowest_epsilon(record, saving=0.1, risk="consistency", loss="zero_one")
+    assert "was fixed before the model was run on them" in str(plan.policy)
+
+
+def test_zero_bounded_losses_are_said_to_be_what_they_are():
+    """A 0-1 gap may be −1; what the exact test needs is that max(0, gap) is 0 or 1."""
+    sample = Population(n_exits=3).sample(400, seed=0)
+    record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
+    assert (record.losses["zero_one"] - record.losses["zero_one"][:, -1:]).min() == -1
+    options = {"loss": "zero_one", "epsilon": 0.3}
+    bounded = ss.calibrate(record, zero_bounded=True, **options).certificate
+    assert bounded.promises[0].bound == "binomial"
+    assert "every zero_one gap above 0 is 1" in bounded.assumptions
+    assert not any("is 0 or 1" in text for text in bounded.assumptions)
+    plain = ss.calibrate(record, **options).certificate
+    assert "every zero_one gap is -1, 0 or 1" in plain.assumptions
+    risk = ss.calibrate(record, risk="zero-bounded gap", **options).certificate
+    assert any(text.endswith("is 0 or 1") for text in risk.assumptions)
 
 
 def test_temperatures_are_a_condition():

@@ -1,6 +1,7 @@
 """Budgets of labels: the promise holds whatever decided which labels exist.
 
-The number of samples must not depend on labels; `test_growing.py` shows what happens if it does.
+The number of samples must not depend on labels, nor on what the model did with them:
+the last test here and `test_growing.py` show why.
 """
 
 import numpy as np
@@ -134,3 +135,26 @@ def test_labels_asked_for_as_the_walk_goes_on_keep_the_promise():
             record = record.with_labels([row], losses={"zero_one": losses[[row]]})
         violations += RISKS[stopping(record) or 0] > EPSILON
     check_rate(violations, DRAWS, DELTA)
+
+
+def certified_when(few, draws=150):
+    """How often a risk just above ε is certified on a pool that grows until disagreements are few.
+
+    No label is seen: `few` is how many standard deviations their number is below what is expected.
+    The full model is right wherever the exit disagrees, so the gap is 1 there.
+    """
+    rng, sizes, found = np.random.default_rng(0), np.arange(100, 2001, 10), 0
+    for _ in range(draws):
+        apart = (rng.random(2000) < 0.05 + 1e-6).astype(float)
+        counts = np.cumsum(apart)[sizes - 1]
+        stopped = sizes[counts < 0.05 * sizes - few * np.sqrt(0.05 * sizes)]
+        n = next(iter(stopped), 2000)
+        found += ss.bounds.certify(apart[:n], 0.05, bound="trinomial", loss_range=(-1, 1))
+    return found
+
+
+def test_stopping_at_few_disagreements_is_refuted():
+    """Why the number of samples must be fixed before the model is run on them."""
+    with pytest.raises(RefutedError):
+        check_rate(certified_when(few=1.6), 150, 0.1)
+    check_rate(certified_when(few=np.inf), 150, 0.1)  # always 2,000

@@ -1,5 +1,7 @@
 """Labels that are missing: only where they cannot matter, or counted as the worst loss."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,38 @@ def test_a_missing_label_that_matters_is_refused_unless_the_worst_is_asked_for()
     record = ss.ExitRecord.from_logits(logits, labels, losses=("zero_one",))
     with pytest.raises(ValueError, match="missing label"):
         record.curve("gap", path=PATH)
+
+
+def certified(losses, bound, low=0.0, epsilon=0.45):
+    options = {"bound": bound, "loss_range": (low, 1.0)}
+    return ss.bounds.certify(np.asarray(losses, float), epsilon, 0.2, **options)
+
+
+@pytest.mark.parametrize(
+    "bound", [name for name, each in ss.bounds.BOUNDS.items() if each.monotone]
+)
+def test_a_larger_loss_never_helps_a_monotone_test(bound):
+    """So an adversary who sees all losses and hides some cannot make it certify more."""
+    low = -1.0 if bound == "trinomial" else 0.0
+    values = (low, 0.0, 1.0) if low else (0.0, 1.0) if bound == "binomial" else (0.0, 0.5, 1.0)
+    for losses in product(values, repeat=6):
+        if not certified(losses, bound, low):
+            for row in range(6):
+                worse = [*losses[:row], 1.0, *losses[row + 1 :]]
+                assert not certified(worse, bound, low), losses
+
+
+@pytest.mark.parametrize("bound", ["star", "wsr"])
+def test_a_larger_loss_may_help_a_bet(bound):
+    """Its stake falls after a loss, so that a later loss costs less: the condition is needed."""
+    rng = np.random.default_rng(0)
+    for _ in range(20_000):
+        losses = (rng.random(100) < 0.05).astype(float)
+        worse = losses.copy()
+        worse[rng.integers(20)] = 1.0
+        if certified(worse, bound, 0.0, 0.1) and not certified(losses, bound, 0.0, 0.1):
+            return
+    pytest.fail("no example was found")
 
 
 @pytest.mark.parametrize("control", ["crc", "ucb"])

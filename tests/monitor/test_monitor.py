@@ -211,6 +211,29 @@ def test_a_policy_must_be_one():
         Monitor.from_policy({"threshold": 0.5})
 
 
+PROMISED = {
+    "risk": ({}, None),
+    "mean": ({"control": "crc"}, "on average over the draw of its calibration samples"),
+    "pool": ({"pool": 2000}, "for the pool that its calibration samples were drawn from"),
+    "nothing": ({"control": "empirical"}, "the policy makes none"),
+}
+
+
+@pytest.mark.parametrize("promised", PROMISED)
+def test_an_alarm_says_where_it_breaks_no_promise(promised, tmp_path):
+    """A policy of crc or of a pool does not promise the risk that is watched."""
+    options, said = PROMISED[promised]
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((500, 2)), loss_range=(0, 1), binary=True)
+    monitor = Monitor.from_policy(ss.calibrate(curve, epsilon=0.05, **options))
+    assert "promise" not in str(monitor)
+    monitor.update_many(np.ones(100))
+    monitor.save(tmp_path / "monitor.json")
+    for each in (monitor, Monitor.load(tmp_path / "monitor.json"), copy.copy(monitor)):
+        assert str(each).startswith("Alarm at loss")
+        assert ("promise" in str(each)) == (said is not None)
+        assert said is None or said in str(each)
+
+
 def test_a_policy_whose_level_is_no_level(policy):
     promise = policy.certificate.promises[0].model_copy(update={"epsilon": 1.5})
     certificate = policy.certificate.model_copy(update={"promises": (promise,)})

@@ -361,7 +361,7 @@ def test_a_name_that_says_it_is_something_else_is_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", ["loss.brier", "probabilities", "losses", "losses."])
+@pytest.mark.parametrize("key", ["loss.brier", "losses", "losses."])
 def test_npz_with_an_unknown_array(tmp_path, key):
     np.savez(tmp_path / "a.npz", confidences=[[0.5]], **{key: [[0.5, 0.5]]})
     with pytest.raises(ValueError, match=rf"unknown array '{re.escape(key)}'; known are"):

@@ -955,3 +955,27 @@ def test_a_network_with_batch_statistics_is_left_as_it_was():
     before = fingerprint(model)
     record = collect(model, [(inputs(20), labels(20))], seconds=True)
     assert fingerprint(model) == before == record.fingerprint
+
+
+# ------------------------------------------------------------------------------ first mistakes
+
+
+def test_probabilities_in_place_of_logits_warn():
+    p = logits(40).softmax(dim=2)
+    with pytest.warns(UserWarning, match="a model without its last softmax"):
+        collect(Played(4), [(p, labels(40))])
+
+
+def test_labels_that_are_text_are_refused():
+    x = inputs(40)
+    with pytest.raises(TypeError, match=r"Labels must be numbers.* such as 'cat': number the"):
+        collect(network(), [(x, ["cat"] * len(x))])
+
+
+@pytest.mark.parametrize("wrong", [lambda x: {"image": x, "target": x}, lambda x: (x[:, :1], None)])
+def test_a_first_batch_that_does_not_fit_is_described(wrong):
+    with pytest.raises(Exception, match=r".") as raised:
+        collect(network(), [wrong(inputs(40))])
+    (note,) = raised.value.__notes__
+    assert note.startswith("The model failed on the first batch, which has ")
+    assert "a dict with the keys `inputs` and `labels`" in note

@@ -149,7 +149,6 @@ class Batched(nn.Module):
 CASES = {
     "residual": (Residual, ["stem", "layer1", "layer2"], [8, 8, 8]),
     "residual, two": (Residual, ["layer1", "layer3"], [8, 8]),
-    "residual, last": (Residual, ["fc"], [5]),
     "input again": (InputAgain, ["layer1", "layer2"], [8, 8]),
     "inside a block": (Residual, ["layer2.0", "layer2.2"], [8, 8]),
     "blocks": (Deep, ["blocks.0", "blocks.1.0", "blocks.2"], [6, 6, 6]),
@@ -457,3 +456,9 @@ def test_control_flow_inside_a_cut_layer_is_no_matter():
     model = cut(network, ["1"], [nn.Linear(8, 5)]).eval()
     with torch.no_grad():
         assert torch.equal(model(inputs(4))[-1], network(inputs(4)))
+
+
+def test_a_cut_at_the_last_layer_is_refused():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with pytest.raises(ValueError, match="'2' computes it"):
+        cut(network, at=["1", "2"], heads=[nn.Linear(8, 3), nn.Identity()])

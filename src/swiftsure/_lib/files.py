@@ -47,6 +47,15 @@ __all__ = [
 STDOUT = Path("-")
 """The path that means standard output."""
 
+READERS = {
+    "swiftsure-policy": "one policy: `swiftsure.Policy.load` reads it.",
+    "swiftsure-sliced-policy": (
+        "a policy for each slice: `swiftsure.SlicedPolicy.load` reads it, and its [name] is the"
+        " policy of a slice, which can be saved by itself."
+    ),
+}
+"""What reads a JSON file of ours that is given for another."""
+
 MAX_UNPACKED = 1 << 30
 """Largest unpacked size in bytes of a file that is much smaller on disk; see `max_unpacked`."""
 
@@ -244,7 +253,9 @@ def read_json(
         why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
         raise NotJSONError(path, what, why) from None
     if not isinstance(content, dict) or file_format not in (None, content.get("format")):
-        raise ValueError(f"{path} is JSON, but not {what}.")
+        other = READERS.get(str(content.get("format")) if isinstance(content, dict) else "")
+        hint = f" It holds {other}" if other is not None else ""
+        raise ValueError(f"{path} is JSON, but not {what}.{hint}")
     version = content.get("version")
     if file_format is not None and isinstance(version, int) and version > newest:
         kind = what.rsplit(maxsplit=1)[-1]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.storage import blocks
 from swiftsure.certify import bounds
-from swiftsure.curves.curve import RiskCurve, in_range
+from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, in_range
 from swiftsure.curves.paths import BREAKPOINTS, LEARNED
 from swiftsure.curves.risks import risk_noun
 from swiftsure.curves.sample_order import SampleOrder
@@ -33,6 +33,7 @@ __all__ = [
     "crc",
     "empirical",
     "ltt",
+    "sample_number",
     "ucb",
 ]
 
@@ -491,13 +492,19 @@ class Control:
             found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
         elif bound is not None and bound.needs in values:
             found[-1] = f"every {tested} is {values[bound.needs]}"
+            if self.zero_bounded and curve.loss_range.low < 0:
+                found[-1] = f"every {tested} above 0 is 1"
+        found.append(sample_number(unit))
         if curve.max_group_size is not None:
             found.append(
                 f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
             )
         if curve.path_kind.startswith(LEARNED):
-            found.append("no sample of the pilot that the path was learned on is among them")
-        found += [*curve.conditions, *curve.order.split_conditions(unit)]
+            counted = unit.removesuffix("s")
+            found.append(f"no {counted} of the pilot that the path was learned on is among them")
+        monotone = bound is None or bound.monotone
+        found += [text for text in curve.conditions if not (monotone and text == LABELS_MISSING)]
+        found += curve.order.split_conditions(unit)
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(found)
@@ -517,6 +524,11 @@ def walk_starts(curve: RiskCurve, start: int) -> list[int]:
     places = np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int)
     starts: list[int] = np.unique(places).tolist()
     return starts
+
+
+def sample_number(unit: str) -> str:
+    """Return the condition of every test that is valid for one number of samples, or groups."""
+    return f"the number of calibration {unit} was fixed before the model was run on them"
 
 
 def _last(passes: NDArray[np.bool_]) -> int:
@@ -578,7 +590,7 @@ def crc(
         Replace each sample's loss by its running maximum from the safe end: valid but cautious.
     method : {"crc", "ucb"}
         "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
-        losses, and far less cautious with about 1000 samples or more.
+        losses. With many samples it is often less cautious, with few samples more so.
     selection : {"contiguous", "paper"}, optional
         Select on the unmodified losses: the last setting before the first failure, or, as in the
         paper's Eq. 10, the fastest setting that passes. No finite-sample guarantee.

@@ -251,7 +251,7 @@ class Certificate(_Frozen):
     horizon: Count | None = None
     """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
     pilot: Count | None = None
-    """Number of separate samples that the path was learned on, besides those counted here."""
+    """Number of separate samples, or groups, that the path was learned on, besides n."""
     not_worth: bool = False
     """Whether the certified setting costs more than the full model, which then runs instead."""
     dearer_costs: dict[Name, float] = Field(default_factory=dict)
@@ -999,6 +999,8 @@ def _action(policy: Policy) -> str:
     sign = "above" if policy.strict else "at least"
     score = "" if policy.score == "confidence" else f"{policy.score} "
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
+    if policy.threshold == 0 and not policy.strict:
+        return f"Always takes exit {policy.min_exit + 1} of {policy.n_exits}{_better(policy)}"
     if isinstance(policy.threshold, tuple):
         thresholds = "(" + ", ".join(_number(value) for value in policy.threshold) + ")"
         return (
@@ -1008,6 +1010,18 @@ def _action(policy: Policy) -> str:
     return (
         f"Exits at the first of {policy.n_exits} exits{later} whose {score}confidence is"
         f" {sign} {_number(policy.threshold)}"
+    )
+
+
+def _better(policy: Policy) -> str:
+    """Return by how much an exit that is always taken is better than the last, if it is."""
+    promise = policy.certificate.promises[0]
+    plain = promise.risk == "gap" and promise.above is None and not policy.certificate.max_weight
+    if not plain or promise.calibration_risk >= 0:
+        return ""
+    return (
+        f", which is better than the last (its mean {promise.loss} is lower by"
+        f" {-promise.calibration_risk:.3g} on the calibration {policy.certificate.unit})"
     )
 
 

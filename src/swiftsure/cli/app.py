@@ -121,7 +121,8 @@ def _run_app() -> str | int | None:
             raise ended.__context__ from None
         return ended.code
     except (ValueError, TypeError, ImportError, OSError) as error:
-        typer.echo(f"swiftsure: {one_line(str(error))}", err=True)
+        text = " ".join([str(error), *getattr(error, "__notes__", [])])
+        typer.echo(f"swiftsure: {one_line(text)}", err=True)
         return 2
     except (MemoryError, RecursionError) as error:
         why = one_line(str(error)) or type(error).__name__

@@ -66,7 +66,8 @@ def serve(
         Path | None, optional("Safer policy for after an alarm.", default="the full model")
     ] = None,
     alpha: Annotated[
-        float, typer.Option(help="Probability of a false alarm, over all time.")
+        float,
+        typer.Option(help="Probability of a false alarm, over all time; --fallback has its own."),
     ] = 0.01,
     state: Annotated[
         Path, typer.Option(help="Folder for the audits' logs, the monitor and its alarm.")

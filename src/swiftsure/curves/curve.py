@@ -14,6 +14,7 @@ from swiftsure._lib.storage import MEMORY, Storage, blocks
 from swiftsure.curves.branches import Branches
 from swiftsure.curves.costs import deciding_costs, default_cost
 from swiftsure.curves.paths import Path
+from swiftsure.curves.pilots import PilotSamples
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 
@@ -36,6 +37,9 @@ SLACK = 1e-6
 
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
+
+LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+"""The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
 
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 """The name of an unnamed loss, and the prefix of a risk whose losses are cut at 0."""
@@ -98,8 +102,8 @@ class RiskCurve:
         Whether the risk is the mean loss of the samples that exit early, and not of all.
     branches : Branches or None
         Sequences of settings that share δ, if there are several; see `Path.branching`.
-    n_pilot : int or None
-        Number of separate samples that the path was learned on.
+    pilot : PilotSamples or None
+        The separate samples that the path was learned on.
     chosen_cost : str or None
         The cost that chooses among the branches, if it was named.
     data : Losses
@@ -132,7 +136,7 @@ class RiskCurve:
     max_weight: float | None = None
     selective: bool = False
     branches: Branches | None = None
-    n_pilot: int | None = None
+    pilot: PilotSamples | None = field(repr=False, default=None)
     chosen_cost: str | None = None
     full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
     n_samples: int | None = None
@@ -348,12 +352,11 @@ class RiskCurve:
 
     def taken_along(self, path: Path) -> "RiskCurve":
         """Return the curve, whose settings are those of a path, with what the path tells."""
-        n_pilot = None if path.pilot is None else path.pilot.n
         return replace(
             self,
             path_kind=path.kind,
             branches=path.branches,
-            n_pilot=n_pilot,
+            pilot=path.pilot,
             chosen_cost=path.cost,
         )
 
@@ -361,6 +364,11 @@ class RiskCurve:
     def n(self) -> int:
         """Number of samples, or of groups."""
         return len(self.data.values)
+
+    @property
+    def n_pilot(self) -> int | None:
+        """Number of samples, or of groups, that the path was learned on."""
+        return None if self.pilot is None else self.pilot.count(self.grouped)
 
     @property
     def n_settings(self) -> int:

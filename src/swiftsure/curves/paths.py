@@ -355,7 +355,7 @@ class Path:
         saved[0] = first.full_cost(name)
         order = pareto_order(np.max(risks, axis=0), saved)
         samples = PilotSamples.of(pilot)
-        if first.has_exits:
+        if hasattr(pilot, "confidences"):  # of groups, the curve itself does not show it
             return cls(first.thresholds[order], FRONT, pilot=samples)
         return replace(cls.settings(order.tolist(), pilot), kind=FRONT, pilot=samples)
 

@@ -79,6 +79,13 @@ class PilotSamples:
         """Return a pilot of which only the size and a hash of its losses are known."""
         return cls(n, np.arange(n), None, False, SampleOrder(0, drawn=False), digest)
 
+    def count(self, grouped: bool) -> int:
+        """Return the number of samples, or of groups; a sample without a group is one of its own.
+
+        Groups count where the samples that calibrate are grouped too.
+        """
+        return len(np.unique(self.groups)) if grouped and self.groups is not None else self.n
+
     def refuse(self, record: Any) -> None:
         """Raise if a record holds samples, or groups, of the pilot."""
         if not self.refuse_ids([record]) and self.digest == _digest(record):

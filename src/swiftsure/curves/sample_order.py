@@ -51,7 +51,7 @@ class SampleOrder:
         Examples
         --------
         >>> SampleOrder.of(7)
-        SampleOrder(seed=7, drawn=False)
+        SampleOrder(seed=7, drawn=False, splits=())
         >>> SampleOrder.of(None).drawn
         True
         """

@@ -3,7 +3,7 @@
 import math
 import os
 import threading
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,25 @@ SLACK = 1e-6
 LEAST_ALPHA = 1e-190
 """Smallest α: below it, an alarm would need more evidence than `MAX_WEALTH`."""
 
+Promised = Literal["risk", "mean", "pool", "nothing"]
+"""What a policy promises to be at most ε: its risk, that on average over calibrations, or a pool's.
+
+A monitor watches the risk; of the others an alarm says nothing for certain.
+"""
+
+CAVEATS = {
+    "mean": (
+        " This need not break the promise: the policy promises ε on average over the draw of its"
+        " calibration samples, and its own risk may be above."
+    ),
+    "pool": (
+        " This need not break the promise: the policy promises ε for the pool that its calibration"
+        " samples were drawn from, and for no other requests."
+    ),
+    "nothing": " This breaks no promise: the policy makes none.",
+}
+"""What an alarm adds where the policy does not promise the risk that is watched."""
+
 Wealth = Annotated[float, Field(ge=0.0, le=_evidence.MAX_WEALTH)]
 
 
@@ -42,6 +61,7 @@ class MonitorState(Section):
     recent: float
     peak: float = Field(ge=1.0)
     alarm_at: int | None = Field(ge=1, le=2**53)
+    promised: Promised = "risk"
     wealth: tuple[Wealth, ...] = Field(min_length=_evidence.BETS, max_length=_evidence.BETS)
 
     @model_validator(mode="after")
@@ -130,6 +150,7 @@ class Monitor:
             if not isinstance(text, str | None):
                 raise TypeError(f"`{name}` must be a name, but got {text!r:.200}.")
         self.risk, self.loss = risk, loss
+        self.promised: Promised = "risk"
         self._low, self._high = low, high
         self._goal = 1.0 / self.alpha
         self._stakes = _evidence.stakes(self.epsilon, low)
@@ -160,6 +181,10 @@ class Monitor:
         the policy averages over groups (`certificate.average == "group"`). If it averages per
         sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
         Audits see single requests, so they cannot feed such a monitor.
+
+        An alarm shows that the risk exceeds ε. A policy of `crc` promises ε only on average over
+        calibrations, and one with a `pool` only for that pool, so an alarm need not mean that the
+        promise was broken; the monitor then says so.
         """
         if not isinstance(policy, Policy):
             raise TypeError(
@@ -175,7 +200,13 @@ class Monitor:
                 " that the promise is about (1 where the loss is above the limit, or only those of"
                 " requests that exit early)."
             )
-        return cls(promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss)
+        monitor = cls(
+            promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss
+        )
+        known: dict[str, Promised] = {"expectation": "mean", "none": "nothing"}
+        pool: Promised = "risk" if policy.certificate.pool is None else "pool"
+        monitor.promised = known.get(policy.certificate.guarantee, pool)
+        return monitor
 
     def update(self, loss: float) -> bool:
         """Add one loss; return whether an alarm was raised, now or before.
@@ -277,6 +308,7 @@ class Monitor:
             loss_range=(self._low, self._high),
             risk=self.risk,
             loss=self.loss,
+            promised=self.promised,
             n=int(held[_evidence.N]),
             total=float(held[_evidence.TOTAL]),
             recent=float(held[_evidence.RECENT]),
@@ -291,6 +323,7 @@ class Monitor:
         monitor = cls(
             state.epsilon, state.alpha, state.loss_range, risk=state.risk, loss=state.loss
         )
+        monitor.promised = state.promised
         monitor._state[:] = [
             state.n,
             state.total,
@@ -369,7 +402,7 @@ class Monitor:
             return (
                 f"Alarm at loss {self.alarm_at:,}: {self.subject} exceeds {self.epsilon:g}"
                 f" ({means}). The chance of a false alarm is at most {percent(self.alpha)} over all"
-                " time."
+                f" time.{CAVEATS.get(self.promised, '')}"
             )
         return (
             f"No alarm: {self.subject} may be at most {self.epsilon:g} ({means}); the evidence"

@@ -45,8 +45,14 @@ def collect(
     providers, threads
         As for `EarlyExit.load`.
     **settings
-        As for `swiftsure.torch.collect`: `temperatures`, `shards`, `seconds`, `progress`, …
+        As for `swiftsure.torch.collect`, except `engine`: `temperatures`, `shards`, `seconds`,
+        `progress`, …
     """
+    if settings.get("engine", "local") != "local":
+        raise ValueError(
+            f"`engine` must be 'local' for an exported model, but got {settings['engine']!r}: its"
+            " sessions stay in this process. Collect the PyTorch model with engine='ray'."
+        )
     stages = folder
     if not isinstance(stages, Stages):
         stages = Stages.load(stages, providers=providers, threads=threads)

@@ -52,7 +52,8 @@ class ExitOutput:
         return self.build(self.raw)
 
     def __repr__(self) -> str:
-        return f"ExitOutput(n={len(self.exits)}, exits={np.bincount(self.exits).tolist()})"
+        counts = np.bincount(self.exits).tolist()
+        return f"ExitOutput(n={len(self.exits)}, samples_per_exit={counts})"
 
     def _repr_html_(self) -> str:
         counts = np.bincount(self.exits).tolist()

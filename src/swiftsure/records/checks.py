@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
+from swiftsure.curves.costs import price_of
 from swiftsure.curves.curve import in_range
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LOSSES, LossRange
@@ -43,6 +44,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 COLDEST, HOTTEST = 1e-30, 1e30
 """Range of temperatures; logits divided by one fit float64 with room to spare."""
+
+FEWEST_TO_JUDGE = 30
+"""Samples from which on losses are compared with what accuracies would be."""
 
 ROUNDING = 1e-6
 """How far outside [0, 1] a confidence may be, due to rounding."""
@@ -158,6 +162,37 @@ def warn_of_falling_costs(name: str, costs: Array) -> None:
         warnings.warn(
             f"costs['{name}'] fall from one exit to a later one, but the cost of an exit is that of"
             " all that ran up to it: add them up (numpy.cumsum).",
+            stacklevel=4,
+        )
+
+
+def warn_of_accuracies(losses: Mapping[str, Array], full: int, fastest: int) -> None:
+    """Warn if losses of 0 and 1 look like accuracies: high, and highest for the full model."""
+    for name, values in losses.items():
+        table = values[~np.isnan(values[:, full])]
+        if len(table) < FEWEST_TO_JUDGE or not np.isin(table, (0, 1)).all():
+            continue
+        error, fast = table[:, full].mean(), table[:, fastest].mean()
+        # Five standard errors, so that chance does not warn.
+        if error > 0.5 and error - fast > 5 * np.sqrt(0.5 / len(table)):
+            warnings.warn(
+                f"losses['{name}'] are {error:.2g} on average for the full model and {fast:.2g} for"
+                " the fastest exit or setting. A loss is 1 where the answer is wrong: if these are"
+                " accuracies, pass 1 minus them. If not, the full model is much the worse one.",
+                stacklevel=5,
+            )
+
+
+def warn_of_a_large_first_model(costs: Mapping[str, Array], full_costs: Any) -> None:
+    """Warn if the first model of a cascade is dearer than the last one alone."""
+    price = price_of(full_costs)
+    if price is None:
+        return
+    first, alone = float(np.mean(costs[price][..., 0])), float(np.mean(full_costs[price]))
+    if first > alone:
+        warnings.warn(
+            f"costs['{price}'] of the first model, {first:.3g}, are above those of the last model"
+            f" alone, {alone:.3g}, so nothing can be saved: give the cheapest model first.",
             stacklevel=4,
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.curve import RiskCurve, cost_array
+from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, cost_array
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
@@ -17,6 +17,7 @@ from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records import frames as record_frames
 from swiftsure.records import labels as record_labels
 from swiftsure.records.base import Record
 from swiftsure.records.checks import (
@@ -36,13 +37,8 @@ Array = NDArray[Any]
 Missing = Literal["raise", "worst", "stop"]
 """What to do where a needed label is missing."""
 
-LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
 TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
-LABELS_STOPPED = (
-    "the number of calibration samples was fixed before their labels were seen (which of them were"
-    " labelled does not matter, because no setting that lacks a label was tested)"
-)
-"""Conditions of a promise made from such a record."""
+"""A condition of a promise made from such a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +158,13 @@ class ExitRecord(Record):
             )
             for name, values in self.losses.items()
         }
+        record_checks.warn_of_accuracies(losses, full=-1, fastest=0)
         costs = {"exit": np.arange(1.0, n_early + 2)}
         for name, values in self.costs.items():
             costs[name] = cost_array(name, values, (n, n_early + 1), "n_exits")
             record_checks.warn_of_falling_costs(name, costs[name])
+        full_costs = record_checks.full_cost_mapping(self.full_costs, costs, n)
+        record_checks.warn_of_a_large_first_model(costs, full_costs)
         replace_fields(
             self,
             confidences=scores,
@@ -181,7 +180,7 @@ class ExitRecord(Record):
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
             order=SampleOrder.of(self.order, "order"),
-            full_costs=record_checks.full_cost_mapping(self.full_costs, costs, n),
+            full_costs=full_costs,
             predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
         self.sampling.check(self.groups, n)
@@ -199,6 +198,8 @@ class ExitRecord(Record):
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
         groups: ArrayLike | None = None,
+        slices: ArrayLike | None = None,
+        full_costs: Mapping[str, ArrayLike] | None = None,
         seed: int = 0,
     ) -> "ExitRecord":
         """Make a record of a classifier from its logits.
@@ -221,7 +222,7 @@ class ExitRecord(Record):
             or with q's most probable class (the paper's code; another risk).
         temperatures : scalar or (n_exits,)
             Logits are divided by these; they must not be fitted on the calibration data.
-        costs, ids, groups
+        costs, ids, groups, slices, full_costs
             As in `ExitRecord`.
         seed : int
             For `label="sample"`.
@@ -233,7 +234,8 @@ class ExitRecord(Record):
         0.0
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
-        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
+        given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
+        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
 
     @classmethod
     def from_probabilities(
@@ -247,6 +249,8 @@ class ExitRecord(Record):
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
         groups: ArrayLike | None = None,
+        slices: ArrayLike | None = None,
+        full_costs: Mapping[str, ArrayLike] | None = None,
     ) -> "ExitRecord":
         """Make a record of a classifier from class probabilities, as `predict_proba` gives them.
 
@@ -258,7 +262,7 @@ class ExitRecord(Record):
             Class numbers, or names among `classes`; None or a negative number for a missing label.
         classes : sequence, optional
             Names of the classes, in the order of the probabilities; needed if labels are names.
-        score, losses, costs, ids, groups
+        score, losses, costs, ids, groups, slices, full_costs
             As in `from_logits`.
 
         Examples
@@ -269,7 +273,8 @@ class ExitRecord(Record):
         array([[1., 1.]])
         """
         fields = reduced_probabilities(probabilities, labels, score, losses, classes)
-        return cls(**fields, costs=costs or {}, ids=ids, groups=groups)  # type: ignore[arg-type]
+        given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
+        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
@@ -307,10 +312,10 @@ class ExitRecord(Record):
             Settings from safest to fastest; by default a fixed grid, evenly spaced in the logit.
         missing : {"raise", "worst", "stop"}
             What to do if a needed label is missing. "raise" refuses. "worst" assumes the worst
-            loss, which is valid if whether a sample's label is missing depends on that sample
-            alone. "stop" cuts the path before the first setting that lacks a label, which is valid
-            whatever decided which labels are there, if the number of samples did not depend on
-            labels; `needs_label` says which labels to get.
+            loss, which is valid whatever decided which labels are there, except with bets: they
+            need that whether a sample's label is missing depends on that sample alone. "stop" cuts
+            the path before the first setting that lacks a label, which is always valid;
+            `needs_label` says which labels to get.
         rule : ExitRule, optional
             When samples exit, apart from the threshold. Its score takes the place of `score`.
         """
@@ -347,7 +352,7 @@ class ExitRecord(Record):
             first = record_labels.first_setting(confidences, unknown, route, exits)
             needed = first < len(route)
             if missing == "raise" and needed.any():
-                raise ValueError(
+                raise record_labels.MissingLabelsError(
                     f"{needed.sum()} missing label(s) matter: `record.needs_label(loss={loss!r})`"
                     ' lists the samples. Label them, pass `missing="stop"` to stop before the first'
                     ' setting that lacks a label, or `missing="worst"` to assume the worst.'
@@ -355,8 +360,8 @@ class ExitRecord(Record):
             values[unknown] = declared.high
             if missing == "stop":
                 n_known = int(first.min())
-            if needed.any():
-                conditions += (LABELS_STOPPED if missing == "stop" else LABELS_MISSING,)
+            if missing == "worst" and needed.any():
+                conditions += (LABELS_MISSING,)
         curve = RiskCurve.from_exits(
             confidences,
             values,
@@ -483,6 +488,39 @@ class ExitRecord(Record):
         return replace(self, losses=unknown)
 
     @classmethod
+    def from_frame(cls, frame: Any) -> "ExitRecord":
+        """Make a record from a table: a data frame, an Arrow table, or a mapping of columns.
+
+        Its columns, with exits counted from 1, are any of these:
+
+        | column | what it holds |
+        |---|---|
+        | `confidence.K`, or `confidence.SCORE.K` | the confidence at exit K, all but the last |
+        | `prediction.K` and `label` | answers, from which the 0-1 losses follow |
+        | `loss.NAME.K`, `inconsistency.NAME.K` | a loss at exit K |
+        | `cost.NAME.K`, `full_cost.NAME` | a cost up to exit K, and of the full model alone |
+        | `id`, `group`, `slice` | as in `ExitRecord` |
+
+        A label that is empty is missing. `load`, and the command line, read the same columns from a
+        .csv file.
+
+        Examples
+        --------
+        >>> record = ExitRecord.from_frame(
+        ...     {
+        ...         "confidence.1": [0.9, 0.4],
+        ...         "prediction.1": ["cat", "dog"],
+        ...         "prediction.2": ["cat", "cat"],
+        ...         "label": ["cat", "cat"],
+        ...     }
+        ... )
+        >>> record.losses["zero_one"]
+        array([[0., 0.],
+               [1., 0.]])
+        """
+        return cls(**record_frames.arguments(frame))
+
+    @classmethod
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -490,14 +528,18 @@ class ExitRecord(Record):
         scores: Iterable[str] | None = None,
         losses: Iterable[str] | None = None,
     ) -> "ExitRecord":
-        """Read a record from Parquet or npz, with all scores and losses or only those named.
+        """Read a record from Parquet, npz or CSV, with all scores and losses or only those named.
 
-        An npz may hold `logits` (and `labels`) instead of a record's arrays.
+        An npz may hold `logits` or `probabilities` (and `labels`) instead of a record's arrays; a
+        CSV has the columns of `from_frame`, and is read as a whole.
         """
         with record_files.reading(path):
+            if record_frames.is_csv(path):
+                return cls.from_frame(record_frames.read_csv(path))
             raw = record_files.logits(path)
             if raw is not None:
+                make = cls.from_logits if "logits" in raw else cls.from_probabilities
                 kept = losses or ("zero_one", "brier")
-                return cls.from_logits(**raw, score=scores or "top1", losses=kept)
+                return make(**raw, score=scores or "top1", losses=kept)
             only = {"confidences": scores, "losses": losses}
             return cls(**record_files.load(path, "exits", only))

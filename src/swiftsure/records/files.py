@@ -27,6 +27,7 @@ __all__ = [
     "VERSION",
     "about",
     "checksum",
+    "is_csv",
     "keeps_order",
     "kind",
     "load",
@@ -153,6 +154,8 @@ def checksum(schema: pa.Schema) -> str:
 
 def kind(path: str | os.PathLike[str]) -> str:
     """Return the kind of a record file, "exits" or "thresholds"."""
+    if is_csv(path):
+        return "exits"
     if _is_npz(path):
         with npz(path) as arrays:
             several = any(key.startswith("dials.") for key in arrays)
@@ -174,23 +177,30 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
     """Return whether a file holds the seed of the sample order; otherwise loading draws one."""
-    return not _is_npz(path)
+    return not _is_npz(path) and not is_csv(path)
 
 
 def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the arguments for `ExitRecord.from_logits` if the file is an npz of logits."""
+    """Return the arguments of `ExitRecord.from_logits` or `from_probabilities` from an npz.
+
+    None if the file holds neither logits nor probabilities.
+    """
     if not _is_npz(path):
         return None
     with npz(path) as arrays:
-        if "logits" not in arrays:
+        outputs = [name for name in ("logits", "probabilities") if name in arrays]
+        if not outputs:
             return None
-        arguments: dict[str, Any] = {"costs": {}}
+        if len(outputs) > 1:
+            raise ValueError("The file must hold `logits` or `probabilities`, but holds both.")
+        arguments: dict[str, Any] = {}
         for key in arrays:
             group, _, name = key.partition(".")
-            if group == "costs" and name:
-                arguments["costs"][name] = arrays[key]
+            if group in ("costs", "full_costs") and name:
+                arguments.setdefault(group, {})[name] = arrays[key]
             else:
-                checks.choice("array", key, ["logits", "labels", "ids", "groups", "costs.NAME"])
+                known = [*outputs, "labels", "ids", "groups", "slices"]
+                checks.choice("array", key, [*known, "costs.NAME", "full_costs.NAME"])
                 arguments[key] = arrays[key]
         return arguments
 
@@ -367,7 +377,7 @@ def _load_npz(
     with npz(path) as arrays:
         names = set(arrays)
         single = {"thresholds", "ids", "groups", "slices", "predictions"}
-        groups = {*TABLES, "costs", "loss_ranges", "inconsistency_ranges", "dials"}
+        groups = {*TABLES, "costs", "full_costs", "loss_ranges", "inconsistency_ranges", "dials"}
         for key in names:
             attribute, _, name = key.partition(".")
             if key in single:
@@ -380,14 +390,16 @@ def _load_npz(
                     value = tuple(value.tolist()) if attribute.endswith("_ranges") else value
                     arguments.setdefault(attribute, {})[name] = value
             else:
-                near = difflib.get_close_matches(key, ["logits", "labels", *single, *groups], n=1)
+                near = difflib.get_close_matches(key, ["logits", *single, *groups], n=1)
                 hint = f" Did you mean '{near[0]}'?" if near else ""
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
                     " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
-                    " inconsistencies.NAME, costs.NAME, dials.NAME, loss_ranges.NAME,"
+                    " inconsistencies.NAME, costs.NAME, full_costs.NAME, dials.NAME,"
+                    " loss_ranges.NAME,"
                     " inconsistency_ranges.NAME; or in their place"
-                    f" logits, and with them labels, ids, groups and costs.NAME.{hint}"
+                    " logits or probabilities, and with them labels, ids, groups, slices,"
+                    f" costs.NAME and full_costs.NAME.{hint}"
                 )
     return arguments
 
@@ -502,6 +514,11 @@ def _header(path: str | os.PathLike[str]) -> _Header:
         return _Header.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(f"{path} is not a valid record: {validation_message(error)}.") from None
+
+
+def is_csv(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is named as a CSV file, which `records.frames` reads."""
+    return Path(path).suffix.lower() == ".csv"
 
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:

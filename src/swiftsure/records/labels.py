@@ -16,9 +16,20 @@ from swiftsure.curves.paths import Path
 from swiftsure.losses import LOSSES, LossRange
 from swiftsure.records.checks import gap_is_known_by_agreement, label_array
 
-__all__ = ["class_numbers", "first_setting", "losses_with_labels", "positions", "prediction_array"]
+__all__ = [
+    "MissingLabelsError",
+    "class_numbers",
+    "first_setting",
+    "losses_with_labels",
+    "positions",
+    "prediction_array",
+]
 
 Array = NDArray[Any]
+
+
+class MissingLabelsError(ValueError):
+    """Labels are missing that a curve needs."""
 
 
 def first_setting(

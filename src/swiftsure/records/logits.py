@@ -1,6 +1,5 @@
 """Confidences and losses of a record, computed from a classifier's logits or probabilities."""
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import checks as record_checks
-from swiftsure.scores import SCORES, probabilities
+from swiftsure.scores import SCORES, probabilities, warn_of_probabilities
 
 __all__ = ["reduced_logits", "reduced_probabilities"]
 
@@ -39,13 +38,7 @@ def reduced_logits(
     checks.choice("label", label, ["expected", "sample", "argmax"])
     score_names, chosen = _score_names(score), _chosen_losses(losses)
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
-    first = values[:CHUNK]
-    if (first >= 0).all() and np.allclose(first.sum(axis=2, dtype=np.float64), 1, atol=1e-3):
-        warnings.warn(
-            "`logits` look like probabilities; another softmax would make them less confident: use"
-            " `from_probabilities`.",
-            stacklevel=3,
-        )
+    warn_of_probabilities(values[:CHUNK], stacklevel=4)
     return _reduced(
         lambda rows: probabilities(values[rows], columns),
         n,

@@ -196,13 +196,13 @@ class ShardedRecord:
         route = Path.of(path, np.empty((0, 0))) if isinstance(path, str) else path
         if isinstance(route, Path) and route.kind == BREAKPOINTS:
             raise ValueError(f"`path` of a folder must be a grid, not breakpoints. {IN_MEMORY}")
-        n_pilot = None
+        pilot = None
         if isinstance(route, Path) and route.pilot is not None:
             # Of the whole record: ids of a part do not show whether the record has its own.
             self._refuse_pilot(route)
-            n_pilot, route = route.pilot.n, replace(route, pilot=None)
+            pilot, route = route.pilot, replace(route, pilot=None)
         curves = (part.plain_curve(risk, loss, rule, route, missing) for part in self.parts())
-        return replace(RiskCurve.joined(curves, self.n, self._storage), n_pilot=n_pilot)
+        return replace(RiskCurve.joined(curves, self.n, self._storage), pilot=pilot)
 
     def sample(self, n: int, seed: SampleOrder | int | None = None) -> ExitRecord:
         """Return a record of n samples drawn at random, or of all if there are not more.

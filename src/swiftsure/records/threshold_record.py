@@ -104,14 +104,16 @@ class ThresholdRecord(Record):
         n = checks.numbers("losses", next(iter((self.losses or self.inconsistencies).values()), []))
         axes = {"n": n.shape[0] if n.ndim else 0, "K": len(thresholds)}
         ranges, soft = declared_ranges(self)
+        losses = {
+            name: record_checks.loss_array(f"losses['{name}']", values, axes, ranges[name])
+            for name, values in self.losses.items()
+        }
+        record_checks.warn_of_accuracies(losses, full=0, fastest=-1)
         replace_fields(
             self,
             thresholds=thresholds,
             dials=dials,
-            losses={
-                name: record_checks.loss_array(f"losses['{name}']", values, axes, ranges[name])
-                for name, values in self.losses.items()
-            },
+            losses=losses,
             inconsistencies={
                 name: record_checks.inconsistency_array(
                     f"inconsistencies['{name}']", values, axes, soft[name], full=0

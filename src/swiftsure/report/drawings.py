@@ -54,6 +54,13 @@ def risk_chart(found: Findings, promise: int) -> Chart:
     )
 
 
+BELOW_ZERO = (
+    "Below 0, so few samples exit early that deciding at the exits, or running the models before"
+    " the last, costs more than is saved; the full model alone needs none of that."
+)
+"""Why a setting can save less than nothing."""
+
+
 def saving_chart(found: Findings) -> Chart | None:
     """Draw the saving along the path; None for a record without costs."""
     if found.cost is None:
@@ -62,7 +69,8 @@ def saving_chart(found: Findings) -> Chart | None:
     axes = chart(
         "saving",
         f"Saved, of {cost_words(found.cost)}",
-        "Share of the full model's cost that is saved along the thresholds, from safe to fast.",
+        "Share of the full model's cost that is saved along the thresholds, from safe to fast."
+        + f" {BELOW_ZERO}" * (min(saved) < 0),
         x=(found.shown[0], found.shown[-1]),
         y=(min(0.0, *saved), 1.05 * max(0.01, *saved)),
         x_label="threshold, from safe to fast",

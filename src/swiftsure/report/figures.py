@@ -167,6 +167,9 @@ def policy_figure(
     if cost is not None:
         below.plot(position, 100 * curve.saving(cost), color=COLORS[2])
         below.set_ylabel(f"saved, % of {cost}")
+        if (curve.saving(cost) < 0).any():
+            below.axhline(0, color=INK, linewidth=1, linestyle=":")
+            below.set_title("below 0, the early exits cost more than they save", fontsize=9)
     what = "setting" if policy.dials else "threshold"
     below.set_xlabel(f"{what}, safest first")
     _threshold_ticks(below, curve)

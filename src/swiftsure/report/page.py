@@ -85,6 +85,7 @@ def rendered(found: Findings) -> str:
         sentences=sentences,
         percent=percent,
         cost_words=drawings.cost_words,
+        below_zero=drawings.BELOW_ZERO,
         average_words=average_words(
             found.policy.certificate.unit, found.policy.certificate.average
         ),

@@ -2,6 +2,9 @@
 
     the newest installed policy  --alarm-->  the fallback policy, if any  --alarm-->  the full model
 
+Each policy of the ladder is watched with its own α, so with a fallback policy any false alarm has
+probability at most 2α.
+
 An alarm is kept in the folder of the policy that it is about, so a server that starts again stands
 where it stood.
 """
@@ -90,7 +93,8 @@ class Guard:
     watch : callable, optional
         Returns the watcher of a policy; without it nothing is watched.
     fallback : Policy, optional
-        A safer certified policy for the time after an alarm; the full model by default.
+        A safer certified policy for the time after an alarm; the full model by default. It is
+        watched with an α of its own.
     store : PolicyStore, optional
         Where installed policies are kept; by default only in memory.
     file : path, optional

@@ -532,8 +532,8 @@ def lowest_epsilon(
         ),
     )
     if isinstance(record, ExitRecord | ShardedRecord):
-        known = record.first if isinstance(record, ShardedRecord) else record
-        score = choose("score", score, known.confidences, preferred="top1")
+        held = record.first if isinstance(record, ShardedRecord) else record
+        score = choose("score", score, held.confidences, preferred="top1")
     policy = make_policy(
         record, rule, [curve], [result], result, score=score, upper=level if tested else None
     )

@@ -93,6 +93,13 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
     cuts = [_find_node(nodes, name) for name in at]
     if any(position[a] >= position[b] for a, b in pairwise(cuts)):
         raise ValueError("`at` must name submodules in the order in which they run.")
+    output = nodes[-1].args[0]
+    if output in cuts:
+        last = at[cuts.index(output)]
+        raise ValueError(
+            f"`at` must name submodules before the network's output, but {last!r} computes it: an"
+            " exit there would be the last exit once more."
+        )
     ends = [0, *(position[node] + 1 for node in cuts), len(nodes)]
     shared = _shared_nodes(nodes)
     pieces, live = [], [node for node in nodes if node.op == "placeholder"]
@@ -106,7 +113,6 @@ def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutM
             after = _live_after(nodes[:end], nodes[end:], shared)
             results = [cuts[k], *after]
         else:
-            output = nodes[-1].args[0]
             if not isinstance(output, fx.Node):
                 raise NotTraceableError(
                     f"`model` must return one tensor, but returns {type(output).__name__}: wrap it."

@@ -15,7 +15,7 @@ from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
-from swiftsure.scores import SCORE_VERSION
+from swiftsure.scores import SCORE_VERSION, warn_of_probabilities
 from swiftsure.torch.batches import Batch, moved, sample_digests
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
@@ -128,6 +128,7 @@ class Reducer:
         self.costs: dict[str, Array] = {}
         self.full_costs: dict[str, Any] = {}
         self._confidence = confidence
+        self._seen = False
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):
             self._fingerprint = begin_fingerprint(
@@ -190,10 +191,18 @@ class Reducer:
     def _reduced(self, inputs: Any, given: Any, ids: Array) -> tuple["_HostCopies", Array]:
         """Return scores and losses, and the indices of the samples that have them."""
         with inference(self.device, self.dtype):
-            outputs, rows = self._forward(inputs)
+            try:
+                outputs, rows = self._forward(inputs)
+            except Exception as error:
+                if not self._seen:
+                    error.add_note(_about_first_batch(inputs))
+                raise
         kept = np.arange(len(ids))
+        if not self._seen:  # on the first batch only, since it waits for the device
+            self._seen = True
+            _warn_of_probabilities(outputs[0])
         with torch.inference_mode():
-            labels = None if given is None else torch.as_tensor(given)
+            labels = None if given is None else _labels(given)
             if self.of_images and labels is not None:
                 labels = labels.to(self.device)
                 labelled = labelled_rows(outputs, labels, ids.tolist())
@@ -379,6 +388,39 @@ class _HostCopies:
         if self.copied is not None:
             self.copied.synchronize()
         return {key: tensor.numpy() for key, tensor in self._tensors.items()}
+
+
+def _warn_of_probabilities(output: Any) -> None:
+    """Warn if a classifier's outputs are probabilities, not logits."""
+    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
+        warn_of_probabilities(output.float().cpu().numpy(), stacklevel=8)
+
+
+def _about_first_batch(inputs: Any) -> str:
+    """Return what a first batch was, for the error of a model that cannot run on it."""
+    named = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    shapes = ", ".join(
+        f"{name} {checks.shape_text(leaf.shape)}" if isinstance(leaf, Tensor) else str(name)
+        for name, leaf in named.items()
+    )
+    return (
+        f"The model failed on the first batch, which has {shapes}. A batch must be"
+        " (inputs, labels), or a dict with the keys `inputs` and `labels`, or a dict with the"
+        " model's own arguments by name; inputs must have the shape and channels that it takes."
+    )
+
+
+def _labels(given: Any) -> Tensor:
+    """Return labels as a tensor; raise if they are not numbers."""
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        example = next((each for each in given if isinstance(each, str)), None)
+        raise TypeError(
+            "Labels must be numbers, such as those of classes, but are"
+            + (f" text such as {example!r}" if example is not None else f" {type(given).__name__}")
+            + ": number the classes in the loader, {name: k for k, name in enumerate(classes)}."
+        ) from None
 
 
 def _per_sample(name: str, values: Any, n: int) -> Array:

@@ -100,7 +100,7 @@ class ExitOutput:
         return counts
 
     def __repr__(self) -> str:
-        return f"ExitOutput(n={len(self.exits)}, exits={self._counts})"
+        return f"ExitOutput(n={len(self.exits)}, samples_per_exit={self._counts})"
 
     def _repr_html_(self) -> str:
         counts = self._counts

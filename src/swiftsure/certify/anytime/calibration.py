@@ -23,7 +23,7 @@ from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.certify.anytime.state import Growth, UpdateFacts, packed_update, record_key
 from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.certificate import make_policy
-from swiftsure.certify.control import Control, ControlResult
+from swiftsure.certify.control import Control, ControlResult, sample_number
 from swiftsure.certify.policy import Metadata, Policy
 from swiftsure.certify.selection import Cell, cells, walk_delta
 from swiftsure.curves.curve import RiskCurve
@@ -235,6 +235,7 @@ class GrowingCalibration:
         found[1] = (
             "path, losses, ε, δ, horizon and method were fixed before any calibration loss was seen"
         )
+        found.remove(sample_number(unit))  # the bets are valid for any number, at every moment
         drawn = self._grown is not None and self._grown.drawn
         found.append((DRAWN if drawn else ADDED).format(unit))
         return ControlResult(

@@ -36,6 +36,9 @@ class Bound(ABC):
     weighs : bool
         Whether it can test per-sample averages over groups that differ in size: its p-value is
         then monotone in ε, at every setting.
+    monotone : bool
+        Whether a larger loss of any sample never lowers its p-value. A loss that is not known may
+        then be replaced by the largest, whatever decided that it is not known.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Bound(ABC):
     uses_order: bool = False
     pools: bool = False
     weighs: bool = False
+    monotone: bool = False
 
     def refuse(self, loss_range: LossRange) -> None:
         """Raise if the bound is not valid for losses of this declared range."""

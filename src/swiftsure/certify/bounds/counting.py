@@ -147,13 +147,14 @@ BOUNDS.register(
         "binomial",
         needs="binary",
         pools=True,
+        monotone=True,
         p_of_summary=binomial_p,
         p_of_pool=binomial_pool_p,
     )
 )
-BOUNDS.register(SummaryBound("hoeffding", weighs=True, p_of_summary=hoeffding_p))
-BOUNDS.register(SummaryBound("bentkus", "non-negative", p_of_summary=bentkus_p))
-BOUNDS.register(SummaryBound("hoeffding_bentkus", "non-negative", p_of_summary=hoeffding_bentkus_p))
+BOUNDS.register(SummaryBound("hoeffding", weighs=True, monotone=True, p_of_summary=hoeffding_p))
+for _name, _p in (("bentkus", bentkus_p), ("hoeffding_bentkus", hoeffding_bentkus_p)):
+    BOUNDS.register(SummaryBound(_name, "non-negative", monotone=True, p_of_summary=_p))
 BOUNDS.register(
     SummaryBound("empirical_bernstein", weighs=True, p_of_summary=empirical_bernstein_p)
 )

@@ -431,4 +431,4 @@ def largest_between(region, factorials, epsilon, least, most):  # type: ignore[n
     return largest
 
 
-BOUNDS.register(TrinomialBound("trinomial", "ternary"))
+BOUNDS.register(TrinomialBound("trinomial", "ternary", monotone=True))
