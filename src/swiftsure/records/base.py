@@ -258,7 +258,7 @@ class Record:
     def drawn_from(self, population: int) -> Self:
         """Return the record of samples drawn without replacement from a finite population.
 
-        Promises are then about that population.
+        Promises are then about that population. For samples in groups it is a number of groups.
 
         Examples
         --------
@@ -268,7 +268,7 @@ class Record:
         20000
         """
         record: Any = self
-        size = checks.count("population", population, self.n)
+        size = checks.count("population", population, self.n_units)
         found: Self = replace(record, sampling=replace(record.sampling, population=size))
         return found
 

@@ -36,7 +36,8 @@ class Sampling:
     estimated : bool
         Whether the weights were estimated, which certificates then state as an assumption.
     population : int or None
-        Size of the finite population that the samples were drawn from without replacement.
+        Number of samples, or of groups, in the finite population that they were drawn from without
+        replacement.
     part : bool
         Whether these are the samples of one slice, whose mean weight need not be 1.
     """
@@ -56,7 +57,8 @@ class Sampling:
         if self.weights is not None:
             checks.of_shape("weights", self.weights, {"n": n})
         if self.population is not None:
-            checks.count("population", self.population, n)
+            units = n if groups is None else len(np.unique(groups))
+            checks.count("population", self.population, units)
 
     def take(self, rows: Array) -> "Sampling":
         """Return the same facts about some of the samples."""
