@@ -442,6 +442,7 @@ class _Service:
             try:
                 await run_in_threadpool(lambda: guard.install(_policy_in(body)))
             except ValueError as error:
+                log.warning("a policy was refused: %s", error)
                 raise _RefusedError(422, str(error)) from None
             self.batcher.mode = guard.mode
         content = guard.policy.model_dump(mode="json")

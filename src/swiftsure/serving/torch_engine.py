@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from swiftsure.losses import LOSSES
 from swiftsure.policy import Policy
 from swiftsure.scores import probabilities
 from swiftsure.serving.engine import Answer, Comparison, ExitCosts, InvalidRequestError
@@ -66,6 +67,10 @@ class TorchEngine:
     def check(self, policy: Policy) -> None:
         """Raise if a policy was made for another network."""
         EarlyExit(self.fast.model, policy, on_invalid="mark")
+
+    def check_loss(self, loss: str) -> None:
+        """Raise if a loss cannot be computed from tensors."""
+        LOSSES.choose(loss).function("tensors.against_last")
 
     def install(self, policy: Policy) -> None:
         """Use another policy for the same network."""
