@@ -68,7 +68,7 @@ class OnnxEngine:
         self.fast = self._with(policy)
 
     def _with(self, policy: Policy) -> EarlyExit:
-        fast = EarlyExit(self.fast.stages, policy)
+        fast = EarlyExit(self.fast.stages, policy, audit=self.fast.auditor)
         if fast.bound_to_network:
             fast.check()
         return fast
