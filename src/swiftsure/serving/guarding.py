@@ -252,8 +252,9 @@ class Guard:
             return
         if policy != engine.policy:
             engine.check(policy)
-        if watcher is not None and watcher.monitor.loss is not None:
-            engine.check_loss(watcher.monitor.loss)
+        loss = None if watcher is None or watcher.monitor is None else watcher.monitor.loss
+        if loss is not None:
+            engine.check_loss(loss)
 
     def _watcher_of(self, policy: Policy) -> Watcher | None:
         """Return the watcher that a policy has now, or a new one."""
