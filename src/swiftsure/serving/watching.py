@@ -55,7 +55,8 @@ def watched_monitor(
     if certificate.unit == "groups":
         raise ValueError(
             "`audit` must be 0 if the policy was calibrated by groups, since audits see single"
-            " requests: watch such a policy with `swiftsure monitor`."
+            " requests: write the losses of whole groups to a log, and watch it with `swiftsure"
+            " monitor`."
         )
     if labels:
         gaps = [each for each in certificate.promises if each.risk == "gap"]
