@@ -90,6 +90,7 @@ class LiveStatus:
         monitor = None if watcher is None else watcher.monitor
         if watcher is not None and monitor is not None:
             found["recent"] = list(watcher.recent)
+            found["failed"] = watcher.failed
             found["monitor"] = {
                 "n": monitor.n,
                 "mean": monitor.mean if monitor.n else None,
