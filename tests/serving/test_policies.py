@@ -204,6 +204,24 @@ def test_servers_that_share_a_folder_follow_each_other(tmp_path, policy, safer):
     assert (two.number, two.mode.policy) == (2, safer)
 
 
+def test_a_policy_of_another_server_that_cannot_be_watched_here_is_refused(
+    tmp_path, policy, safer, caplog
+):
+    one = Guard(policy, store=PolicyStore(tmp_path))
+    two = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+    one.install(policy_of("gap"))
+    for _ in range(3):
+        two._due_at = 0.0
+        two.tick()
+    assert (two.number, two.mode.policy, two.state) == (1, policy, "degraded")
+    assert caplog.text.count("the policy was not installed: `epsilon`") == 1
+    one.install(safer)
+    two._due_at = 0.0
+    two.tick()
+    assert (two.number, two.mode.policy, two.state) == (3, safer, "ok")
+    two.close()
+
+
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_installing_survives_kills(tmp_path, policy, safer, kills):
     context = multiprocessing.get_context("fork")

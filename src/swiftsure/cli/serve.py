@@ -132,8 +132,8 @@ def serve(
     )
     if not 0 <= audit <= 1:
         raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
-    # The port is taken first: a server that cannot listen must not put an alarm aside.
-    with log_to_stderr(), import_from_current_folder(), listen(host, port) as listening:
+    with log_to_stderr(), import_from_current_folder():
+        listen(host, port).close()  # a busy port is found before the model is loaded
         made = None if network is None else find_target("--network", network)
         engines = load_engines(folder, workers, made)
         watch = _watch(audit, epsilon, labels, alpha, state)
@@ -141,31 +141,32 @@ def serve(
         app = create_app(
             engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN) or None
         )
-        resumed = resume and guard.resume()
-        address = _address(listening)
-        if json:
-            print_json(
-                {
-                    "address": address,
-                    "sentence": str(guard.policy),
-                    "state": guard.state,
-                    "alarm": guard.alarm,
-                    "resumed": resumed,
-                    "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
-                }
-            )
-        else:
-            if resume:
-                print_text("The alarm was put aside." if resumed else "There was no alarm.")
-            print_policy(guard.policy)
-            if guard.alarm is not None:
-                print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
-            print_text(f"Serving on {address}")
-        sys.stdout.flush()
-        if drift:
-            say = log.info if json else print_text
-            threading.Thread(target=_drill, args=(address, say), daemon=True).start()
-        run(app, listening)
+        with listen(host, port) as listening:
+            resumed = resume and guard.resume()
+            address = _address(listening)
+            if json:
+                print_json(
+                    {
+                        "address": address,
+                        "sentence": str(guard.policy),
+                        "state": guard.state,
+                        "alarm": guard.alarm,
+                        "resumed": resumed,
+                        "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
+                    }
+                )
+            else:
+                if resume:
+                    print_text("The alarm was put aside." if resumed else "There was no alarm.")
+                print_policy(guard.policy)
+                if guard.alarm is not None:
+                    print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
+                print_text(f"Serving on {address}")
+            sys.stdout.flush()
+            if drift:
+                say = log.info if json else print_text
+                threading.Thread(target=_drill, args=(address, say), daemon=True).start()
+            run(app, listening)
 
 
 def _refuse_ignored(context: typer.Context) -> None:

@@ -112,6 +112,7 @@ class Guard:
         self._fallback = fallback
         self._file = None if file is None else Path(file)
         self._seen: bytes | None = None  # what the file held
+        self._refused = 0  # the newest policy of another server that cannot be used here
         self._engine: Engine | None = None
         self._lock = threading.RLock()
         self._fault: str | None = None
@@ -229,7 +230,8 @@ class Guard:
         ladder = [policy]
         if self._fallback is not None and self._fallback != policy:
             ladder.append(self._fallback)
-        before, watchers = self._present, list[Watcher | None]()
+        before = self._present
+        watchers: list[Watcher | None] = []
         try:
             for each in ladder:
                 self._check(each, None)
@@ -286,9 +288,11 @@ class Guard:
         """Install what another server or the watched file has."""
         try:
             if self._store is not None:
-                newest = self._store.newest(above=self.number)
+                newest = self._store.newest(above=max(self.number, self._refused))
                 if newest is not None:
+                    self._refused = newest.number
                     self._stand(newest.policy, newest.number)
+                    self._fault = None
             if self._file is not None and self._file.exists():
                 content = self._file.read_bytes()
                 if content != self._seen:
@@ -296,6 +300,8 @@ class Guard:
                     self.install(Policy.load(self._file))
                     self._fault = None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError):  # try again: the policy is not at fault
+                self._refused, self._seen = 0, None
             fault = f"the policy was not installed: {error}"
             if fault != self._fault:
                 log.error("%s", fault)
