@@ -1,5 +1,6 @@
 """The live page of a server in a real browser: it follows, it alarms, it fits a phone."""
 
+import re
 import time
 from importlib.util import find_spec
 
@@ -21,7 +22,9 @@ return {
   rows: document.querySelectorAll("#recent tr").length,
   first: document.querySelector("#recent td")?.textContent,
   drawn: document.getElementById("area-0").getAttribute("d") || "",
-  evidence: document.getElementById("evidence").getAttribute("points") || "",
+  evidence: document.getElementById("evidence").getAttribute("d") || "",
+  ticks: [...document.querySelectorAll("#evidence-ticks span")].map((tick) => tick.textContent),
+  failed: text("failed"),
   wide: document.documentElement.scrollWidth > innerWidth,
   colour: getComputedStyle(document.getElementById("state")).backgroundColor,
 };
@@ -71,6 +74,30 @@ def test_the_page_follows_the_server_into_an_alarm(browser, served):
     assert found["colour"] == RED
     assert "Alarm" in found["headline"]
     assert not found["wide"]
+    assert browser.console() == []
+
+
+def test_idle_time_is_left_empty_and_the_evidence_has_an_axis(browser, tmp_path):
+    """Requests for 10 s, none for 80 s, and again for 10 s."""
+    watcher = watcher_of(Adder(policy_of()), tmp_path)
+    app = create_app(Adder(policy_of()), guard=guard_of(watcher), audit_rate=1.0)
+    history, now = app.state.service.live._history, time.monotonic() - 101
+    for second in range(101):
+        answered = min(second, 10) + max(0, second - 90)
+        evidence = None if 40 <= second < 60 else 0.5 if second > 90 else 0.25
+        history.note([answered, 0, 0], evidence, now + second)
+    browser.emulate(width=1000)
+    with start(app) as address:
+        browser.visit(address)
+        found = wait_for(browser, lambda found: found["drawn"])
+    columns = re.findall(r"M([\d.]+),100.00H([\d.]+)V0.00", found["drawn"])
+    assert len(columns) == 20
+    idle = [(float(a), float(b)) for a, b in columns if 35 < float(a) < 265 or 35 < float(b) < 265]
+    assert idle == []
+    assert found["ticks"] == ["1", "10", "100"]
+    assert found["failed"] == "0"
+    assert found["evidence"].count("M") == 2  # it is not drawn where nothing is watched
+    assert re.search(r"V75.00H[\d.]+V55.00", found["evidence"])
     assert browser.console() == []
 
 

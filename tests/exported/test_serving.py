@@ -46,6 +46,9 @@ def test_the_engine_answers_as_the_runtime_does(exported):
     assert isinstance(broken[0], InvalidRequestError)
     engine.check(engine.policy)
     engine.install(engine.policy)
+    engine.check_loss("zero_one")
+    with pytest.raises(ValueError, match="logit maps"):
+        engine.check_loss("miou")  # its audits would all fail
 
 
 def test_the_application_starts_on_the_loopback(exported, tmp_path):

@@ -12,7 +12,15 @@ from scipy.stats import binomtest
 
 from serving.builders import Adder, Client, guard_of, lines, policy_of, wait_until
 from swiftsure.monitor import Monitor, Watch
-from swiftsure.serving import Batcher, Limits, Watcher, create_app, start, watched_monitor
+from swiftsure.serving import (
+    Batcher,
+    Guard,
+    Limits,
+    Watcher,
+    create_app,
+    start,
+    watched_monitor,
+)
 from swiftsure.serving.batching import Audited
 from swiftsure.serving.engine import Answer
 from swiftsure.serving.watching import resume
@@ -78,17 +86,81 @@ def test_a_damaged_fallback_still_falls_back(tmp_path, policy):
     assert "cannot be read" in watcher_of(Adder(policy), tmp_path).fallback["reason"]
 
 
-def test_failed_audits_and_unanswered_requests_count_as_the_lowest_loss(tmp_path, policy):
+def test_failed_audits_count_as_the_largest_loss(tmp_path, policy):
     engine = Adder(policy)
-    watcher, engine.wrong = watcher_of(engine, tmp_path), 1.0
+    watcher = watcher_of(engine, tmp_path)
     watcher.audit(audited(), engine)
-    watcher.audit(Audited("invalid", np.zeros(3), None, None), engine)
+    # Neither model answers the second request; the third, only the policy does not answer.
+    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    watcher.audit(Audited("lost", np.zeros(3), None, None), engine)
     engine.audit_fails = True
     watcher.audit(audited(), engine)
     watcher.close()
-    assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0, 0.0]
-    assert (watcher.made, watcher.failed, watcher.monitor.n) == (2, 1, 3)
-    assert len({line["id"] for line in lines(watcher.folder)}) == 3  # whatever clients call them
+    assert [line["loss"] for line in lines(watcher.folder)] == [0.0, 0.0, 1.0, 1.0]
+    assert (watcher.made, watcher.failed, watcher.monitor.n) == (3, 1, 4)
+    assert len({line["id"] for line in lines(watcher.folder)}) == 4  # whatever clients call them
+
+
+def test_a_failed_audit_of_a_gap_is_never_a_gain(tmp_path):
+    engine = Adder(policy_of("gap"))
+    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    engine.audit_fails = True
+    watcher.audit(audited(), engine)
+    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    watcher.close()
+    assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0]
+
+
+def test_audits_that_all_fail_raise_an_alarm_that_says_so(tmp_path, policy):
+    engine = Adder(policy)
+    engine.audit_fails = True
+    watcher = watcher_of(engine, tmp_path)
+    for _ in range(50):
+        watcher.audit(audited(), engine)
+    watcher.close()
+    assert "50 audits failed in this server" in watcher.fallback["reason"]
+
+
+def test_an_alarm_holds_although_nothing_is_audited(tmp_path, policy):
+    engine = Adder(policy)
+    engine.wrong = 1.0
+    watcher = watcher_of(engine, tmp_path)
+    for _ in range(200):
+        watcher.audit(audited(), engine)
+    watcher.close()
+    (watcher.folder / "monitor.json").unlink()
+    guard = Guard(policy, watch=lambda each: Watcher(each, None, tmp_path))
+    assert (guard.state, guard.watcher.monitor) == ("full model", None)
+    with start(create_app(engine, guard=guard)) as address:
+        client = Client(address)
+        assert client.predict([1, 2, 3])[1]["full_model"]
+        assert client.get("/status")[1]["monitor"] is None
+        assert client.get("/metrics")[0] == 200
+        assert client.get("/labels")[0] == 409
+    with pytest.raises(ValueError, match="needs a guard that watches"):
+        create_app(engine, guard=guard, audit_rate=0.5)
+    assert guard.resume()
+    assert (guard.state, guard.alarm) == ("ok", None)
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"5", b"[]", b"null", b'{"served": 5}', b'{"request": "a", "served": []}'),
+        *(b"[" * 100_000, b"\xff", b'{"id": [], "loss": 0}'),
+    ],
+)
+def test_a_damaged_line_does_not_hide_what_needs_a_label(tmp_path, line):
+    engine = Adder(policy_of("gap"))
+    engine.wrong = 1.0
+    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    (watcher.folder / "audits-0.jsonl").write_bytes(line + b"\n")
+    watcher.audit(audited(request="r"), engine)
+    assert watcher.unlabelled() == ["r"]
+    assert watcher.label({"r": 1}) == {"r": "added"}
+    watcher.close()
+    assert watcher.fault is not None  # and it is seen
 
 
 def test_processes_share_one_monitor(tmp_path, policy):

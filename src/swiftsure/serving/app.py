@@ -147,7 +147,7 @@ class _Service:
         audit_rate: float,
         token: str | None,
     ) -> None:
-        if audit_rate and guard.watcher is None:
+        if audit_rate and (guard.watcher is None or guard.watcher.monitor is None):
             raise ValueError("`audit_rate` needs a guard that watches.")
         self.engines, self.engine = engines, engines[0]
         self.limits, self.guard = limits, guard
@@ -365,7 +365,7 @@ class _Service:
 
     async def _labels(self, request: Request) -> Response:
         watcher = self.watcher
-        if watcher is None:
+        if watcher is None or watcher.monitor is None:
             raise _RefusedError(409, "Nothing is audited, so no label is needed.")
         if request.method == "GET":
             return JSONResponse({"needed": await run_in_threadpool(watcher.unlabelled)})
@@ -442,6 +442,7 @@ class _Service:
             try:
                 await run_in_threadpool(lambda: guard.install(_policy_in(body)))
             except ValueError as error:
+                log.warning("a policy was refused: %s", error)
                 raise _RefusedError(422, str(error)) from None
             self.batcher.mode = guard.mode
         content = guard.policy.model_dump(mode="json")

@@ -74,12 +74,15 @@ class LabelIndex:
     def _take(self, line: bytes, losses: list[str]) -> None:
         try:
             content = json.loads(line)
-        except ValueError:  # cut short by a kill
+        except (ValueError, RecursionError):  # cut short by a kill, or damaged: a fault elsewhere
             return
-        if "served" in content:
+        if not isinstance(content, dict) or not isinstance(content.get("id"), str):
+            return
+        request, served, full = (content.get(name) for name in ("request", "served", "full"))
+        if isinstance(served, list) and isinstance(full, list) and isinstance(request, str):
             self._audits[content["id"]] = content
-            self._waiting.setdefault(content["request"], content)
-        elif "request" in content:
-            self._known[content["request"]] = None
+            self._waiting.setdefault(request, content)
+        elif isinstance(request, str):
+            self._known[request] = None
         elif "loss" in content:
             losses.append(content["id"])

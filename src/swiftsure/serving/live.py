@@ -87,9 +87,10 @@ class LiveStatus:
             "monitor": None,
         }
         watcher = self._guard.watcher
-        if watcher is not None:
-            monitor = watcher.monitor
+        monitor = None if watcher is None else watcher.monitor
+        if watcher is not None and monitor is not None:
             found["recent"] = list(watcher.recent)
+            found["failed"] = watcher.failed
             found["monitor"] = {
                 "n": monitor.n,
                 "mean": monitor.mean if monitor.n else None,
@@ -135,9 +136,9 @@ class LiveStatus:
 
     def _evidence(self) -> float | None:
         watcher = self._guard.watcher
-        if watcher is None:
+        monitor = None if watcher is None else watcher.monitor
+        if monitor is None:
             return None
-        monitor = watcher.monitor
         evidence = max(monitor.evidence, 1e-300)
         return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
 

@@ -94,7 +94,8 @@ class _State(Collector):
             "Whether the monitor does not work.",
             int(bool(guard.fault)),
         )
-        yield from _risk_families(watcher.monitor)
+        if watcher.monitor is not None:
+            yield from _risk_families(watcher.monitor)
 
 
 def _cost_families(costs: CostCount) -> Iterator[Family]:
@@ -121,8 +122,8 @@ def _risk_families(monitor: Monitor) -> Iterator[Family]:
         "risk": ("Mean audited loss so far.", monitor.mean),
         "risk_low": ("Lower end of a 95 % interval, valid at every moment.", low),
         "risk_high": (
-            "Upper end of a 95 % interval, valid at every moment; failed audits count as the lowest"
-            " loss.",
+            "Upper end of a 95 % interval, valid at every moment; failed audits count as the"
+            " largest loss.",
             high,
         ),
         "risk_recent": ("Mean of about the last 1,000 audited losses.", monitor.recent_mean),

@@ -17,7 +17,7 @@ from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.policy import Policy
 from swiftsure.serving.batching import Audited, WorkerDiedError
-from swiftsure.serving.engine import Comparison, Engine
+from swiftsure.serving.engine import Answer, Comparison, Engine
 from swiftsure.serving.labels import LabelIndex, gap, needs_label
 
 __all__ = ["Watcher", "watched_monitor"]
@@ -55,7 +55,8 @@ def watched_monitor(
     if certificate.unit == "groups":
         raise ValueError(
             "`audit` must be 0 if the policy was calibrated by groups, since audits see single"
-            " requests: watch such a policy with `swiftsure monitor`."
+            " requests: write the losses of whole groups to a log, and watch it with `swiftsure"
+            " monitor`."
         )
     if labels:
         gaps = [each for each in certificate.promises if each.risk == "gap"]
@@ -91,8 +92,9 @@ class Watcher:
     Parameters
     ----------
     policy : Policy
-    monitor : Monitor
-        As new. If it watches a gap, the losses of requests on which the answers differ wait for
+    monitor : Monitor, optional
+        As new; without one, nothing is audited, and an alarm of before is still obeyed. If it
+        watches a gap, the losses of requests on which the answers differ wait for
         their labels; see `label`.
     folder : path
     patience : int
@@ -103,16 +105,17 @@ class Watcher:
     def __init__(
         self,
         policy: Policy,
-        monitor: Monitor,
+        monitor: Monitor | None,
         folder: str | os.PathLike[str],
         patience: int = 10_000,
     ) -> None:
         self.policy = policy
         self._new = monitor
-        self._patience = patience if monitor.risk == "gap" else None
+        gaps = monitor is not None and monitor.risk == "gap"
+        self._patience = patience if gaps else None
         self.folder = Path(folder) / policy_version(policy)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._labels = LabelIndex(self.folder) if monitor.risk == "gap" else None
+        self._labels = LabelIndex(self.folder) if gaps else None
         self._lock = threading.Lock()  # several lanes audit
         self.made = self.failed = 0
         self.recent: tuple[dict[str, Any], ...] = ()  # the last ten audits, newest first
@@ -126,21 +129,31 @@ class Watcher:
         self._look(time.time())
 
     @property
-    def monitor(self) -> Monitor:
-        """The monitor of all processes, as of the last look."""
+    def monitor(self) -> Monitor | None:
+        """The monitor of all processes, as of the last look; None if nothing was ever audited."""
         return self._seen if self._watch is None else self._watch.monitor
+
+    @property
+    def _promised(self) -> Monitor:
+        if self._new is None:
+            raise ValueError("Nothing is audited here, so there is nothing to watch.")
+        return self._new
 
     def audit(self, audited: Audited, engine: Engine) -> None:
         """Compare an answer with the full model's, and append the loss to the log.
 
-        If that fails, or the request had no valid answer, it counts as the lowest loss, so that an
-        alarm cannot come from it.
+        An audit that fails counts as the largest loss: whatever makes audits fail must not hide a
+        broken promise. So does a request without a valid answer that the full model answers; if
+        both models have none, nothing is lost.
         """
-        content: dict[str, Any] = {"loss": self.monitor.loss_range.low}
+        content: dict[str, Any] = {"loss": self._promised.loss_range.high}
         made = 1
         try:
-            if audited.answer is not None:
-                found = engine.compare(audited.sample, audited.answer, self._new.loss or "")
+            if audited.answer is None:
+                if not _full_model_answers(audited, engine):
+                    content = {"loss": 0.0}
+            else:
+                found = engine.compare(audited.sample, audited.answer, self._promised.loss or "")
                 content = self._found(found)
                 content["exit"] = audited.answer.exit
                 if audited.answer.confidence is not None:
@@ -156,10 +169,10 @@ class Watcher:
     def _found(self, found: Comparison) -> dict[str, Any]:
         """Return what the log says of an audit: its loss, or what a gap needs beside the label."""
         if self._labels is None:
-            return {"loss": self.monitor.accepted(found.inconsistency)}
+            return {"loss": self._promised.accepted(found.inconsistency)}
         if found.served is None or found.full is None:
             raise ValueError("a gap needs the class probabilities of both answers")
-        if not needs_label(self._new.loss or "", found.served, found.full):
+        if not needs_label(self._promised.loss or "", found.served, found.full):
             return {"loss": 0.0}
         return {"served": found.served, "full": found.full}
 
@@ -199,8 +212,8 @@ class Watcher:
                 results[request] = "added" if held else "known" if request in known else ""
                 results[request] = results[request] or "not audited"
                 if held is not None:
-                    loss = gap(self._new.loss or "", held["served"], held["full"], label)
-                    lines.append((held["id"], self.monitor.accepted(loss)))
+                    loss = gap(self._promised.loss or "", held["served"], held["full"], label)
+                    lines.append((held["id"], self._promised.accepted(loss)))
             for audit, loss in lines:
                 self._append({"loss": loss}, audit)
         return results
@@ -253,6 +266,8 @@ class Watcher:
 
     def _fold(self, until: float) -> None:
         state = self._place("monitor.json")
+        if self._new is None and not state.exists():
+            return
         if self._watch is None:
             try:
                 self._locks.enter_context(locked(self._place(".monitor.json.run")))
@@ -261,17 +276,17 @@ class Watcher:
                     self._seen = Watch.load(state).monitor
                 return
             try:
-                self._watch = (
+                watch = (
                     Watch.load(state)
                     if state.exists()
-                    else Watch(self._new, patience=self._patience)
+                    else Watch(self._promised, patience=self._patience)
                 )
-                if self._watch.monitor.promise != self._new.promise:
-                    promise, self._watch = self._watch.monitor.promise, None
+                if self._new is not None and watch.monitor.promise != self._new.promise:
                     raise ValueError(
-                        f"{state} watches another risk ({promise}) than asked for"
+                        f"{state} watches another risk ({watch.monitor.promise}) than asked for"
                         f" ({self._new.promise}): choose another folder."
                     )
+                self._watch = watch
             except ValueError:
                 self._locks.close()
                 raise
@@ -282,9 +297,15 @@ class Watcher:
                 "format": FORMAT,
                 "version": VERSION,
                 "time": time.time(),
-                "reason": str(self._watch.monitor),
+                "reason": str(self._watch.monitor) + self._failures,
             }
             write_text(self._place("fallback.json"), json.dumps(content, indent=2) + "\n")
+
+    @property
+    def _failures(self) -> str:
+        if not self.failed:
+            return ""
+        return f" {self.failed:,} audits failed in this server and count as the largest loss."
 
     def _read_fallback(self) -> None:
         path = self._place("fallback.json")
@@ -298,6 +319,14 @@ class Watcher:
 
     def _place(self, name: str) -> Path:
         return self.folder / name
+
+
+def _full_model_answers(audited: Audited, engine: Engine) -> bool:
+    """Return whether the full model answers a request that has no answer."""
+    if audited.sample is None:  # no model of a proxy answered
+        return False
+    (found,) = engine.answer([audited.sample], full=True)
+    return isinstance(found, Answer)
 
 
 def policy_version(policy: Policy) -> str:

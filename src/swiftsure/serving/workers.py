@@ -66,6 +66,10 @@ class WorkerEngine:
         """Raise if a policy was made for another model."""
         self._ask("check", policy)
 
+    def check_loss(self, loss: str) -> None:
+        """Raise if `compare` cannot compute a loss."""
+        self._ask("check_loss", loss)
+
     def install(self, policy: Policy) -> None:
         """Use another policy for all later calls."""
         self._ask("install", policy)
