@@ -127,6 +127,7 @@ class Guard:
         self._ticked_at = time.monotonic()
         self._due_at = 0.0
         self._watchers: list[Watcher | None] = []  # one per policy of the ladder
+        self._mode = Mode(policy)
         stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
         self._stand(stored)
 
@@ -300,13 +301,16 @@ class Guard:
 
     def _choose(self) -> None:
         """Find the first policy of the ladder without an alarm."""
-        alarmed = [each is not None and each.fallback is not None for each in self._watchers]
-        if all(alarmed):
-            self._rung = len(alarmed) - 1
-            self._mode = Mode(self._ladder[-1], full=True)
-        else:
-            self._rung = alarmed.index(False)
-            self._mode = Mode(self._ladder[self._rung])
+        alarms = [
+            None if each is None or each.fallback is None else str(each.fallback["reason"])
+            for each in self._watchers
+        ]
+        full = None not in alarms
+        rung = len(alarms) - 1 if full else alarms.index(None)
+        before, self._rung, self._mode = self._mode, rung, Mode(self._ladder[rung], full)
+        if self._mode != before and (full or rung):
+            reason = alarms[rung] or alarms[rung - 1]
+            log.error("%s The %s answers from now on.", reason, self.state)
 
     def _follow(self) -> None:
         """Install what another server or the watched file has."""
