@@ -70,7 +70,7 @@ class Pending:
     --------
     >>> pending = Pending()
     >>> pending.begin("audit")
-    >>> pending.age() > 0
+    >>> 0 <= pending.age() < 60
     True
     >>> pending.end("audit")
     >>> pending.age()

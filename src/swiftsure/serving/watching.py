@@ -361,8 +361,9 @@ class Watcher:
                 self._unread[key] = before.get(key, now)
         if self._unread and now - min(self._unread.values()) > LATE:
             raise ValueError(
-                f"lines of the logs have waited for over {LATE:g} s: the process that holds"
-                " .monitor.json.run hangs. End it, and another server takes over."
+                f"lines of the logs have waited for over {LATE:g} s: the server that holds"
+                " .monitor.json.run hangs, or shows why it cannot read them. End it, and another"
+                " takes over."
             )
 
     def _logs(self) -> list[Path]:
