@@ -429,6 +429,16 @@ def test_only_the_server_that_holds_the_monitor_resumes(tmp_path, policy, monkey
     holder.close()
 
 
+def test_an_audit_that_is_not_json_is_lost_and_seen(tmp_path, policy, monkeypatch):
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
+    monkeypatch.setattr(watcher, "_found", lambda _: {"loss": np.ones(3)})
+    watcher.audit(audited(), engine)
+    assert (watcher.made, watcher.failed) == (0, 1)
+    assert "an audit was lost" in watcher.fault
+    watcher.close()
+
+
 def test_a_log_that_was_deleted_is_a_fault(tmp_path, policy):
     engine = Adder(policy)
     watcher = watcher_of(engine, tmp_path)

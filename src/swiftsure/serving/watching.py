@@ -206,7 +206,7 @@ class Watcher:
         with self._lock:
             try:
                 self._append(content)
-            except OSError as error:
+            except Exception as error:  # whatever it is, the audit is lost
                 self.failed += 1
                 self._lost = f"an audit was lost: {error}"
                 self._report()
