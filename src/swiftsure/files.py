@@ -31,6 +31,7 @@ __all__ = [
     "LockedError",
     "NotJSONError",
     "atomic_write",
+    "is_open_at",
     "json_checksum",
     "locked",
     "max_unpacked",
@@ -184,7 +185,7 @@ def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
             ) from None
         except OSError:  # a file system without locks
             break
-        if folder or _is_open_at(handle, path):
+        if folder or is_open_at(handle, path):
             break
         os.close(handle)  # its last holder deleted it in between
     try:
@@ -200,7 +201,7 @@ class LockedError(ValueError):
     """Another process, or another caller in this one, holds a lock."""
 
 
-def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
+def is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
     """Return whether the path still leads to an open file."""
     try:
         return os.path.samestat(os.fstat(handle), Path(path).stat())

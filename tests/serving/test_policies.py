@@ -225,7 +225,8 @@ def test_a_policy_of_another_server_that_cannot_be_watched_here_is_refused(
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_installing_survives_kills(tmp_path, policy, safer, kills):
     context = multiprocessing.get_context("fork")
-    acknowledged = context.Value("i", 0)
+    # Without a lock, which a process that is killed would never give back.
+    acknowledged = context.Value("i", 0, lock=False)
 
     def work():
         store = PolicyStore(tmp_path)
@@ -326,6 +327,28 @@ def test_labels_feed_the_gap(tmp_path):
     # The full model says 0. Losses: r0 is 0 (gap 1), r1 is 1 (gap -1), r2 neither (0), r3 0 (1).
     assert (monitor.n, monitor.fault if hasattr(monitor, "fault") else None) == (10, None)
     assert monitor.mean == pytest.approx((1 - 1 + 0 + 1) / 10)
+
+
+def test_a_label_is_for_all_audits_of_its_id(tmp_path):
+    """A client that uses an id twice must not stop the monitor."""
+    engine, guard = Adder(policy_of("gap")), Guard(policy_of("gap"))
+    watcher = watch_in(tmp_path, labels=True)(guard.policy)
+    engine.wrong = 1.0
+    for name in ("same", "same", "other", "same"):
+        watcher.audit(audited(request=name), engine)
+    (log,) = watcher.folder.glob("audits-*.jsonl")
+    assert watcher.unlabelled() == ["same", "other"]
+    assert watcher.label({"same": 0, "other": 1}) == {"same": "added", "other": "added"}
+    assert watcher.label({"same": 0}) == {"same": "known"}
+    watcher.audit(audited(request="same"), engine)  # another one, after its label
+    assert watcher.unlabelled() == ["same"]
+    assert watcher.label({"same": 0}) == {"same": "added"}
+    watcher.close()
+    assert (watcher.monitor.n, watcher.fault) == (5, None)
+    assert watcher.monitor.mean == pytest.approx((4 - 1) / 5)
+    with log.open("a") as file:  # damaged
+        file.write('5\n{"served": 1}\n{"served": [1], "id": "a", "request": 5}\n')
+    assert watcher.unlabelled() == []
 
 
 def test_labels_are_refused_where_none_is_needed(tmp_path, policy):

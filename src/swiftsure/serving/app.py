@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure import checks
+from swiftsure.files import LockedError
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.policy import Policy
@@ -180,10 +181,11 @@ class _Service:
             mode=self.guard.mode,
             deliver=deliver,
         )
-        self.live.batcher = self.batcher
+        self.live.batcher, self.guard.pending = self.batcher, self.batcher.pending
         self.metrics = Metrics(self.batcher, self.guard, self.live.costs)
         try:
-            yield
+            async with self.guard.logging_stalls():
+                yield
         finally:
             await run_in_threadpool(self.batcher.close)
             await run_in_threadpool(self.guard.close)
@@ -395,7 +397,10 @@ class _Service:
     async def _resume(self, _request: Request) -> Response:
         if self.token is None:
             raise _RefusedError(403, "The server must have a token to be told to resume.")
-        found = await run_in_threadpool(self.guard.resume)
+        try:
+            found = await run_in_threadpool(self.guard.resume)
+        except (LockedError, OSError) as error:
+            raise _RefusedError(409, f"The alarm stays: {error}") from None
         self.batcher.mode = self.guard.mode
         return JSONResponse({"resumed": found, **self.live.health()})
 

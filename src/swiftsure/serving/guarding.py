@@ -6,19 +6,21 @@ An alarm is kept in the folder of the policy that it is about, so a server that 
 where it stood.
 """
 
+import asyncio
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from swiftsure.files import locked
 from swiftsure.policy import Policy
 from swiftsure.serving import watching
-from swiftsure.serving.batching import Audited, Mode
+from swiftsure.serving.batching import Audited, Mode, Pending
 from swiftsure.serving.engine import Engine
 from swiftsure.serving.watching import Watcher, policy_version, resume
 
@@ -97,6 +99,11 @@ class Guard:
         Where installed policies are kept; by default only in memory.
     file : path, optional
         A policy file that is watched: if its content changes, it is installed.
+
+    Attributes
+    ----------
+    pending : Pending
+        The audits that wait. A server sets it to its own, so that it is a fault if they hang.
     """
 
     def __init__(
@@ -116,6 +123,8 @@ class Guard:
         self._engine: Engine | None = None
         self._lock = threading.RLock()
         self._fault: str | None = None
+        self.pending = Pending()
+        self._ticked_at = time.monotonic()
         self._due_at = 0.0
         self._watchers: list[Watcher | None] = []  # one per policy of the ladder
         self.number, self._mode = 0, Mode(policy)
@@ -143,9 +152,43 @@ class Guard:
 
     @property
     def fault(self) -> str | None:
-        """Why the monitor or the watched file cannot be used; None if they can."""
+        """Why the monitor or the watched file cannot be used; None if they can.
+
+        It depends on the time, so that it is seen although all threads of the model hang.
+        """
         watcher = self.watcher
-        return self._fault or (None if watcher is None else watcher.fault)
+        return self._fault or (None if watcher is None else watcher.fault) or self._stall
+
+    @property
+    def _stall(self) -> str | None:
+        """What hangs; None if nothing does."""
+        if time.monotonic() - self._ticked_at > watching.LATE:
+            return f"the monitor has not run for over {watching.LATE:g} s: a worker or a disk hangs"
+        if self.pending.age() > watching.LATE:
+            return (
+                f"audits have waited for over {watching.LATE:g} s: a model or a worker hangs, or"
+                " the server is overloaded"
+            )
+        return None
+
+    @asynccontextmanager
+    async def logging_stalls(self) -> AsyncIterator[None]:
+        """Log what hangs, in the event loop, which goes on when all threads of the model hang."""
+
+        async def follow() -> None:
+            logged = None
+            while True:
+                stall = self._stall
+                if stall not in (None, logged):
+                    log.error("the monitor does not work: %s", stall)
+                logged = stall
+                await asyncio.sleep(watching.PAUSE)
+
+        following = asyncio.get_running_loop().create_task(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
 
     @property
     def alarm(self) -> str | None:
@@ -177,8 +220,13 @@ class Guard:
                 watcher.tick()
             self._choose()
             if time.monotonic() >= self._due_at:
-                self._follow()
                 self._due_at = time.monotonic() + watching.PAUSE
+                if any(watcher.moved for watcher in self._present):
+                    for watcher in self._present:
+                        watcher.close()
+                    self._renew()
+                self._follow()
+            self._ticked_at = time.monotonic()
         finally:
             self._lock.release()
 
@@ -198,6 +246,12 @@ class Guard:
         """Put the alarms aside and go back to the policy in force, with a new α.
 
         Returns whether there was an alarm.
+
+        Raises
+        ------
+        LockedError
+            If another server holds the monitor: nothing changes. Tell that server, and this one
+            follows.
         """
         with self._lock:
             alarmed = [each for each in self._present if each.fallback is not None]
@@ -205,8 +259,7 @@ class Guard:
                 watcher.close()
             for watcher in alarmed:
                 resume(watcher.policy, watcher.folder.parent)
-            self._watchers = []
-            self._stand(self.policy, self.number)
+            self._renew()
             if alarmed:
                 log.warning("resumed: the alarm was put aside")
             return bool(alarmed)
@@ -220,6 +273,15 @@ class Guard:
     @property
     def _present(self) -> list[Watcher]:
         return [each for each in self._watchers if each is not None]
+
+    def _renew(self) -> None:
+        """Watch the policy in force anew, since the folder before was put aside."""
+        before, self._watchers = self._watchers, [None] * len(self._watchers)
+        try:
+            self._stand(self.policy, self.number)
+        except BaseException:
+            self._watchers = before
+            raise
 
     def _stand(self, policy: Policy, number: int | None = None) -> None:
         """Serve a policy from now on, stored under a number, or under a new one.

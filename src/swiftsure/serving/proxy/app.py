@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -195,9 +195,11 @@ class _Proxy:
             self.metrics = Metrics(load, self.guard, self.bill)  # type: ignore[arg-type]
             audit = self.config.audit
             self.audits = Audits(self.upstreams, self.guard, engine, audit.rate, audit.most)
+            self.guard.pending = self.audits.pending
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
-            yield
+            async with nullcontext() if self.guard is None else self.guard.logging_stalls():
+                yield
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):

@@ -12,7 +12,7 @@ import numpy as np
 from swiftsure.cascade import Answer
 from swiftsure.cascade.answer_losses import AnswerLoss, answer_tables
 from swiftsure.losses import LOSSES, Loss
-from swiftsure.serving.batching import Audited, Mode
+from swiftsure.serving.batching import Audited, Mode, Pending
 from swiftsure.serving.engine import Answer as ServedAnswer
 from swiftsure.serving.engine import Comparison
 from swiftsure.serving.guarding import Guard
@@ -84,6 +84,13 @@ class Audits:
         Share of requests.
     most : int
         How many audits may be under way; more are dropped.
+
+    Attributes
+    ----------
+    dropped : int
+        How many audits were dropped.
+    pending : Pending
+        Audits of answers that were sent.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class Audits:
         self._guard, self._rate = guard, rate
         self._engine: Any = engine
         self.dropped = 0
+        self.pending = Pending()
         self._upstreams, self._most = upstreams, most
         self._chosen = 0
         self._random = random.SystemRandom()
@@ -121,6 +129,7 @@ class Audits:
         """
         if turn in self._waiting:  # not closed
             self._waiting.remove(turn)
+            self.pending.begin(turn)
             self._start(self._audit(turn, request, asked, found, self._guard.mode))
 
     async def look(self) -> None:
@@ -161,6 +170,7 @@ class Audits:
                 await loop.run_in_executor(self._writer, self._guard.audit, audited, self._engine)
         finally:
             turn.over.set_result(written)
+            self.pending.end(turn)
             self._chosen -= 1
 
     async def _last_answer(self, asked: Asked) -> Any:
