@@ -127,9 +127,7 @@ def serve(
         fallback,
         resume,
     )
-    app = create_app(
-        engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN) or None
-    )
+    app = create_app(engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN))
     address = f"http://{host}:{port}"
     if json:
         print_json(
@@ -162,7 +160,7 @@ def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> 
     if resume and policy is not None:
         aside = watching.resume(policy, config.audit.state)
         print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
-    app = create_proxy(config, token=os.environ.get(TOKEN) or None)
+    app = create_proxy(config, token=os.environ.get(TOKEN))
     address = f"http://{host}:{port}/v1"
     if json:
         print_json({"address": address, "sentence": None if policy is None else str(policy)})
@@ -184,7 +182,7 @@ def _drill(address: str) -> None:
     time.sleep(1.0)
     images = prepared(assets.sample_images(not assets.installed()).images).numpy()
     print_text("The drill begins: 300 images as they are, then noisy ones.")
-    found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
+    found = serving.drill(address, images, token=os.environ.get(TOKEN))
     if found.fallback_after is None:
         print_text(f"No alarm after {found.sent:,} images.")
     else:
