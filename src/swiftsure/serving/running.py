@@ -10,12 +10,21 @@ from typing import Any
 
 import uvicorn
 
+from swiftsure.serving.connections import Connection
+
 __all__ = ["run", "start"]
 
 
 def _config(app: Any, **settings: Any) -> uvicorn.Config:
     return uvicorn.Config(
-        app, log_level="warning", lifespan="on", access_log=False, proxy_headers=False, **settings
+        app,
+        log_level="warning",
+        lifespan="on",
+        access_log=False,
+        proxy_headers=False,
+        http=Connection,
+        ws="none",  # there is none here, and it would get round the limits of `Connection`
+        **settings,
     )
 
 
