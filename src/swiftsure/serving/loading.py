@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from swiftsure.serving.engine import Engine
-from swiftsure.serving.workers import WorkerEngine
+from swiftsure.serving.workers import Spare, WorkerEngine
 
 __all__ = ["demo_engine", "load_engine", "load_engines"]
 
@@ -39,7 +39,8 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
     folder : path, optional
         By default the network that comes with the library is served.
     workers : int
-        How many processes; each has an equal share of the cores as threads.
+        How many processes; each has an equal share of the cores as threads. One more is loaded to
+        replace one that dies.
     """
     if workers < 0:
         raise ValueError(f"`workers` must be at least 0, but got {workers}.")
@@ -50,7 +51,11 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
     if workers == 0:
         return [make()]
     with ThreadPoolExecutor(workers) as side_by_side:
-        return list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+        engines = list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+    spare = Spare(make, threads)  # it loads while the others answer
+    for engine in engines:
+        engine.spare = spare
+    return list(engines)
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:
