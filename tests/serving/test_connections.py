@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from urllib.parse import urlsplit
@@ -134,14 +135,39 @@ def test_a_client_that_reads_nothing_is_closed(monkeypatch):
 
 
 def test_a_slow_client_gets_its_whole_answer(monkeypatch):
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.7)
     with large_answer() as address, connected(address) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         found = 0
         while part := raw.recv(1 << 20):
             found += len(part)
-            time.sleep(0.02)
+            time.sleep(0.05)
         assert found > 30_000_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GET,
+        GET + b"\r\n",
+        (GET + b"\r\n") * 1000,
+        b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 22\r\n\r\n{",
+        b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 21\r\n\r\n{"inputs": [1, 2, 3]}',
+        b"POST /labels HTTP/1.1\r\nHost: x\r\nContent-Length: 22\r\n\r\n{",
+    ],
+)
+def test_aborted_connections_leave_nothing_in_the_log(capfd, request_):
+    engine = Adder(policy_of())
+    with start(create_app(engine)) as address:
+        engine.gate.clear()
+        with connected(address) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw.sendall(request_)
+            assert Client(address).get("/health")[0] == 200  # the server has seen the request
+        engine.gate.set()
+        assert Client(address).predict([1, 2, 3])[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

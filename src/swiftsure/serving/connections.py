@@ -36,6 +36,7 @@ class Connection(HttpToolsProtocol):
     _header = 0  # bytes of the request's line, headers and trailers that were parsed
     _unparsed = 0  # bytes since anything was parsed: of a header that does not end
     _reading_header = True
+    _unread = 0  # bytes that the client had not read when it was last looked at
     _stopping = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -55,7 +56,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed += len(data)
         super().data_received(data)
         if self.transport.is_closing():
-            self._close_in(STOPPING_SECONDS, unless="read")
+            self._wait_for_reader()
         elif max(self._header, self._unparsed) > MOST_HEADER:
             self._refuse(b"431 Request Header Fields Too Large")
         elif self._reading_header and "header" not in self._timers and not self._is_answering():
@@ -133,9 +134,10 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return not getattr(self.cycle, "response_complete", True)  # None before the first request
 
     def _wait_for_reader(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
         self._close_in(STOPPING_SECONDS if self._stopping else UNREAD_SECONDS, unless="read")
 
     def _close_in(self, seconds: float, *, unless: str) -> None:
@@ -148,9 +150,12 @@ class Connection(HttpToolsProtocol):
             timer.cancel()
 
     def _give_up(self, name: str) -> None:
-        """Close the connection without waiting for its client, unless it has read everything."""
-        if name == "header" or self._stopping or self.transport.get_write_buffer_size():
+        """Close the connection without waiting for its client, unless it reads."""
+        unread = self.transport.get_write_buffer_size()
+        if name == "header" or self._stopping or unread >= self._unread > 0:
             self.transport.abort()
+        elif unread:
+            self._wait_for_reader()
 
     def _refuse(self, status: bytes) -> None:
         if not self._is_answering():  # else it would be a part of that answer

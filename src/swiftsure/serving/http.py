@@ -117,7 +117,7 @@ async def read_body(headers: Headers, receive: Receive, most: int, seconds: floa
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise RefusedError(400, "The body was cut short.")
-                part = message.get("body", b"")
+                part: bytes = message.get("body", b"")
                 if len(found) + len(part) > most:
                     raise too_large
                 more = message.get("more_body", False)
