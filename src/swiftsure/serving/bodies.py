@@ -193,7 +193,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def _is_fixed(kind: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(kind) and kind.list_size > 0
+    return bool(pa.types.is_fixed_size_list(kind) and kind.list_size > 0)
 
 
 def _checked_batch(batch: pa.RecordBatch) -> pa.RecordBatch:

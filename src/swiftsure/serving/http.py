@@ -6,7 +6,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -33,6 +33,7 @@ TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 SHORT = 32 << 10
 """Bodies up to this size, in bytes, are parsed at once; a thread would take longer."""
 
+T = TypeVar("T")
 Headers = Mapping[bytes, bytes]
 
 
@@ -130,7 +131,7 @@ async def read_body(headers: Headers, receive: Receive, most: int, seconds: floa
         raise RefusedError(408, f"The body did not arrive within {seconds:g} s.") from None
 
 
-async def off_loop(body: bytes, function: Callable[[], Any]) -> Any:
+async def off_loop(body: bytes, function: Callable[[], T]) -> T:
     """Call a function that parses a body; in a thread, if other requests would wait for it."""
     return function() if len(body) <= SHORT else await run_in_threadpool(function)
 
