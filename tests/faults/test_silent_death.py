@@ -124,12 +124,17 @@ class Server:
             return {"status": "gone", "alarm": None, "fault": None, "policy": None}
 
     def shows(self):
-        """What `/health`, the log and the page all show: an alarm, a fault, or nothing."""
-        health = self.health()
-        found = health["alarm"] or health["fault"] or ""
-        if found and found in self.log:
-            with contextlib.suppress(*GONE):
-                return found if found in html.unescape(self.client.get("/")[1]) else ""
+        """What `/status`, the log and the page all show: an alarm, a fault, or nothing.
+
+        `/health` shows the same without folders.
+        """
+        with contextlib.suppress(*GONE):
+            status = self.client.get("/status")[1]
+            found = status["alarm"] or status["fault"] or ""
+            page = html.unescape(self.client.get("/")[1])
+            health = self.health()
+            if found in self.log and found in page and (health["alarm"] or health["fault"]):
+                return found
         return ""
 
     def signal(self, number):

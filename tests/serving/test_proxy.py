@@ -611,3 +611,25 @@ def test_numbers_that_json_lacks_are_refused_in_requests(number):
     body = b'{"model": "m", "messages": [{"role": "user"}], "temperature": %s}' % number.encode()
     with pytest.raises(ProxyError, match="must be JSON"):
         asked_of(body, "chat")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"{}", {"Content-Type": "text/plain"}, 415, None),
+        (b"{}", {"Origin": "http://evil.example"}, 403, "foreign_origin"),
+        (b'{"messages": [' + b"[0]," * 120_000 + b"0]}", {}, 413, None),
+        (b'{"messages": [' + b"0," * 600_000 + b"0]}", {}, 413, None),
+        (json.dumps({"model": "cascade", "messages": "[,{:" * 200_000}), {}, 400, None),
+    ],
+)
+def test_other_kinds_pages_of_other_sites_and_many_values_are_refused(
+    setup, body, headers, status, code
+):
+    found, content = Client(setup.address).send("POST", "/v1/chat/completions", body, **headers)
+    assert (found, content["error"]["code"]) == (status, code)
+
+
+def test_an_empty_token_is_refused(setup):
+    with pytest.raises(ValueError, match="must not be empty"):
+        create_proxy(ProxyConfig.load(setup.path), token="")

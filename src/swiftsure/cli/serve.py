@@ -138,9 +138,8 @@ def serve(
         engines = load_engines(folder, workers, made)
         watch = _watch(audit, epsilon, labels, alpha, state)
         guard = _guard(engines[0], watch, state, policy, fallback)
-        app = create_app(
-            engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN) or None
-        )
+        token = os.environ.get(TOKEN)
+        app = create_app(engines, limits, guard=guard, audit_rate=audit, token=token)
         with listen(host, port) as listening:
             resumed = resume and guard.resume()
             address = _address(listening)
@@ -219,7 +218,7 @@ def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool)
         if policy is None:
             raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
         aside = watching.resume(policy, config.audit.state)
-    app = create_proxy(config, token=os.environ.get(TOKEN) or None)
+    app = create_proxy(config, token=os.environ.get(TOKEN))
     address = f"{_address(listening)}/v1"
     sentence = None if policy is None else str(policy)
     if json:
@@ -243,7 +242,7 @@ def _drill(address: str, say: Callable[[str], None]) -> None:
 
     images = prepared(assets.sample_images(not assets.installed()).images).numpy()
     say("The drill begins: 300 images as they are, then noisy ones.")
-    found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
+    found = serving.drill(address, images, token=os.environ.get(TOKEN))
     if found.fallback_after is None:
         say(f"No alarm after {found.sent:,} images.")
     else:

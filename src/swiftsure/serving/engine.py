@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from swiftsure.policy import Policy
 
 __all__ = ["Answer", "Comparison", "Engine", "ExitCosts", "Inputs", "InvalidRequestError"]
@@ -97,8 +99,11 @@ class Inputs(Protocol):
             If the inputs have another shape or dtype, or are not finite.
         """
 
-    def samples(self, inputs: Any) -> list[Any] | None:
-        """Return the samples, not yet checked, in an array with a batch axis; None if it is one."""
+    def samples(self, inputs: Any) -> Sequence[Any] | NDArray[Any] | None:
+        """Return the samples, not yet checked, in an array with a batch axis; None if it is one.
+
+        An array is returned as it is: its rows are counted before they are taken apart.
+        """
 
 
 class Engine(Protocol):

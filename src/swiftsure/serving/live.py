@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ EVERY = 1.0
 """Seconds between events."""
 LONGEST = 60.0
 """Seconds after which a stream of events ends; the page then asks for another one."""
+FOLDERS = re.compile(r"""[^\s'"\\/]*(?:[\\/][^\\/'"\n]*)*[\\/]""")
+"""All of a path but the file's name; where a name holds spaces, also words between two paths."""
 UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
 
 
@@ -53,7 +56,7 @@ class LiveStatus:
         self._history.note(self.exits, self._evidence())
 
     def health(self) -> dict[str, Any]:
-        """Return whether the server answers, and how."""
+        """Return whether the server answers, and how, for anybody: without names of folders."""
         guard, batcher = self._guard, self.batcher
         alive = batcher is not None and batcher.alive
         return {
@@ -61,8 +64,8 @@ class LiveStatus:
             "policy": guard.version,
             "policy_number": guard.number,
             "queue": 0 if batcher is None else batcher.depth,
-            "alarm": guard.alarm,
-            "fault": guard.fault,
+            "alarm": _without_folders(guard.alarm),
+            "fault": _without_folders(guard.fault),
         }
 
     def status(self) -> dict[str, Any]:
@@ -74,6 +77,8 @@ class LiveStatus:
         unit = next(iter(shares), None)
         found: dict[str, Any] = {
             **self.health(),
+            "alarm": self._guard.alarm,
+            "fault": self._guard.fault,
             "sentence": str(self._guard.mode.policy),
             "exits": list(self.exits),
             "saved": saved,
@@ -141,6 +146,10 @@ class LiveStatus:
             return None
         evidence = max(monitor.evidence, 1e-300)
         return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
+
+
+def _without_folders(text: str | None) -> str | None:
+    return None if text is None else FOLDERS.sub("", text)
 
 
 def _headline(found: dict[str, Any]) -> tuple[str, str]:

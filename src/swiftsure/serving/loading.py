@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftsure.serving.engine import Engine
-from swiftsure.serving.workers import WorkerEngine
+from swiftsure.serving.workers import Spare, WorkerEngine
 
 __all__ = ["demo_engine", "load_engine", "load_engines"]
 
@@ -55,7 +55,8 @@ def load_engines(
     folder : path, optional
         By default the network that comes with the library is served.
     workers : int
-        How many processes; each has an equal share of the cores as threads.
+        How many processes; each has an equal share of the cores as threads. One more is loaded to
+        replace one that dies.
     network : callable, optional
         As for `load_engine`; of the top level of a module if there are workers.
     """
@@ -68,7 +69,11 @@ def load_engines(
     if workers == 0:
         return [make()]
     with ThreadPoolExecutor(workers) as side_by_side:
-        return list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+        engines = list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+    spare = Spare(make, threads)  # it loads while the others answer
+    for engine in engines:
+        engine.spare = spare
+    return list(engines)
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:

@@ -12,6 +12,8 @@ from typing import Any
 
 import uvicorn
 
+from swiftsure.serving.connections import Connection
+
 __all__ = ["listen", "log_to_stderr", "run", "start"]
 
 
@@ -69,7 +71,13 @@ def run(app: Any, listening: socket.socket) -> None:
 def _server(app: Any) -> uvicorn.Server:
     server = uvicorn.Server(
         uvicorn.Config(
-            app, log_level="warning", lifespan="on", access_log=False, proxy_headers=False
+            app,
+            log_level="warning",
+            lifespan="on",
+            access_log=False,
+            proxy_headers=False,
+            http=Connection,
+            ws="none",  # there is none here, and it would get round the limits of `Connection`
         )
     )
     if hasattr(app, "state"):

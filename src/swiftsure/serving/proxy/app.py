@@ -1,7 +1,6 @@
 """The web application of the proxy: /v1/chat/completions, /v1/completions, /v1/models."""
 
 import asyncio
-import hmac
 import json
 import logging
 import time
@@ -21,6 +20,7 @@ from swiftsure.monitor import request_ids
 from swiftsure.policy import Policy
 from swiftsure.serving.batching import Mode
 from swiftsure.serving.guarding import Guard
+from swiftsure.serving.http import Access, RefusedError, check_json, off_loop, read_body
 from swiftsure.serving.live import LiveStatus
 from swiftsure.serving.metrics import Metrics
 from swiftsure.serving.proxy.asking import Found, Upstreams, added, client_error
@@ -154,6 +154,7 @@ class _Proxy:
 
     def __init__(self, config: ProxyConfig, token: str | None) -> None:
         self.config, self.token = config, token
+        self._access = Access(token)
         policy = config.load_policy()
         cascade = config.cascade()
         self.upstreams = Upstreams(cascade.run(policy))
@@ -223,14 +224,15 @@ class _Proxy:
         began = time.perf_counter()
         (name,) = request_ids(1)
         try:
-            self._authorise(dict(scope["headers"]).get(b"authorization", b""))
+            self._check(scope)
             if self.under_way >= self.config.limits.max_requests:
                 text = "The proxy is busy. Try again later."
                 raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
             self.under_way += 1
             try:
                 async with asyncio.timeout(self.config.limits.timeout):
-                    asked = asked_of(await self._body(receive), kind)
+                    body = await self._body(scope, receive)
+                    asked = await off_loop(body, lambda: asked_of(body, kind))
                     response, exit_, full = await self._answer(name, asked)
             finally:
                 self.under_way -= 1
@@ -390,26 +392,20 @@ class _Proxy:
             headers["x-swiftsure-cost"] = ", ".join(bill)
         return headers
 
-    async def _body(self, receive: Receive) -> bytes:
-        parts, size, most = [], 0, self.config.limits.max_body
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ProxyError(400, "The body was cut short.")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > most:
-                raise ProxyError(413, f"The body must have at most {most:,} bytes.")
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        headers, limits = dict(scope["headers"]), self.config.limits
+        try:
+            check_json(headers)
+            return await read_body(headers, receive, limits.max_body, limits.timeout)
+        except RefusedError as error:
+            raise ProxyError(error.status, str(error)) from None
 
-    def _authorise(self, given: bytes) -> None:
-        if self.token is None:
-            return
-        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-            text = "The API key is wrong or missing."
-            raise ProxyError(401, text, code="invalid_api_key")
+    def _check(self, scope: Scope) -> None:
+        try:
+            self._access.check(dict(scope["headers"]), changes=scope["method"] == "POST")
+        except RefusedError as error:
+            code = "invalid_api_key" if error.status == 401 else "foreign_origin"
+            raise ProxyError(error.status, str(error), code=code) from None
 
     async def models(self, request: Request) -> Response:
         """Return the names that clients may ask for."""
@@ -472,7 +468,7 @@ class _Proxy:
 
     def _refused(self, request: Request) -> Response | None:
         try:
-            self._authorise(request.headers.get("authorization", "").encode("latin-1"))
+            self._check(request.scope)
         except ProxyError as error:
             return JSONResponse(error.content(), error.status)
         return None

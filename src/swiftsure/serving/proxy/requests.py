@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from swiftsure.serving.http import RefusedError, read_json
+
 __all__ = ["Asked", "ProxyError", "asked_of", "same_json", "uncovered"]
 
 Kind = Literal["chat", "completions"]
@@ -85,9 +87,9 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
         If it is not a request of this kind.
     """
     try:
-        content = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise ProxyError(400, f"The body must be JSON: {str(error)[:200]}.") from None
+        content = read_json(body, _decoded)
+    except RefusedError as error:
+        raise ProxyError(413 if error.status == 413 else 400, str(error)) from None
     if not isinstance(content, dict):
         raise ProxyError(400, "The body must be a JSON object.")
     model = content.get("model")
@@ -130,6 +132,10 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _decoded(body: bytes) -> Any:
+    return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
 
 
 def _are_messages(value: Any) -> bool:
