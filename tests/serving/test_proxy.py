@@ -524,6 +524,17 @@ def test_bad_configurations(tmp_path, text, match):
         ProxyConfig.load(path)
 
 
+def test_a_key_in_place_of_its_name_is_not_repeated(tmp_path):
+    path = tmp_path / "cascade.toml"
+    model = "[[models]]\nbase_url = 'http://x'\nmodel = 'a'\nkey = 'sk-very-secret'\n"
+    path.write_text(model * 2)
+    with pytest.raises(ValueError, match="name of an environment variable") as error:
+        ProxyConfig.load(path)
+    with pytest.raises(ValueError, match="name of an environment variable") as own:
+        ProxyConfig(models=[{"base_url": "http://x", "model": "a", "key": "sk-very-secret"}] * 2)
+    assert "sk-" not in str(error.value) + str(own.value)
+
+
 def test_a_key_or_policy_that_is_missing_is_refused_at_the_start(setup, tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text(setup.path.read_text())

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure.cascade import Cascade, Endpoint
+from swiftsure.cascade.endpoints import check_key
 from swiftsure.files import validation_message
 from swiftsure.policy import Policy
 from swiftsure.serving.proxy.requests import same_json
@@ -17,7 +18,8 @@ __all__ = ["AuditConfig", "LimitConfig", "ProxyConfig", "UpstreamConfig"]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Without the input in errors: it may be an API key.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class UpstreamConfig(_Table):
@@ -26,7 +28,7 @@ class UpstreamConfig(_Table):
     base_url: str
     model: str
     name: str = ""
-    key: str | None = None
+    key: Annotated[str | None, AfterValidator(check_key)] = Field(default=None, repr=False)
     per_million: tuple[float, ...] | None = None
     unit: str = "usd"
     kind: Literal["chat", "completions"] = "chat"
@@ -113,9 +115,8 @@ class ProxyConfig(_Table):
 
     def endpoints(self) -> list[Endpoint]:
         """Return the models, each with a connection for every request."""
-        return [
-            Endpoint(**dict(each), connections=self.limits.max_requests) for each in self.models
-        ]
+        connections = self.limits.max_requests + self.audit.most
+        return [Endpoint(**dict(each), connections=connections) for each in self.models]
 
     def cascade(self) -> Cascade:
         """Return the cascade, to collect a record with and to calibrate.
