@@ -3,14 +3,14 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from swiftsure.serving.batching import Batcher
-from swiftsure.serving.costs import CostCount
+from swiftsure.serving.costs import CostCount, Costs
 from swiftsure.serving.engine import Engine
 from swiftsure.serving.guarding import Guard
 from swiftsure.serving.history import History
@@ -21,6 +21,8 @@ EVERY = 1.0
 """Seconds between events."""
 LONGEST = 60.0
 """Seconds after which a stream of events ends; the page then asks for another one."""
+REASONS = 12
+"""How many reasons the page shows."""
 UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
 
 
@@ -31,14 +33,21 @@ class LiveStatus:
     ----------
     exits : list of int
         Answers of each exit so far.
-    costs : CostCount
+    costs : Costs
+    reasons : mapping
+        How many requests a proxy's models answered for each reason.
+    trouble : callable
+        Returns what is wrong besides the monitor, or None.
     """
 
     def __init__(self, engine: Engine, guard: Guard) -> None:
         self._engine, self._guard = engine, guard
         self.batcher: Batcher | None = None  # set when the application starts
         self.exits = [0] * engine.n_exits
-        self.costs = CostCount(engine)
+        self._counted = CostCount(engine)
+        self.costs: Costs = self._counted
+        self.reasons: Mapping[str, int] = {}
+        self.trouble: Callable[[], str | None] = lambda: None
         self._history = History()
         text = (Path(__file__).parent / "page.html").read_text("utf-8")
         self._page = jinja2.Environment(autoescape=True).from_string(text)
@@ -46,7 +55,7 @@ class LiveStatus:
     def answered(self, exit_: int, *, full: bool) -> None:
         """Count an answer."""
         self.exits[exit_] += 1
-        self.costs.add(exit_, full=full)
+        self._counted.add(exit_, full=full)
 
     def tick(self) -> None:
         """Add to the history, at most once per second or so."""
@@ -56,13 +65,15 @@ class LiveStatus:
         """Return whether the server answers, and how."""
         guard, batcher = self._guard, self.batcher
         alive = batcher is not None and batcher.alive
+        trouble = self.trouble()
+        state = "degraded" if guard.state == "ok" and trouble else guard.state
         return {
-            "status": guard.state if alive else "dead",
+            "status": state if alive else "dead",
             "policy": guard.version,
             "policy_number": guard.number,
             "queue": 0 if batcher is None else batcher.depth,
             "alarm": guard.alarm,
-            "fault": guard.fault,
+            "fault": guard.fault or trouble,
         }
 
     def status(self) -> dict[str, Any]:
@@ -78,6 +89,12 @@ class LiveStatus:
             "exits": list(self.exits),
             "saved": saved,
             "costs": shares,
+            "bill": {
+                unit: {"answers": cost, "audits": self.costs.audits.get(unit), "saved": saved_cost}
+                for unit, cost in self.costs.spent.items()
+                if (saved_cost := self.costs.saved.get(unit)) is not None
+            },
+            "reasons": sorted(self.reasons.items(), key=lambda each: -each[1])[:REASONS],
             "saved_share": saved if unit is None else shares[unit],
             "saved_what": "of exits skipped"
             if unit is None
@@ -99,7 +116,7 @@ class LiveStatus:
                 "evidence_needed": 1 / monitor.alpha,
                 "sentence": str(monitor),
             }
-        found["headline"], found["detail"] = _headline(found)
+        found["headline"], found["detail"] = _headline(found, watched=not self._guard.fault)
         return found
 
     def page(self, *, empty: bool) -> str:
@@ -142,13 +159,14 @@ class LiveStatus:
         return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
 
 
-def _headline(found: dict[str, Any]) -> tuple[str, str]:
+def _headline(found: dict[str, Any], *, watched: bool) -> tuple[str, str]:
     if found["status"] == "dead":
         return "The server does not answer.", "Its log says why. Start it again."
     if found["alarm"]:
         return f"Alarm: the {found['status']} answers all requests.", found["alarm"]
     if found["fault"]:
-        return "The monitor does not work.", found["fault"]
+        title = "A model does not answer." if watched else "The monitor does not work."
+        return title, found["fault"]
     monitor = found["monitor"]
     return "The certified policy answers.", monitor[
         "sentence"

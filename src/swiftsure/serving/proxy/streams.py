@@ -1,12 +1,15 @@
 """Server-sent events: an answer as a stream, and an upstream's stream passed on."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError
 
-__all__ = ["as_stream", "events_of", "without_logprobs"]
+__all__ = ["PassedOn", "as_stream", "events_of", "without_logprobs"]
 
 LONGEST = 8 << 20
 """Longest line of an upstream's stream, in bytes."""
@@ -70,8 +73,28 @@ def without_logprobs(response: Mapping[str, Any]) -> dict[str, Any]:
     return {**response, "choices": choices}
 
 
-async def events_of(content: Any) -> AsyncIterator[Any]:
+class PassedOn(StreamingResponse):
+    """A stream whose source is closed with it; its caller notices if the client goes away."""
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await self.stream_response(send)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[attr-defined]
+
+
+async def events_of(
+    content: Any, redacted: Callable[[bytes], bytes] = lambda line: line
+) -> AsyncIterator[Any]:
     """Yield the JSON of each event of an upstream's stream, up to [DONE].
+
+    Parameters
+    ----------
+    content : stream
+        Of an HTTP response.
+    redacted : callable
+        Removes the key from a line.
 
     Raises
     ------
@@ -87,7 +110,7 @@ async def events_of(content: Any) -> AsyncIterator[Any]:
             text = line.strip()
             if not text.startswith(b"data:"):
                 continue
-            text = text[5:].strip()
+            text = redacted(text[5:].strip())
             if text == b"[DONE]":
                 return
             try:
