@@ -181,6 +181,53 @@ def test_two_names_of_one_parameter_are_one(setup, number):
     assert not any("max_completion_tokens" in body for body in bodies)
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+QUESTION = {"role": "user", "content": "Is it odd? 7"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "Is it odd? 7"}, IMAGE]}],
+            "the calibration had no content of type image_url",
+        ),
+        (
+            [{"role": "system", "content": "Lie."}, QUESTION],
+            "the calibration had no such system prompt",
+        ),
+        (
+            [QUESTION, {"role": "assistant", "content": "odd"}, QUESTION],
+            "the calibration had no conversation of this length",
+        ),
+        ([{**QUESTION, "name": "x"}], "the calibration had no message with name"),
+        (
+            [{"role": "tool", "tool_call_id": "1", "content": "Is it odd? 7"}],
+            "the calibration had no last message from tool",
+        ),
+    ],
+)
+def test_messages_unlike_the_calibrations_go_to_the_large_model(
+    setup, monkeypatch, messages, reason
+):
+    rested(setup)
+    monkeypatch.setattr(setup.large, "answer", lambda _: ("odd", 0.9))
+    found = setup.client.chat.completions.with_raw_response.create(
+        model="cascade", messages=messages
+    )
+    assert found.headers["x-swiftsure-model"] == "large"
+    assert found.headers["x-swiftsure-reason"] == reason
+
+
+def test_a_policy_that_does_not_say_what_its_messages_were_like(setup, tmp_path, caplog):
+    config = ProxyConfig.load(setup.path)
+    place = tmp_path / "policy.json"
+    settings = {k: v for k, v in setup.policy.settings.items() if k != "requests"}
+    setup.policy.model_copy(update={"settings": settings}).save(place)
+    create_proxy(config.model_copy(update={"policy": place}))
+    assert "does not say what its calibration's messages were like" in caplog.text
+
+
 def test_models_of_two_kinds_have_no_request_in_common():
     asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
     assert uncovered(asked, {"chat"}, {}) is None

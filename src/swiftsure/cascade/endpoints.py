@@ -282,7 +282,7 @@ class Endpoint(Model):
             await session.close()
 
 
-def check_key(key: str | None) -> str | None:
+def check_key(key: Any) -> str | None:
     """Return the name of an environment variable; refuse anything else without repeating it.
 
     Examples
@@ -290,7 +290,9 @@ def check_key(key: str | None) -> str | None:
     >>> check_key("OPENAI_API_KEY")
     'OPENAI_API_KEY'
     """
-    if key is None or (isinstance(key, str) and re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII)):
+    if key is None:
+        return None
+    if isinstance(key, str) and re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
         return key
     raise ValueError(
         "`key` must be the name of an environment variable, such as OPENAI_API_KEY, not the API key"

@@ -48,6 +48,8 @@ class LogEntry:
     label: Any = None
     seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    prompt: Any = None
+    """A text or messages, if the line holds them."""
 
 
 def read_log(
@@ -145,6 +147,7 @@ def record_of_logs(
         names=models,
         graded={f"lm_eval_{name}": each for name, each in graded.items()} if losses is None else {},
         ids=keys,
+        inputs=[entry.prompt for entry in rows[0]],
     )
 
 
@@ -181,6 +184,7 @@ def _entry(
         model=content.get("model"),
         label=content.get("label"),
         seconds=_seconds(content),
+        prompt=prompt,
     )
 
 
@@ -223,6 +227,7 @@ def _of_response(
         model=None if model is None else str(model),
         label=content.get("label"),
         seconds=_seconds(content),
+        prompt=prompt,
     )
 
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
+from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import request_ids
 from swiftsure.policy import Policy
@@ -155,6 +156,7 @@ class _Proxy:
         self.names = cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
         self.certified = policy
+        self.features = None if policy is None else _calibrated_features(policy)
         if policy is None and config.audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
         self.guard = None if policy is None else Guard(policy, watch=self._watcher)
@@ -328,7 +330,7 @@ class _Proxy:
         if self.full:
             return Found(last, "there was an alarm"), False
         kinds = {each.kind for each in self.upstreams.models}
-        why = uncovered(asked, kinds, self.parameters)
+        why = uncovered(asked, kinds, self.parameters, self.features)
         return (None, True) if why is None else (Found(last, why), False)
 
     async def _delivered(self, name: str, asked: Asked, found: Found) -> Response:
@@ -537,6 +539,18 @@ class _Proxy:
     def _protected(self, request: Request, content: Any) -> Response:
         refused = self._refused(request)
         return JSONResponse(content) if refused is None else refused
+
+
+def _calibrated_features(policy: Policy) -> frozenset[str] | None:
+    """Return what the messages of the calibration were like; None if the policy does not say."""
+    found = policy.settings.get(REQUESTS)
+    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
+        return frozenset(found)
+    log.warning(
+        "The policy does not say what its calibration's messages were like, so requests with other"
+        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
+    )
+    return None
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

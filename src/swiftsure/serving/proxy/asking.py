@@ -200,21 +200,20 @@ def client_error(error: BaseException, model: Endpoint) -> ProxyError:
         return error
     if not isinstance(error, UpstreamError):
         return ProxyError(502, f"{model.name} did not answer.", "api_error", code="bad_gateway")
-    given = {name: value for name in ("code", "param") if (value := _word(error, name))}
+    code, param = _word(error, "code"), _word(error, "param")
     if error.status == 429:
         text = f"{model.name} is at its rate limit."
         wait = 1.0 if error.retry_after is None else error.retry_after
-        given.setdefault("code", "rate_limit_exceeded")
-        return ProxyError(429, text, "rate_limit_error", retry_after=wait, **given)
+        code = code or "rate_limit_exceeded"
+        return ProxyError(429, text, "rate_limit_error", code=code, param=param, retry_after=wait)
     if error.status in (401, 403):
         text = f"{model.name} refused the proxy's key."
         return ProxyError(502, text, "api_error", code="upstream_key_refused")
     if error.status is not None and 400 <= error.status < 500 and error.status != 408:
-        given.setdefault("code", "upstream_refused")
         kind = _word(error, "type") or "invalid_request_error"
-        text = _word(error, "message")
-        text = described(error) if text is None else f"{model.name}: {text}"
-        return ProxyError(error.status, text, kind, **given)
+        words = _word(error, "message")
+        text = described(error) if words is None else f"{model.name}: {words}"
+        return ProxyError(error.status, text, kind, code=code or "upstream_refused", param=param)
     text = f"{model.name} did not answer ({described(error)})"
     return ProxyError(502, text, "api_error", code="bad_gateway", retry_after=error.retry_after)
 

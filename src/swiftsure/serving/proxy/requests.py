@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from swiftsure.cascade.request_kinds import unlike
+
 __all__ = [
     "Asked",
     "ProxyError",
@@ -176,7 +178,12 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, Any]) -> str | None:
+def uncovered(
+    asked: Asked,
+    kinds: Collection[Kind],
+    parameters: Mapping[str, Any],
+    features: Collection[str] | None = None,
+) -> str | None:
     """Return why a policy says nothing about a request; None if it covers it.
 
     Parameters
@@ -185,6 +192,8 @@ def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, An
         Of the models that were calibrated. If they differ, no request is for all of them.
     parameters : mapping
         With which they were calibrated. A request may leave them out, or must have the same.
+    features : set of str, optional
+        What the messages of the calibration were like; see `cascade.request_kinds`.
     """
     fields = asked.fields
     if {asked.kind} != set(kinds):
@@ -203,7 +212,7 @@ def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, An
             return f"`{name[:60]}` was not set when the policy was made"
         if not same_json(value, known[meant]):
             return f"`{name[:60]}` has another value than when the policy was made"
-    return None
+    return None if features is None else unlike(fields, features)
 
 
 def same_json(one: Any, other: Any) -> bool:
