@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import numpy as np
 import openai
 import pytest
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serving.builders import Client, Closed, at_once
 from serving.test_watching import wait_until
@@ -431,6 +431,18 @@ def test_errors_of_the_large_model_keep_their_code_and_parameter(setup, monkeypa
         assert error.code == "context_length_exceeded"
         assert error.param == "messages"
         assert error.body["message"] == "large: too long"
+
+
+def test_errors_of_the_large_model_may_hold_anything(setup, monkeypatch):
+    odd = b'{"error": {"message": "\\ud800", "code": 3, "type": [], "param": {}}}'
+
+    async def refuse(_upstream, _body):
+        return Response(odd, 400)
+
+    monkeypatch.setitem(setup.large.faults, "ODD", refuse)
+    given = {"model": "large", "messages": [{"role": "user", "content": "ODD 7"}]}
+    _, error = outcome(setup, given, stream=False)
+    assert (error.status_code, error.code, error.param) == (400, "upstream_refused", None)
 
 
 def test_other_paths_answer_in_the_form_that_clients_know(setup):

@@ -221,4 +221,6 @@ def client_error(error: BaseException, model: Endpoint) -> ProxyError:
 def _word(error: UpstreamError, name: str) -> str | None:
     """Return a text of the upstream's own error, such as its code; None if it has none."""
     value = error.error.get(name)
-    return value[:1000] if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    return value[:1000].encode("utf-8", "replace").decode()  # JSON can hold halves of characters
