@@ -40,8 +40,8 @@ class Endpoint(Model):
         Such as "https://api.openai.com/v1" or "http://localhost:8000/v1".
     model : str
     key : str, optional
-        Name of the environment variable that holds the API key; it is read at each request and
-        stored nowhere. None sends no key.
+        Name of the environment variable that holds the API key, and not the key; it is read at each
+        request and stored nowhere. None sends no key.
     per_million : (input, output) or (input, output, cached input), optional
         Prices of a million tokens, as providers list them.
     unit : str

@@ -169,10 +169,11 @@ def _joined_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = settings
     found: dict[str, Any] = {}
     for name, value in first.items():
-        rest = [each.get(name) for each in others]
-        if isinstance(value, list) and all(isinstance(each, list) for each in rest):
-            found[name] = list(dict.fromkeys(item for each in (value, *rest) for item in each))
-        elif all(each == value for each in rest):
+        all_values = [value, *(each.get(name) for each in others)]
+        lists = [each for each in all_values if isinstance(each, list)]
+        if len(lists) == len(settings):
+            found[name] = list(dict.fromkeys(item for each in lists for item in each))
+        elif all(each == value for each in all_values):
             found[name] = value
     return found
 

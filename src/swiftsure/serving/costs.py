@@ -17,7 +17,7 @@ class Costs(Protocol):
 
     @property
     def audits(self) -> Mapping[str, float]:
-        """On audits; empty where they are not counted."""
+        """On audits; 0 where they run in idle moments, which is not counted."""
 
     @property
     def saved(self) -> Mapping[str, float]:
@@ -35,7 +35,7 @@ class CostCount:
         self._costs: dict[str, ExitCosts] = dict(getattr(engine, "costs", {}))
         self.spent = dict.fromkeys(self._costs, 0.0)
         self.saved = dict.fromkeys(self._costs, 0.0)
-        self.audits: dict[str, float] = {}  # audits run in idle moments, and are not counted
+        self.audits = dict.fromkeys(self._costs, 0.0)  # in idle moments, and not counted
 
     def add(self, exit_: int, *, full: bool) -> None:
         """Count an answer; one of the full model costs what the full model alone costs."""

@@ -90,9 +90,12 @@ class LiveStatus:
             "saved": saved,
             "costs": shares,
             "bill": {
-                unit: {"answers": cost, "audits": self.costs.audits.get(unit), "saved": saved_cost}
-                for unit, cost in self.costs.spent.items()
-                if (saved_cost := self.costs.saved.get(unit)) is not None
+                unit: {
+                    "answers": self.costs.spent.get(unit, 0.0),
+                    "audits": self.costs.audits.get(unit, 0.0),
+                    "saved": saved_cost,
+                }
+                for unit, saved_cost in self.costs.saved.items()
             },
             "reasons": sorted(self.reasons.items(), key=lambda each: -each[1])[:REASONS],
             "saved_share": saved if unit is None else shares[unit],

@@ -107,7 +107,9 @@ def _cost_families(costs: Costs) -> Iterator[Family]:
         " each exit and the full model when the server started, one request at a time.",
         labels=["unit"],
     )
-    audits = GaugeMetricFamily("swiftsure_cost_audits", "Cost of audits.", labels=["unit"])
+    audits = GaugeMetricFamily(
+        "swiftsure_cost_audits", "Cost of audits; 0 where it is not counted.", labels=["unit"]
+    )
     for family, by_unit in ((spent, costs.spent), (saved, costs.saved), (audits, costs.audits)):
         for unit, value in by_unit.items():
             family.add_metric([unit], value)
