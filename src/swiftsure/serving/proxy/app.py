@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.request_kinds import REQUESTS
@@ -226,13 +226,7 @@ class _Proxy:
         (name,) = request_ids(1)
         limits = self.config.limits
 
-        async def patient(message: Message) -> None:
-            try:
-                async with asyncio.timeout(limits.timeout):
-                    await send(message)
-            except TimeoutError:
-                raise GoneError from None  # the client does not read
-
+        response: Response | None = None
         try:
             try:
                 self._authorise(dict(scope["headers"]).get(b"authorization", b""))
@@ -240,16 +234,16 @@ class _Proxy:
                     text = "The proxy is busy. Try again later."
                     raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
             except ProxyError as error:
-                await self._counted(_refusal(error, name))(scope, receive, patient)
+                await self._counted(_refusal(error, name))(scope, receive, send)
                 return
             self.under_way += 1
             try:
                 async with self._connected_answer(name, receive, kind) as response:
-                    await self._counted(response)(scope, receive, patient)
+                    await self._counted(response)(scope, receive, send)
             finally:
                 self.under_way -= 1
         except GoneError:
-            if self.metrics is not None:
+            if self.metrics is not None and response is None:
                 self.metrics.count(CLIENT_GONE)
 
     @asynccontextmanager
@@ -415,7 +409,7 @@ class _Proxy:
                     await opened.__aexit__(None, None, None)
 
         headers = self._headers(name, found, found.cost)
-        return PassedOn(relayed(), media_type="text/event-stream", headers=headers)
+        return PassedOn(relayed(), headers, self.config.limits.timeout)
 
     def _price(self, response: Mapping[str, Any]) -> dict[str, float]:
         """Return what a response of the last model cost; nothing if it does not say."""

@@ -1,13 +1,15 @@
 """Server-sent events: an answer as a stream, and an upstream's stream passed on."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError
+from swiftsure.serving.proxy.connections import GoneError
 
 __all__ = ["PassedOn", "as_stream", "events_of", "without_logprobs"]
 
@@ -74,12 +76,40 @@ def without_logprobs(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PassedOn(StreamingResponse):
-    """A stream whose source is closed with it; its caller notices if the client goes away."""
+    """A stream that closes its source in the end; its caller notices if the client goes away.
+
+    Parameters
+    ----------
+    parts : asynchronous generator of bytes
+    headers : mapping
+    seconds : float
+        How long the client may take to read a part.
+    """
+
+    def __init__(
+        self, parts: AsyncIterator[bytes], headers: Mapping[str, str], seconds: float
+    ) -> None:
+        super().__init__(parts, media_type="text/event-stream", headers=headers)
+        self.seconds = seconds
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the stream."""
+        """Send the stream.
+
+        Raises
+        ------
+        GoneError
+            If the client does not read.
+        """
+
+        async def patient(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self.seconds):
+                    await send(message)
+            except TimeoutError:
+                raise GoneError from None
+
         try:
-            await self.stream_response(send)
+            await self.stream_response(patient)
         finally:
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
 
