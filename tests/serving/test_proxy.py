@@ -811,26 +811,27 @@ class Written:
         pass
 
 
-def test_a_client_that_does_not_read_its_stream_is_given_up():
+@pytest.mark.parametrize("kind", ["http.response.start", "http.response.body"])
+def test_a_client_that_does_not_read_its_stream_is_given_up(kind):
     closed = []
 
     async def parts():
-        try:
-            while True:
-                yield b"x"
-        finally:
-            closed.append(True)
+        while True:
+            yield b"x"
 
-    async def never(message):
-        if message.get("body"):
+    async def close():
+        closed.append(True)
+
+    async def send(message):
+        if message["type"] == kind:
             await asyncio.Event().wait()
 
     async def run():
-        await PassedOn(parts(), {}, 0.01)({"type": "http"}, None, never)
+        await PassedOn(parts(), close, {}, 0.01)({"type": "http"}, None, send)
 
     with pytest.raises(GoneError):
         asyncio.run(run())
-    assert closed
+    assert closed == [True]
 
 
 class BusyUpstreams(SlowUpstreams):

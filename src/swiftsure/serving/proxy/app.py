@@ -262,14 +262,14 @@ class _Proxy:
             yield await self._response(name, body, kind, until)
 
     async def _response(self, name: str, body: bytes, kind: Kind, until: float) -> Response:
-        began = time.perf_counter()
         try:
             async with asyncio.timeout_at(until):
                 response, exit_, full = await self._answer(name, asked_of(body, kind))
         except Exception as error:
             return self._failure(error, name)
         if self.metrics is not None and self.live is not None:
-            self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
+            left = until - asyncio.get_running_loop().time()
+            self.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
             self.live.exits[exit_] += 1
         return response
 
@@ -352,9 +352,11 @@ class _Proxy:
             if asked.stream:
                 return await self._passed_on(name, asked, found)
             response, content = await self.upstreams.ask_large(asked, logprobs=False)
-        except (UpstreamError, ValueError) as error:
-            self.bill.answer(found.cost, {})
-            raise client_error(error, large) from None
+        except BaseException as error:
+            self.bill.answer(found.cost, {})  # of the models before, which answered
+            if isinstance(error, UpstreamError | ValueError):
+                raise client_error(error, large) from None
+            raise
         own = self._price(response)
         total = added(found.cost, own)
         self.bill.answer(total, own)
@@ -386,8 +388,10 @@ class _Proxy:
             raise
         health.answered()
 
+        own: dict[str, float] = {}
+
         async def relayed() -> AsyncIterator[bytes]:
-            own: dict[str, float] = {}
+            nonlocal own
             try:
                 each: Any = first
                 while True:
@@ -402,14 +406,15 @@ class _Proxy:
             except Exception as error:
                 # The client has a part of the answer already: tell it that the rest is missing.
                 yield event(client_error(error, large).content())
-            finally:
-                self.bill.answer(added(found.cost, own), own)
-                await events.aclose()  # type: ignore[attr-defined]
-                with suppress(Exception):
-                    await opened.__aexit__(None, None, None)
+
+        async def close() -> None:
+            self.bill.answer(added(found.cost, own), own)
+            await events.aclose()  # type: ignore[attr-defined]
+            with suppress(Exception):
+                await opened.__aexit__(None, None, None)
 
         headers = self._headers(name, found, found.cost)
-        return PassedOn(relayed(), headers, self.config.limits.timeout)
+        return PassedOn(relayed(), close, headers, self.config.limits.timeout)
 
     def _price(self, response: Mapping[str, Any]) -> dict[str, float]:
         """Return what a response of the last model cost; nothing if it does not say."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -81,16 +81,22 @@ class PassedOn(StreamingResponse):
     Parameters
     ----------
     parts : asynchronous generator of bytes
+    close : callable
+        Awaited in the end, also if no part was sent.
     headers : mapping
     seconds : float
         How long the client may take to read a part.
     """
 
     def __init__(
-        self, parts: AsyncIterator[bytes], headers: Mapping[str, str], seconds: float
+        self,
+        parts: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        headers: Mapping[str, str],
+        seconds: float,
     ) -> None:
         super().__init__(parts, media_type="text/event-stream", headers=headers)
-        self.seconds = seconds
+        self.close, self.seconds = close, seconds
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the stream.
@@ -112,6 +118,7 @@ class PassedOn(StreamingResponse):
             await self.stream_response(patient)
         finally:
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
+            await self.close()
 
 
 async def events_of(
