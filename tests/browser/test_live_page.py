@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +19,7 @@ const text = (id) => document.getElementById(id).textContent;
 return {
   state: document.getElementById("state").dataset.state, headline: text("headline"),
   requests: text("requests"), saved: text("saved") + " " + text("saved-what"),
+  bill: text("bill"), reasons: text("reasons"),
   audits: text("audits"), promise: text("promise"),
   rows: document.querySelectorAll("#recent tr").length,
   first: document.querySelector("#recent td")?.textContent,
@@ -106,3 +108,23 @@ def test_the_page_says_when_the_server_is_gone(browser):
         browser.visit(address)
         wait_for(browser, lambda found: found["state"] == "ok")
     wait_for(browser, lambda found: found["state"] == "unreachable")
+
+
+def test_the_page_of_a_proxy_shows_reasons_and_the_bill(browser, tmp_path):
+    if any(find_spec(name) is None for name in ("aiohttp", "openai")):
+        pytest.skip("the proxy needs the extra `api`")
+    from serving.test_proxy import Setup
+
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served", rate=1.0)
+        for k in range(3):
+            setup.ask(f"Is it odd? {k}")
+        setup.ask("Is it odd? 7", seed=1)
+        setup.ask("KEY 7")
+        browser.visit(setup.address)
+        found = wait_for(browser, lambda found: "audits" in found["bill"])
+    assert found["bill"].startswith("answers ")
+    assert "sure enough3" in found["reasons"]
+    assert "`seed` was not set when the policy was made1" in found["reasons"]
+    assert (found["state"], found["headline"]) == ("degraded", "A model does not answer.")
+    assert not found["wide"]

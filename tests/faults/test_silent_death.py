@@ -287,7 +287,7 @@ def test_clocks_that_step(tmp_path, policy, servers, ahead):
 
 @pytest.mark.parametrize("fault", ["hangs", "fails"])
 def test_an_upstream_that(tmp_path, monkeypatch, caplog, fault):
-    """Its audits wait, or count as no loss."""
+    """Its audits wait, or are lost."""
     for name, value in (("SETTLE", 0.2), ("PAUSE", 0.05), ("LATE", 1.0)):
         monkeypatch.setattr(watching, name, value)
     with ExitStack() as stack:

@@ -83,6 +83,8 @@ class ExitRecord(Record):
         are measured against it.
     predictions : (n, n_exits), optional
         Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
+    settings : mapping
+        What else belongs to the policy, such as a cascade's kinds of requests.
 
     Raises
     ------
@@ -121,6 +123,7 @@ class ExitRecord(Record):
     order: SampleOrder = None  # type: ignore[assignment]
     full_costs: Mapping[str, float | Array] = field(default_factory=dict)
     predictions: Array | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""

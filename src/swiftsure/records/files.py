@@ -96,13 +96,14 @@ def packed(record: Any) -> pa.Table:
         "fingerprint": record.fingerprint,
         "order": {"seed": record.order.seed, "drawn": record.order.drawn},
         "columns": {name: _digest(_values(column)) for name, column in columns.items()},
+        "settings": dict(record.settings),
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
         header |= {"full_costs": {k: v for k, v in full_costs.items() if np.ndim(v) == 0}}
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
-        header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
+        header |= {"thresholds": never, "dial": record.dial}
         if record.dials:
             header |= {"version": VERSION, "dials": record.dials}
     text = json.dumps(header).encode()
@@ -260,7 +261,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array]) -> dict[str, Any]:
         del arguments["confidences"]
         own: tuple[str, ...] = ("thresholds", "dial", "settings", "dials")
     else:
-        own = ("temperatures", "dtype")
+        own = ("temperatures", "dtype", "settings")
         arguments["predictions"] = data.get("prediction")
         alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
         arguments["full_costs"] = header.full_costs | alone

@@ -24,7 +24,19 @@ from numpy.typing import NDArray
 
 from swiftsure.policy import Policy
 
-__all__ = ["Answer", "Comparison", "Engine", "ExitCosts", "Inputs", "InvalidRequestError"]
+__all__ = [
+    "Answer",
+    "Comparison",
+    "Engine",
+    "ExitCosts",
+    "Inputs",
+    "InvalidRequestError",
+    "UnansweredError",
+]
+
+
+class UnansweredError(RuntimeError):
+    """The full model, which is another server, did not answer, so no loss is known."""
 
 
 class InvalidRequestError(ValueError):

@@ -17,7 +17,7 @@ from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.policy import Policy
 from swiftsure.serving.batching import Audited, WorkerDiedError
-from swiftsure.serving.engine import Answer, Comparison, Engine
+from swiftsure.serving.engine import Answer, Comparison, Engine, UnansweredError
 from swiftsure.serving.labels import LabelIndex, gap, needs_label
 
 __all__ = ["Watcher", "watched_monitor"]
@@ -130,6 +130,7 @@ class Watcher:
         self._log_name = f"audits-{request_ids(1)[0]}.jsonl"
         self._lost: str | None = None  # why the last audit is not on disk
         self._failures = 0  # since an audit was made
+        self._worst = 0  # failed audits that count as the largest loss
         self._fault: str | None = None  # what the last look found
         self._logged: str | None = None
         self._fallback: dict[str, Any] | None = None  # the content of its file
@@ -182,7 +183,8 @@ class Watcher:
 
         An audit that fails counts as the largest loss: whatever makes audits fail must not hide a
         broken promise. So does a request without a valid answer that the full model answers; if
-        both models have none, nothing is lost.
+        both models have none, nothing is lost. But where the full model is another server's, an
+        outage of it breaks no promise: the audit is lost, which is a fault until one is made.
         """
         content: dict[str, Any] = {"loss": self._promised.loss_range.high}
         made = 1
@@ -197,12 +199,16 @@ class Watcher:
                 if audited.answer.confidence is not None:
                     content["confidence"] = audited.answer.confidence
         except WorkerDiedError:
-            self._write({**content, "request": audited.request}, failed=1)
+            self._write(audited, content, failed=1)
             raise
+        except UnansweredError as error:
+            with self._lock:
+                self._lose(error)
+            return
         except Exception as error:
             made = 0
             log.warning("an audit failed: %s: %s", type(error).__name__, error)
-        self._write({**content, "request": audited.request}, made=made, failed=1 - made)
+        self._write(audited, content, made=made, failed=1 - made)
 
     def _found(self, found: Comparison) -> dict[str, Any]:
         """Return what the log says of an audit: its loss, or what a gap needs beside the label."""
@@ -214,22 +220,31 @@ class Watcher:
             return {"loss": 0.0}
         return {"served": found.served, "full": found.full}
 
-    def _write(self, content: dict[str, Any], made: int = 0, failed: int = 0) -> None:
+    def _write(
+        self, audited: Audited, content: dict[str, Any], made: int = 0, failed: int = 0
+    ) -> None:
         """Append an audit to the log; it counts once it is on disk, and else as failed."""
+        content = {**content, "request": audited.request}
         with self._lock:
             try:
                 self._append(content)
             except Exception as error:  # whatever it is, the audit is lost
-                self.failed += 1
-                self._lost = f"an audit was lost: {error}"
-                self._report()
+                self._lose(error)
                 return
-            self._lost, self._failures = None, self._failures + 1 if failed else 0
+            if audited.sample is not None:  # else the full model was not needed
+                self._lost, self._failures = None, self._failures + 1 if failed else 0
             self._report()
             # Replaced, since other threads read it.
             self.recent = (content, *self.recent[:9])
             self.made += made
             self.failed += failed
+            self._worst += failed
+
+    def _lose(self, error: Exception) -> None:
+        """Count an audit that does not reach the monitor."""
+        self.failed += 1
+        self._lost = f"an audit was lost: {error}"
+        self._report()
 
     def label(self, labels: Mapping[str, int]) -> dict[str, str]:
         """Add labels of audited requests, by request id; return what became of each.
@@ -354,9 +369,9 @@ class Watcher:
 
     @property
     def _reason(self) -> str:
-        if not self.failed:
+        if not self._worst:
             return str(self.monitor)
-        failed = f"{self.failed:,} audits failed in this server and count as the largest loss."
+        failed = f"{self._worst:,} audits failed in this server and count as the largest loss."
         return f"{self.monitor} {failed}"
 
     def _keep_alarm(self) -> None:
