@@ -1,7 +1,8 @@
 """`swiftsure label`: ask for the labels that a calibration needs, in the order of its walk."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,8 @@ def label(
     A label matters only if an exit disagrees with the full model. In the
     terminal, the walk asks for the labels of one setting at a time, from
     the safest on, and ends where a setting fails or the budget is spent.
-    Every answer is saved at once; an empty answer ends the walk.
+    Every answer is saved at once; an empty answer ends the walk. A second
+    labeller of the same file is refused until the first one has ended.
 
     With --write, the ids are written to a CSV file (id, label) in the
     order in which the walk needs them; fill in labels from the top, and
@@ -62,45 +64,72 @@ def label(
         raise ValueError("`--write` and `--read` are two steps; use one at a time.")
     if output is None and record.suffix.lower() != ".parquet" and write is None:
         raise ValueError("`--output` must be given for records that are not Parquet files.")
-    check_outputs(output, write)
-    loaded = ss.load_record(record)
-    if not isinstance(loaded, ss.ExitRecord):
-        raise ValueError(f"`record` must hold an ExitRecord, but {record} does not.")
+    target = output or record
+    check_outputs(target if write is None else write)
     names = None if classes is None else classes.read_text(encoding="utf-8").split("\n")
     names = names and [name.strip() for name in names if name.strip()]
-    target = output or record
     route = options.parse_path(path)
     if write is not None:
-        wanted = loaded.needs_label("zero_one", score, route, budget=budget)
+        wanted = _loaded(record).needs_label("zero_one", score, route, budget=budget)
         _write(write, wanted.tolist())
         _say(json, {"to label": len(wanted), "file": str(write)}, f"{len(wanted):,} to label.")
         return
-    if read is not None:
-        labelled, added = _read(loaded, read, names)
-        labelled.save(target)
-        left = len(labelled.needs_label("zero_one", score, route))
-        _say(
-            json,
-            {"added": added, "missing": left, "file": str(target)},
-            f"{added:,} labels added; {left:,} that could matter are missing.\nWrote {target}",
+    with _claimed(target):  # before the record is read, so that nobody's labels are overwritten
+        loaded = _loaded(record)
+        if read is not None:
+            labelled, added = _read(loaded, read, names)
+            labelled.save(target)
+            left = len(labelled.needs_label("zero_one", score, route))
+            _say(
+                json,
+                {"added": added, "missing": left, "file": str(target)},
+                f"{added:,} labels added; {left:,} that could matter are missing.\nWrote {target}",
+            )
+            return
+        desk = _Desk(loaded, target, names)
+        policy = ss.calibrate(
+            loaded,
+            loss="zero_one",
+            epsilon=epsilon,
+            delta=delta,
+            score=score,
+            path=route,
+            labeller=desk.ask,
+            budget=budget,
         )
-        return
-    desk = _Desk(loaded, target, names)
-    policy = ss.calibrate(
-        loaded,
-        loss="zero_one",
-        epsilon=epsilon,
-        delta=delta,
-        score=score,
-        path=route,
-        labeller=desk.ask,
-        budget=budget,
-    )
     if json:
         print_json({"asked": desk.asked, "file": str(target), "sentence": str(policy)})
         return
     print_policy(policy)
     print_text(f"{desk.asked:,} labels asked for." + f" Wrote {target}" * bool(desk.asked))
+
+
+def _loaded(path: Path) -> "ExitRecord":
+    import swiftsure as ss
+
+    record = ss.load_record(path)
+    if not isinstance(record, ss.ExitRecord):
+        raise ValueError(f"`record` must hold an ExitRecord, but {path} does not.")
+    return record
+
+
+@contextmanager
+def _claimed(target: Path) -> Iterator[None]:
+    """Keep others from labelling the same file, under any of its names, until this ends."""
+    from swiftsure.files import STDOUT, LockedError, locked
+
+    if target == STDOUT or (target.exists() and not target.is_file()):
+        yield  # a pipe or a device holds no labels
+        return
+    file = target.resolve()
+    try:
+        with locked(file.with_name(f".{file.name}.run")):
+            yield
+    except LockedError:
+        raise LockedError(
+            f"{target} is being labelled by another process: wait for it to end, or write to"
+            " another file with `--output`."
+        ) from None
 
 
 def _say(json: bool, facts: dict[str, Any], text: str) -> None:
