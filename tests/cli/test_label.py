@@ -44,6 +44,14 @@ def test_other_labels_for_the_same_samples_are_refused(run, folder, sample):
     assert "other labels than the record" in done.err
 
 
+@pytest.mark.parametrize("rows", ["7,1\n7,1", "7,99999999999999999999999", "999999,1", ",1"])
+def test_a_wrong_file_of_labels_is_named(run, folder, rows):
+    (folder / "wrong.csv").write_text(f"id,label\n{rows}\n")
+    done = run("label", "pool.parquet", "--read", "wrong.csv", "-o", "labelled.parquet")
+    assert done.status == 2
+    assert "wrong.csv" in done.err
+
+
 @pytest.fixture
 def answers(monkeypatch):
     """Say what is typed."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["label"]
 
+MOST_CLASSES = 2**31
+"""Class numbers are below this; the predictions of a record are stored so."""
+
 
 def label(
     record: options.RecordFile,
@@ -64,6 +67,8 @@ def label(
         raise ValueError("`--write` and `--read` are two steps; use one at a time.")
     if output is None and record.suffix.lower() != ".parquet" and write is None:
         raise ValueError("`--output` must be given for records that are not Parquet files.")
+    from swiftsure.records.files import reading
+
     target = output or record
     check_outputs(target if write is None else write)
     names = None if classes is None else classes.read_text(encoding="utf-8").split("\n")
@@ -77,7 +82,8 @@ def label(
     with _claimed(target):  # before the record is read, so that nobody's labels are overwritten
         loaded = _loaded(record)
         if read is not None:
-            labelled, added = _read(loaded, read, names)
+            with reading(read):
+                labelled, added = _read(loaded, read, names)
             labelled.save(target)
             left = len(labelled.needs_label("zero_one", score, route))
             _say(
@@ -181,8 +187,8 @@ def _class_number(text: str, classes: Sequence[str] | None) -> int:
     """Return the class number of an answer: a name among the classes, or a number."""
     if classes is not None and text in classes:
         return list(classes).index(text)
-    most = None if classes is None else len(classes)
-    if text.isdecimal() and (most is None or int(text) < most):
+    most = MOST_CLASSES if classes is None else len(classes)
+    if text.isdecimal() and len(text) < 20 and int(text) < most:
         return int(text)
     raise ValueError(f"`label` must be a class number or name, but got {text!r}.")
 
@@ -209,13 +215,16 @@ def _read(record: "ExitRecord", file: Path, classes: list[str] | None) -> tuple[
 
     import numpy as np
 
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        rows = list(csv.DictReader(opened))
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            rows = list(csv.DictReader(opened))
+    except csv.Error as error:
+        raise ValueError(f"{file} is not a CSV file: {error}.") from None
     if rows and not {"id", "label"} <= rows[0].keys():
         raise ValueError(f"{file} must have the columns id and label.")
     filled = [row for row in rows if (row["label"] or "").strip()]
     try:
-        ids = np.asarray([row["id"].strip() for row in filled]).astype(record.ids.dtype)
+        ids = np.asarray([(row["id"] or "").strip() for row in filled]).astype(record.ids.dtype)
     except ValueError:
         raise ValueError(f"{file} must hold ids of the record, which are whole numbers.") from None
     labels = np.asarray([_class_number(row["label"].strip(), classes) for row in filled], np.int64)

@@ -132,9 +132,16 @@ def write(table: pa.Table, path: str | os.PathLike[str], *, durable: bool = True
         )
 
 
-def checksum(schema: pa.Schema) -> str:
-    """Return the checksum of a record's header, which holds digests of all columns."""
-    return str((schema.metadata or {}).get(CHECKSUM, b""), "ascii", "replace")
+def checksum(record: pa.Table | str | os.PathLike[str]) -> str:
+    """Return the checksum of a record's header, which holds digests of all columns.
+
+    Parameters
+    ----------
+    record : table or path
+        What `packed` returns, or a Parquet file.
+    """
+    metadata = record.schema.metadata if isinstance(record, pa.Table) else _metadata(record)
+    return str((metadata or {}).get(CHECKSUM, b""), "ascii", "replace")
 
 
 def kind(path: str | os.PathLike[str]) -> str:
@@ -486,16 +493,7 @@ class _Header(_Strict):
 
 
 def _header(path: str | os.PathLike[str]) -> _Header:
-    if not Path(path).is_file():
-        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-    try:
-        with Path(path).open("rb") as opened:
-            metadata = pq.read_schema(opened).metadata or {}
-    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
-            " `record.save` wrote, or an npz of plain arrays."
-        ) from None
+    metadata = _metadata(path)
     text = metadata.get(KEY)
     if text is None:
         raise ValueError(
@@ -517,6 +515,20 @@ def _header(path: str | os.PathLike[str]) -> _Header:
         return _Header.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(f"{path} is not a valid record: {validation_message(error)}.") from None
+
+
+def _metadata(path: str | os.PathLike[str]) -> dict[bytes, bytes]:
+    """Return the metadata of a Parquet file."""
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        with Path(path).open("rb") as opened:
+            return dict(pq.read_schema(opened).metadata or {})
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
+            " `record.save` wrote, or an npz of plain arrays."
+        ) from None
 
 
 def _is_npz(path: str | os.PathLike[str]) -> bool:
