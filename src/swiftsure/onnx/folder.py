@@ -221,9 +221,9 @@ def _check_names(manifest: Manifest) -> None:
         if Path(name).name != name or name == "..":
             raise ValueError(f"it names {name!r:.200}, which is not in the folder")
     for part in manifest.parts:
-        for name in (part.stage, part.head):
-            if name is not None and name not in manifest.files.keys() - {POLICY}:
-                raise ValueError(f"it has no checksum of {name!r:.200}, which would run")
+        for run in (part.stage, part.head):
+            if run is not None and run not in manifest.files.keys() - {POLICY}:
+                raise ValueError(f"it has no checksum of {run!r:.200}, which would run")
 
 
 def read_runtime(folder: str | os.PathLike[str]) -> RuntimeConfig:
