@@ -44,6 +44,14 @@ def test_other_labels_for_the_same_samples_are_refused(run, folder, sample):
     assert "other labels than the record" in done.err
 
 
+@pytest.mark.parametrize("rows", ["7,1\n7,1", "7,99999999999999999999999", "999999,1", ",1"])
+def test_a_wrong_file_of_labels_is_named(run, folder, rows):
+    (folder / "wrong.csv").write_text(f"id,label\n{rows}\n")
+    done = run("label", "pool.parquet", "--read", "wrong.csv", "-o", "labelled.parquet")
+    assert done.status == 2
+    assert "wrong.csv" in done.err
+
+
 @pytest.fixture
 def answers(monkeypatch):
     """Say what is typed."""
@@ -80,6 +88,38 @@ def test_every_answer_is_saved_and_an_empty_one_ends(run, folder, sample, answer
     assert "must be a class number or name, but got 'what'" in done.err
     saved = ss.ExitRecord.load(folder / "asked.parquet")
     assert (~np.isnan(saved.losses["zero_one"]).any(axis=1)).sum() == 3
+
+
+def test_a_second_labeller_of_the_same_record_waits(run, folder, sample, monkeypatch):
+    """Both would read the record, add their labels, and the last to save would win."""
+    pool = folder / "pool.parquet"
+    content = pool.read_bytes()
+    pool.unlink()
+    pool.write_bytes(content)  # a file, not a link to that of all tests
+    (folder / "same.parquet").symlink_to(pool)
+    wanted = ss.ExitRecord.load(pool).needs_label("zero_one").tolist()
+    (folder / "theirs.csv").write_text(f"id,label\n{wanted[5]},{sample.labels[wanted[5]]}\n")
+    lines = iter([*sample.labels[wanted[:3]].tolist(), ""])
+    others = []
+
+    class First:
+        """Types labels; while it does, the record is labelled from elsewhere."""
+
+        def readline(self):
+            if not others:
+                others.append(run("label", "same.parquet", "--read", "theirs.csv"))
+                others.append(run("label", "pool.parquet"))
+            return f"{next(lines)}\n"
+
+    monkeypatch.setattr("sys.stdin", First())
+    assert run("label", "pool.parquet").status == 0
+    assert [each.status for each in others] == [2, 2]
+    assert "same.parquet is being labelled by another process: wait for it to end" in others[0].err
+    again = run("label", "pool.parquet", "--read", "theirs.csv")
+    assert again.out.startswith("1 labels added; ")
+    known = ~np.isnan(ss.ExitRecord.load(pool).losses["zero_one"]).any(axis=1)
+    assert set(np.flatnonzero(known)) == {*wanted[:3], wanted[5]}
+    assert not list(folder.glob(".*"))
 
 
 def test_names_of_classes(run, folder, sample, answers):

@@ -1,7 +1,8 @@
 """`swiftsure label`: ask for the labels that a calibration needs, in the order of its walk."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from swiftsure.records import ExitRecord
 
 __all__ = ["label"]
+
+MOST_CLASSES = 2**31
+"""Class numbers are below this; the predictions of a record are stored so."""
 
 
 def label(
@@ -58,7 +62,8 @@ def label(
     A label matters only if an exit disagrees with the full model. In the
     terminal, the walk asks for the labels of one setting at a time, from
     the safest on, and ends where a setting fails or the budget is spent.
-    Every answer is saved at once; an empty answer ends the walk.
+    Every answer is saved at once; an empty answer ends the walk. A second
+    labeller of the same file is refused until the first one has ended.
 
     With --write, the ids are written to a CSV file (id, label) in the
     order in which the walk needs them; fill in labels from the top, and
@@ -78,46 +83,48 @@ def label(
         swiftsure label texts.parquet --answers proxy.jsonl --models mini,full
     """
     import swiftsure as ss
+    from swiftsure.records.files import reading
 
     if write is not None and read is not None:
         raise ValueError("`--write` and `--read` are two steps; use one at a time.")
     if output is None and record.suffix.lower() != ".parquet" and write is None:
         raise ValueError("`--output` must be given for records that are not Parquet files.")
-    check_outputs(output, write)
-    loaded = ss.load_record(record)
-    if not isinstance(loaded, ss.ExitRecord):
-        raise ValueError(f"`record` must hold an ExitRecord, but {record} does not.")
     target = output or record
+    check_outputs(target if write is None else write)
     route = options.parse_path(path)
-    loss = _chosen_loss(loaded, loss)
-    guide = _guide(loaded, loss, classes, _sheet(loaded, answers, models, questions))
-    if write is not None:
-        wanted = loaded.needs_label(loss, score, route, budget=budget)
-        _write(write, loaded, wanted.tolist(), guide)
-        _say(json, {"to label": len(wanted), "file": str(write)}, f"{len(wanted):,} to label.")
-        return
-    guide.check_usable()
-    if read is not None:
-        labelled, added = _read(loaded, read, guide)
-        labelled.save(target)
-        left = len(labelled.needs_label(loss, score, route))
-        _say(
-            json,
-            {"added": added, "missing": left, "file": str(target)},
-            f"{added:,} labels added; {left:,} that could matter are missing.\nWrote {target}",
+    # Claimed before the record is read, so that nobody's labels are overwritten.
+    with nullcontext() if write is not None else _claimed(target):
+        loaded = _loaded(record)
+        loss = _chosen_loss(loaded, loss)
+        guide = _guide(loaded, loss, classes, _sheet(loaded, answers, models, questions))
+        if write is not None:
+            wanted = loaded.needs_label(loss, score, route, budget=budget)
+            _write(write, loaded, wanted.tolist(), guide)
+            _say(json, {"to label": len(wanted), "file": str(write)}, f"{len(wanted):,} to label.")
+            return
+        guide.check_usable()
+        if read is not None:
+            with reading(read):
+                labelled, added = _read(loaded, read, guide)
+            labelled.save(target)
+            left = len(labelled.needs_label(loss, score, route))
+            _say(
+                json,
+                {"added": added, "missing": left, "file": str(target)},
+                f"{added:,} labels added; {left:,} that could matter are missing.\nWrote {target}",
+            )
+            return
+        desk = _Desk(loaded, target, guide)
+        policy = ss.calibrate(
+            loaded,
+            loss=loss,
+            epsilon=epsilon,
+            delta=delta,
+            score=score,
+            path=route,
+            labeller=desk.ask,
+            budget=budget,
         )
-        return
-    desk = _Desk(loaded, target, guide)
-    policy = ss.calibrate(
-        loaded,
-        loss=loss,
-        epsilon=epsilon,
-        delta=delta,
-        score=score,
-        path=route,
-        labeller=desk.ask,
-        budget=budget,
-    )
     if json:
         print_json({"asked": desk.asked, "file": str(target), "sentence": str(policy)})
         return
@@ -237,6 +244,34 @@ class _Answers:
         return self.sheet.losses(self.loss, rows, labels)
 
 
+def _loaded(path: Path) -> "ExitRecord":
+    import swiftsure as ss
+
+    record = ss.load_record(path)
+    if not isinstance(record, ss.ExitRecord):
+        raise ValueError(f"`record` must hold an ExitRecord, but {path} does not.")
+    return record
+
+
+@contextmanager
+def _claimed(target: Path) -> Iterator[None]:
+    """Keep others from labelling the same file, under any of its names, until this ends."""
+    from swiftsure.files import STDOUT, LockedError, locked
+
+    if target == STDOUT or (target.exists() and not target.is_file()):
+        yield  # a pipe or a device holds no labels
+        return
+    file = target.resolve()
+    try:
+        with locked(file.with_name(f".{file.name}.run")):
+            yield
+    except LockedError:
+        raise LockedError(
+            f"{target} is being labelled by another process: wait for it to end, or write to"
+            " another file with `--output`."
+        ) from None
+
+
 def _say(json: bool, facts: dict[str, Any], text: str) -> None:
     print_json(facts) if json else print_text(text)
 
@@ -283,8 +318,8 @@ def _class_number(text: str, classes: Sequence[str] | None) -> int:
     """Return the class number of an answer: a name among the classes, or a number."""
     if classes is not None and text in classes:
         return list(classes).index(text)
-    most = None if classes is None else len(classes)
-    if text.isdecimal() and (most is None or int(text) < most):
+    most = MOST_CLASSES if classes is None else len(classes)
+    if text.isdecimal() and len(text) < 20 and int(text) < most:
         return int(text)
     raise ValueError(f"`label` must be a class number or name, but got {text!r}.")
 
@@ -314,13 +349,17 @@ def _read(
 
     import numpy as np
 
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        lines = list(csv.DictReader(opened))
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            lines = list(csv.DictReader(opened))
+    except csv.Error as error:
+        raise ValueError(f"{file} is not a CSV file: {error}.") from None
     if lines and not {"id", "label"} <= lines[0].keys():
         raise ValueError(f"{file} must have the columns id and label.")
     filled = [line for line in lines if (line["label"] or "").strip()]
     try:
-        ids = np.asarray([line["id"].strip() for line in filled]).astype(record.ids.dtype)
+        ids = np.asarray([(line["id"] or "").strip() for line in filled])
+        ids = ids.astype(record.ids.dtype)
     except ValueError:
         raise ValueError(f"{file} must hold ids of the record, which are whole numbers.") from None
     record = record.with_labels([])
