@@ -787,7 +787,7 @@ def describe(made):
         return {"by_slice": slices, "delta": made.delta, "together": made.together}
     certificate = made.certificate
     selection = certificate.selection
-    return {
+    found = {
         "threshold": made.threshold,
         "settings": made.settings,
         "score": made.score,
@@ -837,6 +837,14 @@ def describe(made):
         "conditions": list(certificate.assumptions),
         "sentence": str(made),
     }
+    return stated(found) | {"threshold": made.threshold, "index": certificate.index}
+
+
+def stated(value):
+    """Return a value without what is None, False, empty or the default of an option."""
+    if isinstance(value, dict):
+        return {k: stated(v) for k, v in value.items() if v is not None and v is not False and v != {}}
+    return [stated(each) for each in value] if isinstance(value, list) else value
 
 
 # ----------------------------------------------------------------------------------- study and plans

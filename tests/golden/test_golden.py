@@ -1,8 +1,10 @@
 """What the library did when it was frozen, it still does: policies, studies, commands, exits."""
 
+import shutil
+
 import pytest
 
-from golden import cases
+from golden import cases, commands
 from golden.frozen import Frozen
 
 
@@ -14,3 +16,17 @@ def test_policies(name, golden):
 @pytest.mark.parametrize("name", cases.STUDIES)
 def test_studies(name, golden):
     golden("studies", name, cases.STUDIES[name]())
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    commands.write_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_commands(name, golden, files, tmp_path, monkeypatch):
+    for path in files.iterdir():
+        shutil.copy(path, tmp_path)
+    golden("commands", name, commands.printed(name, tmp_path, monkeypatch))
