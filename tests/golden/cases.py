@@ -4,19 +4,22 @@ Everything here that speaks the library's API is to be changed together with it.
 change are the names of the cases, and what `describe` returns for them.
 """
 
+import random
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure import sample_order
 from swiftsure.planning import gain_by_samples, lowest_epsilon, samples_needed
 from swiftsure.pools import unlabelled_pool
 
-__all__ = ["POLICIES", "STUDIES", "describe", "policy_of"]
+__all__ = ["POLICIES", "STUDIES", "describe", "drawing", "policy_of", "study_of"]
 
 POLICIES, STUDIES = {}, {}
 
@@ -39,14 +42,37 @@ def study(make):
     return make
 
 
-# --------------------------------------------------------------------------------------- the data
+@contextmanager
+def drawing(name):
+    """Draw the same seeds whenever something of this name is made, whatever was made before."""
+    before = sample_order.randbits
+    sample_order.randbits = random.Random(name).getrandbits
+    try:
+        yield
+    finally:
+        sample_order.randbits = before
+
+
+def data(make):
+    """Make data once for all cases."""
+
+    @cache
+    @wraps(make)
+    def made(*arguments, **options):
+        with drawing(make.__name__):
+            return make(*arguments, **options)
+
+    return made
+
+
+# ----------------------------------------------------------------------------------------- the data
 
 
 def rounded(tables):
     return {name: np.round(values * FINE) / FINE for name, values in tables.items()}
 
 
-@cache
+@data
 def classified(n=600, seed=0):
     """Logits that grow surer from exit to exit, and labels."""
     rng = np.random.default_rng([n, seed])
@@ -62,7 +88,7 @@ def softmax(logits):
     return shares / shares.sum(axis=-1, keepdims=True)
 
 
-@cache
+@data
 def exits(n=600, seed=0, first_id=0):
     """A record of a classifier with four exits, two scores and two losses."""
     logits, labels = classified(n, seed)
@@ -82,17 +108,20 @@ def exits(n=600, seed=0, first_id=0):
     )
 
 
+@data
 def pilot():
     """A record of other samples."""
     return exits(300, 1, first_id=10_000)
 
 
+@data
 def grouped(n=600, largest=4):
     """The record, whose samples come from users who sent up to four each."""
     sizes = np.random.default_rng(3).integers(1, largest + 1, n)
     return replace(exits(n), groups=np.repeat(np.arange(n), sizes)[:n])
 
 
+@data
 def unlabelled(n=600):
     """The record without its labels; the classes that exits predict are known."""
     logits, labels = classified(n)
@@ -100,12 +129,13 @@ def unlabelled(n=600):
     return replace(made, confidences=rounded(made.confidences), order=7), labels
 
 
+@data
 def sliced(n=600, share=0.4):
     """The record with two slices."""
     return replace(exits(n), slices=np.where(np.arange(n) < share * n, "north", "south"))
 
 
-@cache
+@data
 def generated(n=500, seed=0):
     """A record of a system that is run once per threshold."""
     rng = np.random.default_rng([5, seed])
@@ -127,7 +157,7 @@ def generated(n=500, seed=0):
     )
 
 
-@cache
+@data
 def dials(n=500, seed=0):
     """A record of two dials; which setting is the best depends on the cost."""
     rng = np.random.default_rng([9, seed])
@@ -143,6 +173,7 @@ def dials(n=500, seed=0):
     )
 
 
+@data
 def cascade_record(n=500, dear=10.0):
     """A record of two models, the second of which may also be run alone."""
     record = exits(n)
@@ -165,6 +196,30 @@ def arrays(n=400):
     return losses + (np.arange(6) > 3) * 0.1
 
 
+@data
+def estimators():
+    """A cascade of two estimators that scikit-learn takes for classifiers."""
+    base = pytest.importorskip("sklearn.base")
+
+    class Known(base.ClassifierMixin, base.BaseEstimator):
+        """Knows the probabilities of all samples, whose numbers it is given."""
+
+        def __init__(self, probabilities):
+            self.probabilities = probabilities
+
+        def fit(self, rows, labels):
+            self.classes_ = np.unique(labels)
+            return self
+
+        def predict_proba(self, rows):
+            return np.asarray(self.probabilities)[rows[:, 0].astype(int)]
+
+    logits, labels = classified()
+    models = [Known(softmax(logits[:, k])) for k in (0, 3)]
+    made = ss.CertifiedCascade(models, epsilon=0.15, random_state=0, costs=[1.0, 10.0])
+    return made.fit(np.arange(600)[:, None], labels)
+
+
 def calibrated(record=None, loss="zero_one", epsilon=0.05, **options):
     """The policy of most cases: the gap of 0-1 losses on a coarse path."""
     record = exits() if record is None else record
@@ -173,7 +228,7 @@ def calibrated(record=None, loss="zero_one", epsilon=0.05, **options):
     return ss.calibrate(record, loss=loss, epsilon=epsilon, **options)
 
 
-# ---------------------------------------------------------------------------------- kinds of promise
+# --------------------------------------------------------------------------------- kinds of promise
 
 
 @policy
@@ -324,7 +379,7 @@ def a_tail_in_every_slice():
     return ss.calibrate_slices(sliced(), loss="brier", epsilon=0.15, above=0.25, path=COARSE)
 
 
-# ----------------------------------------------------------------------------------- kinds of record
+# ---------------------------------------------------------------------------------- kinds of record
 
 
 @policy
@@ -473,7 +528,13 @@ def dials_on_branches_with_groups():
     record = replace(dials(), groups=np.arange(500) // 2)
     path = ss.Path.branching([[1, 2], [3, 4]], record, cost="passes")
     return calibrated(
-        record, "exact_match", 0.08, risk="consistency", path=path, average="sample", max_group_size=2
+        record,
+        "exact_match",
+        0.08,
+        risk="consistency",
+        path=path,
+        average="sample",
+        max_group_size=2,
     )
 
 
@@ -505,7 +566,12 @@ def curve_of_binary_losses():
 @policy
 def curve_of_absolute_losses():
     curve = ss.RiskCurve.from_losses(
-        [6, 5, 4, 3, 2, 1], np.abs(arrays()), loss_range=(0, 1), relative=False, loss="harm", order=7
+        [6, 5, 4, 3, 2, 1],
+        np.abs(arrays()),
+        loss_range=(0, 1),
+        relative=False,
+        loss="harm",
+        order=7,
     )
     return ss.calibrate(curve, epsilon=0.1)
 
@@ -525,28 +591,10 @@ def curve_of_groups():
 
 @policy
 def estimators_in_a_cascade():
-    base = pytest.importorskip("sklearn.base")
-
-    class Known(base.ClassifierMixin, base.BaseEstimator):
-        """Knows the probabilities of all samples, whose numbers it is given."""
-
-        def __init__(self, probabilities):
-            self.probabilities = probabilities
-
-        def fit(self, rows, labels):
-            self.classes_ = np.unique(labels)
-            return self
-
-        def predict_proba(self, rows):
-            return np.asarray(self.probabilities)[rows[:, 0].astype(int)]
-
-    logits, labels = classified()
-    models = [Known(softmax(logits[:, k])) for k in (0, 3)]
-    made = ss.CertifiedCascade(models, epsilon=0.15, random_state=0, costs=[1.0, 10.0])
-    return made.fit(np.arange(600)[:, None], labels).policy_
+    return estimators().policy_
 
 
-# ------------------------------------------------------------------------------------------ controls
+# ----------------------------------------------------------------------------------------- controls
 
 
 @policy
@@ -657,7 +705,7 @@ def nothing_is_certified():
     return calibrated(exits(60), epsilon=0.01)
 
 
-# --------------------------------------------------------------------------------- paths and exits
+# ---------------------------------------------------------------------------------- paths and exits
 
 
 @policy
@@ -771,13 +819,20 @@ def best_of_two_scores_at_half_of_delta():
     )
 
 
-# ------------------------------------------------------------------------------ what is frozen of it
+# ----------------------------------------------------------------------------- what is frozen of it
 
 
 @cache
 def policy_of(name):
-    """The policy of a case, made once."""
-    return POLICIES[name]()
+    """Return the policy of a case, made once."""
+    with drawing(name):
+        return POLICIES[name]()
+
+
+def study_of(name):
+    """Return the numbers of a study."""
+    with drawing(name):
+        return STUDIES[name]()
 
 
 def describe(made):
@@ -835,19 +890,28 @@ def describe(made):
         "slices": certificate.slices,
         "selection": None if selection is None else selection.model_dump(),
         "conditions": list(certificate.assumptions),
-        "sentence": str(made),
+        "sentence": without(certificate.assumptions, str(made)),
     }
     return stated(found) | {"threshold": made.threshold, "index": certificate.index}
+
+
+def without(conditions, sentence):
+    """Return a sentence with the numbers of its conditions in their places."""
+    for k, condition in enumerate(conditions):
+        sentence = sentence.replace(condition, f"[{k}]", 1)
+    return sentence
 
 
 def stated(value):
     """Return a value without what is None, False, empty or the default of an option."""
     if isinstance(value, dict):
-        return {k: stated(v) for k, v in value.items() if v is not None and v is not False and v != {}}
+        return {
+            k: stated(v) for k, v in value.items() if v is not None and v is not False and v != {}
+        }
     return [stated(each) for each in value] if isinstance(value, list) else value
 
 
-# ----------------------------------------------------------------------------------- study and plans
+# ---------------------------------------------------------------------------------- study and plans
 
 
 CONTROLS = {

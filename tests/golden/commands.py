@@ -6,6 +6,8 @@ stay.
 
 import json
 import pickle  # noqa: TID251
+import shlex
+import shutil
 import sys
 from contextlib import chdir
 
@@ -13,22 +15,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from golden import cases
+from golden import cases, runtimes
 
 __all__ = ["COMMANDS", "printed", "write_files"]
 
 VOLATILE = {
     *("metadata", "data", "model", "version", "checksum", "file", "folder", "address", "workers"),
     *("seconds", "images_per_second", "tokens_per_second", "times_faster"),
+    "largest_difference",
 }
 """Fields that change with the day, the version, the machine or the file's layout."""
 
-ZERO_ONE = ["--loss", "zero_one"]
-RECORD = ["record.parquet", *ZERO_ONE]
-CONSISTENCY = ["--risk", "consistency", "--loss", "exact_match"]
-FEW = ["-n", 200, "--splits", 4]
-POLICY = ["calibrate", *RECORD, "-o", "policy.json"]
-GROWING = [*ZERO_ONE, "--state", "growing.state", "--horizon", 800, "--epsilon", 0.1]
 NETWORK = """
 import torch
 from pytorch.builders import inputs, labels, network
@@ -37,68 +34,111 @@ def data(): return [(inputs(40, seed=1), labels(40)), (inputs(40, seed=2), label
 """
 
 COMMANDS = {
-    "calibrate": [POLICY],
-    "calibrate_along_a_given_path": [["calibrate", *RECORD, "--path", "0.95,0.9,0.8,0.7,0.6,0.5"]],
+    "calibrate": [
+        "calibrate record.parquet --loss zero_one -o policy.json",
+    ],
+    "calibrate_along_a_given_path": [
+        "calibrate record.parquet --loss zero_one --path 0.95,0.9,0.8,0.7,0.6,0.5",
+    ],
     "calibrate_several_risks": [
-        ["calibrate", *RECORD, "--and", "consistency:brier:0.15", "--max-cost", "flops=4.5"]
+        "calibrate record.parquet --loss zero_one --and consistency:brier:0.15 "
+        "--max-cost flops=4.5",
     ],
     "calibrate_a_tail": [
-        ["calibrate", "record.parquet", "--loss", "brier", "--above", 0.25, "--epsilon", 0.1]
+        "calibrate record.parquet --loss brier --above 0.25 --epsilon 0.1",
     ],
     "calibrate_slices": [
-        ["calibrate", "slices.parquet", *ZERO_ONE, "--slices", "--own", "--epsilon", 0.1]
+        "calibrate slices.parquet --loss zero_one --slices --own --epsilon 0.1",
     ],
     "calibrate_weights": [
-        ["calibrate", "slices.parquet", *ZERO_ONE, "--weights", "north=1.5,south=0.5"]
-        + ["--max-weight", 1.5, "--epsilon", 0.15]
+        "calibrate slices.parquet --loss zero_one --weights north=1.5,south=0.5 "
+        "--max-weight 1.5 --epsilon 0.15",
     ],
     "calibrate_groups": [
-        ["calibrate", "groups.parquet", *ZERO_ONE, "--average", "sample", "--max-group-size", 4]
-        + ["--epsilon", 0.15]
+        "calibrate groups.parquet --loss zero_one --average sample --max-group-size 4 "
+        "--epsilon 0.15",
     ],
-    "calibrate_dials": [["calibrate", "dials.parquet", *CONSISTENCY, "--split", 150]],
-    "calibrate_along_a_pilot": [["calibrate", *RECORD, "--pilot", "pilot.parquet"]],
+    "calibrate_dials": [
+        "calibrate dials.parquet --risk consistency --loss exact_match --split 150",
+    ],
+    "calibrate_along_a_pilot": [
+        "calibrate record.parquet --loss zero_one --pilot pilot.parquet",
+    ],
     "calibrate_in_expectation": [
-        ["calibrate", *RECORD, "--control", "crc:method=ucb", "--strict", "--min-exit", 1]
+        "calibrate record.parquet --loss zero_one --control crc:method=ucb --strict --min-exit 1",
     ],
     "calibrate_growing": [
-        ["calibrate", "pilot.parquet", *GROWING],
-        ["calibrate", "other.parquet", *GROWING],
+        "calibrate pilot.parquet --loss zero_one --state growing.state --horizon 800 --epsilon 0.1",
+        "calibrate other.parquet --loss zero_one --state growing.state --horizon 800 --epsilon 0.1",
     ],
-    "calibrate_nothing": [["calibrate", "tiny.parquet", *ZERO_ONE]],
-    "evaluate": [["evaluate", *RECORD, *FEW, "--epsilons", "0.05,0.1", "--cost", "flops"]],
+    "calibrate_nothing": [
+        "calibrate tiny.parquet --loss zero_one",
+    ],
+    "evaluate": [
+        "evaluate record.parquet --loss zero_one -n 200 --splits 4 --epsilons 0.05,0.1 "
+        "--cost flops",
+    ],
     "evaluate_labels": [
-        ["evaluate", *RECORD, "--controls", "ucb", "--labels", 60, "--pool", 300, "--splits", 4]
-        + ["--epsilons", "0.1"]
+        "evaluate record.parquet --loss zero_one --controls ucb --labels 60 --pool 300 "
+        "--splits 4 --epsilons 0.1",
     ],
-    "plan_a_promise": [["plan", "--epsilon", 0.02, "--disagreement", 0.05]],
-    "plan_sizes": [["plan", "thresholds.parquet", "--loss", "rouge_l", "--cost", "layers"]],
-    "plan_labels": [["plan", "record.parquet", "--labels", 60, "--epsilon", 0.1]],
-    "plan_a_saving": [["plan", *RECORD, "--saving", 0.4, "--cost", "flops"]],
-    "report": [POLICY, ["report", "record.parquet", "policy.json", "-o", "page.html"]],
-    "monitor": [["monitor", "losses.jsonl", "--epsilon", 0.05, "--high", 1, "--low", -1]],
-    "monitor_a_policy": [POLICY, ["monitor", "losses.jsonl", "--policy", "policy.json"]],
+    "plan_a_promise": [
+        "plan --epsilon 0.02 --disagreement 0.05",
+    ],
+    "plan_sizes": [
+        "plan thresholds.parquet --loss rouge_l --cost layers",
+    ],
+    "plan_labels": [
+        "plan record.parquet --labels 60 --epsilon 0.1",
+    ],
+    "plan_a_saving": [
+        "plan record.parquet --loss zero_one --saving 0.4 --cost flops",
+    ],
+    "report": [
+        "calibrate record.parquet --loss zero_one -o policy.json",
+        "report record.parquet policy.json -o page.html",
+    ],
+    "monitor": [
+        "monitor losses.jsonl --epsilon 0.05 --high 1 --low -1",
+    ],
+    "monitor_a_policy": [
+        "calibrate record.parquet --loss zero_one -o policy.json",
+        "monitor losses.jsonl --policy policy.json",
+    ],
     "label_in_files": [
-        ["label", "unlabelled.parquet", "--budget", 50, "--write", "todo.csv"],
-        ["label", "unlabelled.parquet", "--read", "done.csv", "-o", "labelled.parquet"],
+        "label unlabelled.parquet --budget 50 --write todo.csv",
+        "label unlabelled.parquet --read done.csv -o labelled.parquet",
     ],
     "label_in_the_terminal": [
-        ["label", "unlabelled.parquet", "--epsilon", 0.1, "--budget", 70, "-o", "labelled.parquet"]
+        "label unlabelled.parquet --epsilon 0.1 --budget 70 -o labelled.parquet",
     ],
-    "record": [["record", "small.jsonl", "large.jsonl"]],
-    "convert": [["convert", "logits.p"]],
-    "convert_a_record": [["convert", "arrays.npz", "-o", "converted.parquet"]],
-    "simulate": [["simulate", "--n", 300, "--draws", 6, "--epsilon", 0.05]],
+    "record": [
+        "record small.jsonl large.jsonl",
+    ],
+    "convert": [
+        "convert logits.p",
+    ],
+    "convert_a_record": [
+        "convert arrays.npz -o converted.parquet",
+    ],
+    "simulate": [
+        "simulate --n 300 --draws 6 --epsilon 0.05",
+    ],
     "collect": [
-        ["collect", "--model", "golden_network:build", "--data", "golden_network:data"]
-        + ["--losses", "zero_one"]
+        "collect --model golden_network:build --data golden_network:data --losses zero_one",
     ],
     "export": [
-        ["export", "golden_network:build", "--data", "golden_network:data", "-o", "made"]
-        + ["--threads", 1]
+        "export made made/policy.json",
     ],
-    "demo": [["demo", "--small", "--epsilon", 0.02, "--n", 1000]],
-    "serve": [["serve", "--demo"]],
+    "demo": [
+        "demo --small --epsilon 0.02 --n 1000",
+    ],
+    "translate": [
+        'translate "Ein Hund springt über einen Zaun."',
+    ],
+    "serve": [
+        "serve --demo",
+    ],
 }
 """For each case, commands; of the last, what it prints is frozen."""
 
@@ -128,7 +168,9 @@ def write_files(folder):
     )
     losses = np.random.default_rng(0).random(800) < np.linspace(0, 0.4, 800)
     (folder / "losses.jsonl").write_text(
-        "".join(json.dumps({"loss": int(loss), "exit": k % 4}) + "\n" for k, loss in enumerate(losses))
+        "".join(
+            json.dumps({"loss": int(loss), "exit": k % 4}) + "\n" for k, loss in enumerate(losses)
+        )
     )
     for name, cost in {"small": 1.0, "large": 10.0}.items():
         wrong = name == "small"
@@ -150,10 +192,15 @@ def printed(name, folder, monkeypatch):
     """Return the exit status of a case's last command, and what it printed as JSON."""
     from swiftsure.cli.app import app
 
-    if name.startswith(("collect", "export", "demo")):
+    if name.startswith(("collect", "export", "demo", "translate")):
         pytest.importorskip("torch")
     if name == "export":
         pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+        shutil.copytree(runtimes.exported()[0], folder / "made")
+    if name == "translate":
+        pytest.importorskip("transformers")
+        pytest.importorskip("swiftsure_assets")
     if name.startswith("serve"):
         pytest.importorskip("starlette")
         from swiftsure.serving import running
@@ -164,9 +211,9 @@ def printed(name, folder, monkeypatch):
         record, labels = cases.unlabelled()
         wanted = record.needs_label("zero_one")
         answers = "".join(f"{labels[row]}\n" for row in wanted)
-    with chdir(folder):
+    with chdir(folder), cases.drawing(name):
         for command in COMMANDS[name]:
-            arguments = [str(each) for each in [*command, "--json"]]
+            arguments = [*shlex.split(command), "--json"]
             done = CliRunner().invoke(app, arguments, input=answers, catch_exceptions=False)
     sys.modules.pop("golden_network", None)
     return {"status": done.exit_code, "printed": lasting(json.loads(done.stdout))}

@@ -15,6 +15,11 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    if config.getoption("--freeze", None) and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--freeze writes files, so it goes without -n.")
+
+
 @pytest.fixture
 def freeze(request):
     """What to freeze, or None."""
@@ -30,7 +35,11 @@ def golden(freeze):
         if freeze is None:
             different = [line for each in frozen.differences(name, found).values() for line in each]
             assert not different, "\n".join(
-                [f"{group} differ from what is frozen:", *different, "See tests/golden/README.md."]
+                [
+                    f"{name} differs from what is frozen:",
+                    *different,
+                    "If that is meant: pytest tests/golden --freeze=all (or numbers, or words)",
+                ]
             )
         else:
             CHANGED.extend(frozen.freeze(name, found, freeze))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["FOLDER", "Frozen", "differences", "parted", "plain"]
+__all__ = ["FOLDER", "Frozen", "differences", "digits", "parted", "plain", "written"]
 
 FOLDER = Path(__file__).with_name("frozen")
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
@@ -92,6 +92,14 @@ def in_short(values):
     return {"n": len(numbers), "means": plain([float((wave * numbers).mean()) for wave in waves])}
 
 
+def digits(numbers):
+    """Return whole numbers below 10 in one text, a digit for each."""
+    values = np.asarray(numbers.tolist(), int)
+    if values.size and not 0 <= values.min() <= values.max() < 10:
+        raise ValueError(f"numbers must be digits, but got {values.tolist()}.")
+    return "".join(map(str, values.tolist()))
+
+
 def parted(value):
     """Return the numbers and the words of a value, each in its place; None for nothing.
 
@@ -135,7 +143,9 @@ def differences(frozen, found, where=""):
 
 
 def same(frozen, found):
-    numbers = [isinstance(each, int | float) and not isinstance(each, bool) for each in (frozen, found)]
+    numbers = [
+        isinstance(each, int | float) and not isinstance(each, bool) for each in (frozen, found)
+    ]
     if all(numbers):
         return math.isclose(frozen, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(frozen) is type(found) and frozen == found
@@ -153,6 +163,11 @@ def written(value, indent=""):
         lines = [f"{inner}{json.dumps(k)}: {written(value[k], inner)}" for k in sorted(value)]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     line = json.dumps(value, ensure_ascii=False)
+    scalars = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
+    if scalars and len(line) > 90 and not any(isinstance(each, str) for each in value):
+        texts = [json.dumps(each) for each in value]
+        lines = [inner + ", ".join(texts[k : k + 8]) for k in range(0, len(texts), 8)]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if isinstance(value, list) and len(line) > 90:
         lines = [inner + written(each, inner) for each in value]
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
