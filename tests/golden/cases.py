@@ -414,6 +414,11 @@ def order_drawn_at_random():
 
 
 @policy
+def order_of_a_given_seed():
+    return calibrated(loss="brier", seed=3)
+
+
+@policy
 def groups_weighted_alike():
     return calibrated(grouped(), epsilon=0.1)
 

@@ -141,6 +141,32 @@ def early_exit_of_a_vision_transformer(device):
 
 
 @runs(["torch"])
+def early_exit_of_a_network_with_attached_heads(device):
+    import torch
+
+    from pytorch.builders import inputs
+    from pytorch.test_cut import Residual
+    from swiftsure.torch import attach_heads
+
+    torch.manual_seed(0)
+    batch = inputs(40, seed=6)
+    model = attach_heads(Residual().eval(), ["layer1", "layer2"], batch).eval()
+    return early_exit(model, batch, device, shared=False)
+
+
+@runs(["torch"])
+def early_exit_of_a_cascade_of_networks(device):
+    import torch
+
+    from pytorch.builders import inputs
+    from swiftsure.torch import Cascade
+
+    torch.manual_seed(0)
+    model = Cascade([torch.nn.Linear(6, 5), torch.nn.Linear(6, 5), torch.nn.Linear(6, 5)]).eval()
+    return early_exit(model, inputs(40, seed=7), device, "top_diff", shared=False)
+
+
+@runs(["torch"])
 def stream_in_order_and_out_of_order(device):
     from pytorch.builders import full_confidences, inputs, network, policy_of
     from swiftsure.torch import EarlyExit, Stream
