@@ -95,9 +95,10 @@ def calibrate(
         which the path is learned (`Path.pareto`); the others calibrate. For records of several
         dials. The certificate says how many samples, or groups, went where.
     labeller : callable, optional
-        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`. It is asked
-        for the labels that the next setting lacks, only as the walk goes on. The walk stops at the
-        first setting for which it gives no label (None, or a negative number).
+        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`, or a mapping
+        of their losses against the labels, (m, n_exits), by name. It is asked for the labels that
+        the next setting lacks, only as the walk goes on. The walk stops at the first setting for
+        which it gives no label (None, or a negative number; NaN for a loss).
     budget : int, optional
         The largest number of labels to ask the labeller for.
     average, max_group_size

@@ -103,7 +103,7 @@ def make_policy(
             settings = record.setting(int(threshold))  # type: ignore[arg-type]
         else:
             settings = {record.dial: threshold}
-        settings |= record.settings
+    settings |= getattr(record, "settings", {})
     return Policy(
         threshold=threshold,
         score=score,

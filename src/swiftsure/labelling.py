@@ -20,7 +20,10 @@ __all__ = ["LabelBudget", "Labeller", "label_along", "shortest"]
 
 Rows = NDArray[np.int64]
 Labeller = Callable[[NDArray[Any]], Any]
-"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown."""
+"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown.
+
+Or a mapping of their losses against the labels, (m, n_exits), by name; NaN where unknown.
+"""
 
 
 def label_along(
@@ -69,7 +72,9 @@ def label_along(
         wanted = lacking(stop)
         if len(wanted) > left:
             return record
-        record = record.with_labels(wanted, labeller(wanted))
+        found = labeller(wanted)
+        given = {"losses" if isinstance(found, Mapping) else "labels": found}
+        record = record.with_labels(wanted, **given)
         left -= len(wanted)
         if len(lacking(stop)):
             return record

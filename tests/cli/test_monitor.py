@@ -53,6 +53,21 @@ def test_no_alarm(run, folder):
     assert "over all 2,000)" in done.out
 
 
+@pytest.mark.parametrize(
+    ("average", "each"), [("group", "the mean loss of a group"), ("sample", "with M = 4")]
+)
+def test_a_policy_about_groups_is_not_watched_by_requests(run, folder, average, each):
+    record = ss.load_record("users.parquet")
+    largest = 4 if average == "sample" else None
+    options = {"loss": "zero_one", "epsilon": 0.05, "average": average, "max_group_size": largest}
+    ss.calibrate(record, **options).save(folder / "grouped.json")
+    stream(folder / "fine.jsonl", drawn(200, 0.03))
+    done = run("monitor", "fine.jsonl", "--policy", "grouped.json")
+    assert_refused(done, "calibrated by groups", each, "--epsilon 0.05 --low -1 --high 1")
+    done = run("monitor", "fine.jsonl", "--epsilon", "0.05", "--low", "-1", "--high", "1")
+    assert (done.status, done.err) == (0, "")
+
+
 def test_an_alarm_is_exit_status_1(run, folder):
     stream(folder / "bad.jsonl", np.r_[drawn(2000, 0.03), drawn(2000, 0.2, 1)])
     done = run("monitor", "bad.jsonl", *EPSILON)

@@ -1,7 +1,7 @@
 """The base class of records, which takes, splits, concatenates and saves them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -145,6 +145,8 @@ class Record:
                         f"`records` must all have {name}, or none, but some have them."
                     )
                 changed[name] = np.concatenate(known) if len(known) == len(found) else None
+        if "settings" not in cls.identity:
+            changed["settings"] = _joined_settings([part.settings for part in parts])
         whole: Self = replace(first, **changed)
         return whole
 
@@ -182,6 +184,24 @@ def differing(first: Any, other: Any) -> list[str]:
         for name, values in first.costs.items()
         if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
     ]
+
+
+def _joined_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return lists with the items of all records, and what is the same in all; no other settings.
+
+    What a list says of the samples of one record, such as the kinds of its requests, is then said
+    of those of all.
+    """
+    first, *others = settings
+    found: dict[str, Any] = {}
+    for name, value in first.items():
+        all_values = [value, *(each.get(name) for each in others)]
+        lists = [each for each in all_values if isinstance(each, list)]
+        if len(lists) == len(settings):
+            found[name] = list(dict.fromkeys(item for each in lists for item in each))
+        elif all(each == value for each in all_values):
+            found[name] = value
+    return found
 
 
 def _joins(mine: float | Array, others: float | Array) -> bool:

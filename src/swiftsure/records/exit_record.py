@@ -83,6 +83,8 @@ class ExitRecord(Record):
     has_ids : bool, optional
         Whether `ids` identify samples. By default they do if they are given; the numbers that the
         samples of a record without ids get do not.
+    settings : mapping
+        What else belongs to the policy, such as a cascade's kinds of requests.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class ExitRecord(Record):
     full_costs: Mapping[str, float | Array] = field(default_factory=dict)
     predictions: Array | None = None
     has_ids: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
