@@ -570,9 +570,10 @@ def test_several_logs_are_one_stream(run, tmp_path):
     assert json.loads(done.out)["alarm"] is True
 
 
-def test_new_lines_wait_until_other_logs_have_theirs(run, tmp_path):
+def test_new_lines_wait_until_other_logs_have_theirs(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftsure.cli.monitor.SETTLE", 3600.0)
     log(tmp_path, "a", drawn(50, 0.03))
-    log(tmp_path, "b", drawn(50, 0.03), start=time.time() + 60)
+    log(tmp_path, "b", drawn(50, 0.03), start=time.time() - 600)
     options = (*EPSILON, "--json")
     both = run("monitor", "a.jsonl", "b.jsonl", *options, "--state", "state.json")
     assert json.loads(both.out)["n"] == 50

@@ -264,11 +264,11 @@ def write_labels(path):
 
 
 def read_labels(path):
-    from swiftsure.cli.label import _read
+    from swiftsure.cli.label import _Classes, _read
 
-    logits, _ = random_logits(60, 3, 4)
+    record = ss.ExitRecord.from_logits(random_logits(60, 3, 4)[0])
     with files.reading(path):
-        return _read(ss.ExitRecord.from_logits(logits), path, None)[1]
+        return _read(record, path, _Classes("zero_one", record, None))[1]
 
 
 def write_onnx(path):

@@ -27,6 +27,7 @@ from swiftsure.files import (
     validation_message,
 )
 from swiftsure.losses import LossRange
+from swiftsure.records.footer import column_sizes
 from swiftsure.sample_order import SampleOrder
 
 __all__ = [
@@ -339,7 +340,7 @@ def _row_groups(
         widths = {name: _width(file, name) for name in names if "/" not in name}
     digests: dict[str, Any] = {}
     for group in groups:
-        with _opened(path, names) as file:
+        with _opened(path, names, checked=True) as file:
             table = file.read_row_group(group, columns=names)
             _check_texts(path, table)
             found = {name: _values(table[name]) for name in names}
@@ -377,29 +378,28 @@ def _check_texts(path: str | os.PathLike[str], table: pa.Table) -> None:
     max_unpacked(path, sum(4 * len(each) * _longest(each) for each in wide))
 
 
-def _unpacked(file: pq.ParquetFile) -> int:
+def _unpacked(path: str | os.PathLike[str], file: pq.ParquetFile) -> int:
     """Return how many bytes the columns of a file take in memory.
 
     The sizes in its metadata do not say: encoded, millions of equal rows take a few bytes. Texts
     are read as dictionaries, so that each counts once, and a row as an index of four bytes.
     """
-    metadata, total = file.metadata, 0
+    metadata, sizes, total = file.metadata, column_sizes(path), 0
     groups = [metadata.row_group(each) for each in range(metadata.num_row_groups)]
     rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
     fields = list(file.schema_arrow)
-    if len(fields) != metadata.num_columns:  # one that holds several
+    if any(len(fields) != len(group) for group in sizes):  # one that holds several
         raise ValueError("its columns are not those of a record")
     for number, field in enumerate(fields):
         is_list = pa.types.is_fixed_size_list(field.type)
         kind, per_row = (
             (field.type.value_type, field.type.list_size) if is_list else (field.type, 1)
         )
-        parts = [group.column(number) for group in groups]
+        n_values = sum(group[number][0] for group in sizes)
         if _is_text(kind) and not is_list:
-            total += 4 * rows + sum(part.total_uncompressed_size for part in parts)
+            total += 4 * rows + sum(group[number][1] for group in sizes)
         elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            values = max(per_row * rows, sum(part.num_values for part in parts))
-            total += values * kind.bit_width // 8
+            total += max(per_row * rows, n_values) * kind.bit_width // 8
         else:
             raise ValueError(f"its column {field.name!r:.200} is of type {field.type}")
     return total
@@ -412,15 +412,18 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str], names: list[str]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file to read some columns; errors say that it is damaged."""
+def _opened(
+    path: str | os.PathLike[str], names: list[str], checked: bool = False
+) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file, whose size may be checked already; errors say that it is damaged."""
     texts = [name for name in TEXTS if name in names]
     try:
         with (
             Path(path).open("rb") as opened,  # pyarrow refuses names that are not UTF-8
             pq.ParquetFile(opened, page_checksum_verification=True, read_dictionary=texts) as file,
         ):
-            max_unpacked(path, _unpacked(file))
+            if not checked:
+                max_unpacked(path, _unpacked(path, file))
             yield file
     except TooLargeError:
         raise
