@@ -150,7 +150,7 @@ def test_no_option_is_missing_here():
 
 
 @pytest.mark.parametrize(
-    ("mode", "option"), [(mode, option) for mode in MODES for option in APPLIES[mode]]
+    ("mode", "option"), [(mode, option) for mode in MODES for option in sorted(APPLIES[mode])]
 )
 def test_an_option_that_applies_is_used(command, mode, option):
     policy = "gap" if option in ("--epsilon", "--labels") else "own"
@@ -158,7 +158,7 @@ def test_an_option_that_applies_is_used(command, mode, option):
     assert ALL[option][1](seen)
 
 
-@pytest.mark.parametrize("option", WITH_AUDITS)
+@pytest.mark.parametrize("option", sorted(WITH_AUDITS))
 def test_options_of_audits_are_used_with_audits(command, option):
     policy = "own" if option == "--alpha" else "gap"
     seen = command("model", "--audit", 0.1, *given(option), policy=policy)
@@ -166,7 +166,7 @@ def test_options_of_audits_are_used_with_audits(command, option):
 
 
 @pytest.mark.parametrize(
-    ("mode", "option"), [(mode, option) for mode in MODES for option in REFUSED[mode]]
+    ("mode", "option"), [(mode, option) for mode in MODES for option in sorted(REFUSED[mode])]
 )
 def test_an_option_that_would_do_nothing_is_refused(command, mode, option):
     with pytest.raises(ValueError, match=REFUSED[mode][option]) as raised:
