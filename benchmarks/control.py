@@ -4,7 +4,8 @@ import data
 import reference
 from measure import Result, best_times
 
-from swiftsure import RiskCurve, control
+from swiftsure import RiskCurve
+from swiftsure.certify import control
 
 TITLE = "control: `ucb`, times faster than Algorithms 1 and 2 written in NumPy"
 

@@ -4,9 +4,9 @@ from functools import cache
 
 import numpy as np
 
-from swiftsure.paths import Path
+from swiftsure.curves.paths import Path
 from swiftsure.records import ExitRecord
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 __all__ = ["arrays", "linear_path", "path", "record"]
 

@@ -8,7 +8,7 @@ import reference
 from measure import Result, best_times
 
 from swiftsure import Study, evaluate
-from swiftsure.control import Control
+from swiftsure.certify.control import Control
 
 TITLE = "evaluate: 100 splits and 100 draws, 50 levels, 3 controls, n = 1000, K = 100"
 

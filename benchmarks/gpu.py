@@ -45,11 +45,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from turns import run_in_turns, wait_for_turn
 
-from diffusion import drawn_rows
 from swiftsure import ExitRecord, Policy, assets, calibrate
 from swiftsure.torch import EarlyExit, Scored, Staged, Stream, models
 from swiftsure.torch.capture import Recorded, Recorder
 from swiftsure.torch.modes import inference
+from tests.diffusion import drawn_rows
 
 SIZES = Path(__file__).with_name("published_sizes.json")
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from swiftsure.calibration import calibrate
+from swiftsure.certify.calibration import calibrate
 from swiftsure.torch import EarlyExit, Scored, attach_heads, collect
 from swiftsure.torch.heads import PooledHead
 

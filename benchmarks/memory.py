@@ -3,7 +3,8 @@
 import data
 from measure import Result, peak_bytes
 
-from swiftsure import calibrate, control
+from swiftsure import calibrate
+from swiftsure.certify import control
 from swiftsure.records import ExitRecord
 
 TITLE = "memory: n = 1,000,000, 5 exits, K = 1000, in copies of confidences and losses"

@@ -3,7 +3,8 @@
 import data
 from measure import Result, best_times
 
-from swiftsure import calibrate, control
+from swiftsure import calibrate
+from swiftsure.certify import control
 from swiftsure.records import ExitRecord
 
 TITLE = "million: n = 1,000,000, 5 exits, K = 1000, in sums over confidences and losses"

@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import Tensor
 
 from swiftsure import assets
-from swiftsure.systems.ray_pool import RETRIES, RayPool, SwiftsureWorker
+from swiftsure.run.ray_pool import RETRIES, RayPool, SwiftsureWorker
 from swiftsure.torch import collect, models
 from swiftsure.torch.ray_workers import AHEAD
 

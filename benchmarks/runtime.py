@@ -16,8 +16,8 @@ from measure import Result, show
 from rich.console import Console
 from torch import Tensor, nn
 
-from swiftsure.calibration import Risk, calibrate
-from swiftsure.policy import Policy
+from swiftsure.certify.calibration import Risk, calibrate
+from swiftsure.certify.policy import Policy
 from swiftsure.torch import EarlyExit, Staged, Stream, collect, exit_flops
 from swiftsure.torch.staged import all_outputs
 

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from swiftsure import assets
-from swiftsure.serving.loading import demo_engine
+from swiftsure.serve.loading import demo_engine
 from swiftsure.torch.models.embedded import prepared
 
 EPSILON = 0.01
@@ -162,7 +162,7 @@ class running:  # noqa: N801 (reads as a statement)
             self.port = free.getsockname()[1]
         self._state = tempfile.TemporaryDirectory()
         code = (
-            "from swiftsure.serving import loading;"
+            "from swiftsure.serve import loading;"
             "loading.demo_engine.__defaults__ = (0.01,);"
             "from swiftsure.cli import main; main()"
         )

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from swiftsure.evaluation import Study
 from swiftsure.records import ExitRecord
 from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
+from swiftsure.study.evaluation import Study
 
 __all__ = ["exits_figure", "models_figure"]
 

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from swiftsure.evaluation import Study, evaluate
-from swiftsure.progress import steps
+from swiftsure._lib.progress import steps
+from swiftsure.study.evaluation import Study, evaluate
 
 __all__ = [
     "DATA_FOLDER",

@@ -10,10 +10,10 @@ import numpy as np
 
 from experiments.studies import column
 from experiments.tables import write_all
-from swiftsure.control import Control
-from swiftsure.evaluation import Study
+from swiftsure.certify.control import Control
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
+from swiftsure.study.evaluation import Study
 
 __all__ = ["CONTROLS", "DRAWN", "EPSILONS", "SweepResult", "load_sweep", "only"]
 

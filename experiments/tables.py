@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swiftsure._lib.files import write_text
 from swiftsure.cli.output import print_table
-from swiftsure.files import write_text
 
 __all__ = ["csv_text", "join_levels", "markdown_table", "print_rows", "write_all"]
 

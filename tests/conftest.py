@@ -11,7 +11,7 @@ import random
 import pytest
 from hypothesis import settings
 
-from swiftsure import sample_order
+from swiftsure.curves import sample_order
 
 # Properties look at the same examples in every run; the first call of a compiled function takes
 # seconds, which says nothing about the example.

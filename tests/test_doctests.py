@@ -56,7 +56,7 @@ def test_examples(name, tmp_path, monkeypatch):
 
 
 def test_the_modules_are_found():
-    assert {"swiftsure", "swiftsure.planning", "swiftsure.report.figures"} <= set(MODULES)
+    assert {"swiftsure", "swiftsure.study.planning", "swiftsure.report.figures"} <= set(MODULES)
 
 
 def test_there_are_examples_to_run():

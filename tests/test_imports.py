@@ -46,7 +46,7 @@ def test_importing_the_library_loads_nothing_heavy():
 
 
 def test_the_statistics_load_no_framework_no_plotting_and_no_command_line():
-    assert {"swiftsure.bounds", "swiftsure.records.files"} <= set(STATISTICS)
+    assert {"swiftsure.certify.bounds", "swiftsure.records.files"} <= set(STATISTICS)
     packages = loaded(f"import {', '.join(STATISTICS)}")
     assert "numpy" in packages
     assert packages.isdisjoint(FRAMEWORKS)

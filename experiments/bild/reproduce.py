@@ -15,8 +15,8 @@ import numpy as np
 from experiments.studies import StudyOptions
 from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
 from swiftsure import assets
-from swiftsure.evaluation import evaluate
 from swiftsure.records import ThresholdRecord
+from swiftsure.study.evaluation import evaluate
 
 __all__ = ["bild"]
 

@@ -14,9 +14,9 @@ from experiments.studies import StudyOptions, evaluate_all, layers_table, summar
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
 from swiftsure import assets
-from swiftsure.evaluation import Study
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
+from swiftsure.study.evaluation import Study
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 

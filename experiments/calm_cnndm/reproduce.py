@@ -13,10 +13,10 @@ from typing import Any, Unpack
 from experiments.studies import DATA_FOLDER, StudyOptions, evaluate_all, layers_table, summary
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
-from swiftsure.evaluation import Study
-from swiftsure.files import npz
+from swiftsure._lib.files import npz
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
+from swiftsure.study.evaluation import Study
 
 __all__ = ["CalmCnndmResult", "calm_cnndm", "load_measurements"]
 

@@ -14,8 +14,8 @@ from experiments.studies import StudyOptions
 from experiments.sweeps import CONTROLS as ALL_CONTROLS
 from experiments.sweeps import SweepResult, load_sweep
 from swiftsure import assets
-from swiftsure.evaluation import evaluate
 from swiftsure.records import ThresholdRecord
+from swiftsure.study.evaluation import evaluate
 
 __all__ = ["diffusion"]
 

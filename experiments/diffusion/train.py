@@ -29,8 +29,8 @@ from experiments.diffusion.batches import Batch, batches, noisy
 from experiments.diffusion.easing import ease
 from experiments.diffusion.images import Images, load
 from experiments.training import Recording
+from swiftsure._lib.files import atomic_write, write_text
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule, deediff_losses
-from swiftsure.files import atomic_write, write_text
 from swiftsure.torch.models import UViT
 
 HERE = Path(__file__).parent

@@ -16,9 +16,9 @@ from experiments.figures import exits_figure, models_figure
 from experiments.studies import StudyOptions, column, evaluate_all, labelled, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
-from swiftsure.control import Control
-from swiftsure.evaluation import Study
+from swiftsure.certify.control import Control
 from swiftsure.records import ExitRecord
+from swiftsure.study.evaluation import Study
 
 __all__ = [
     "CONTROLS",

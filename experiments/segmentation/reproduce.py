@@ -24,14 +24,14 @@ from experiments.segmentation.scenes import camvid_labels, scenes_figure
 from experiments.studies import StudyOptions, column, evaluate_all, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
-from swiftsure.calibration import calibrate
-from swiftsure.control import Control
-from swiftsure.evaluation import Study
+from swiftsure._lib.files import npz
+from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.control import Control
+from swiftsure.certify.policy import Policy
 from swiftsure.exits import exit_indices
-from swiftsure.files import npz
-from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord
 from swiftsure.report import study_figure
+from swiftsure.study.evaluation import Study
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure import ExitRecord, Path, ThresholdRecord, calibrate
-from swiftsure.control import Control
-from swiftsure.pareto import pareto_order, upper_estimates
+from swiftsure.certify.control import Control
+from swiftsure.curves.pareto import pareto_order, upper_estimates
 
 __all__ = ["compare", "compare_exits"]
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from swiftsure import ThresholdRecord, assets, dial_grid
+from swiftsure.curves.paths import Path
 from swiftsure.exits import exit_indices
-from swiftsure.paths import Path
 from swiftsure.records import ExitRecord
 from swiftsure.torch import collect
 from swiftsure.torch.models.embedded import embedded_msdnet, prepared

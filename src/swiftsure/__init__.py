@@ -13,25 +13,28 @@ from typing import TYPE_CHECKING, Any
 from swiftsure._version import __version__
 
 if TYPE_CHECKING:
-    import swiftsure.planning as planning
     import swiftsure.report as report
-    from swiftsure import bounds, control, exits, losses, monitor, paths, scores, simulate
-    from swiftsure.calibration import calibrate
+    import swiftsure.study.planning as planning
+    from swiftsure import exits, losses, monitor, scores
     from swiftsure.cascade import Answer, Cascade, Endpoint
     from swiftsure.cascade.estimator import CertifiedCascade
-    from swiftsure.choosing import calibrate_best
-    from swiftsure.control import Control, ControlResult
-    from swiftsure.curves import RiskCurve
-    from swiftsure.dials import dial_grid
-    from swiftsure.evaluation import Study, evaluate
-    from swiftsure.growing import GrowingCalibration
+    from swiftsure.certify import bounds, control
+    from swiftsure.certify.anytime.calibration import GrowingCalibration
+    from swiftsure.certify.best_of import calibrate_best
+    from swiftsure.certify.calibration import calibrate
+    from swiftsure.certify.control import Control, ControlResult
+    from swiftsure.certify.policy import Certificate, Policy
+    from swiftsure.certify.slices import SlicedPolicy, calibrate_slices
+    from swiftsure.curves import paths
+    from swiftsure.curves.curve import RiskCurve
+    from swiftsure.curves.dials import dial_grid
+    from swiftsure.curves.paths import Path
+    from swiftsure.curves.risks import Risk
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
-    from swiftsure.paths import Path
-    from swiftsure.policy import Certificate, Policy
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
-    from swiftsure.risks import Risk
-    from swiftsure.slices import SlicedPolicy, calibrate_slices
+    from swiftsure.study import simulate
+    from swiftsure.study.evaluation import Study, evaluate
 
 __all__ = [
     "Answer",
@@ -76,30 +79,39 @@ __all__ = [
 _HOMES = {
     "Answer": "cascade",
     "Cascade": "cascade",
-    "Certificate": "policy",
+    "Certificate": "certify.policy",
     "CertifiedCascade": "cascade.estimator",
-    "Control": "control",
-    "ControlResult": "control",
+    "Control": "certify.control",
+    "ControlResult": "certify.control",
     "Endpoint": "cascade",
     "ExitRecord": "records",
-    "GrowingCalibration": "growing",
+    "GrowingCalibration": "certify.anytime.calibration",
     "Loss": "losses",
     "LossRange": "losses",
     "Monitor": "monitor",
-    "Path": "paths",
-    "Policy": "policy",
-    "Risk": "risks",
-    "RiskCurve": "curves",
+    "Path": "curves.paths",
+    "Policy": "certify.policy",
+    "Risk": "curves.risks",
+    "RiskCurve": "curves.curve",
     "ShardedRecord": "records",
-    "SlicedPolicy": "slices",
-    "Study": "evaluation",
+    "SlicedPolicy": "certify.slices",
+    "Study": "study.evaluation",
     "ThresholdRecord": "records",
-    "calibrate": "calibration",
-    "calibrate_best": "choosing",
-    "calibrate_slices": "slices",
-    "dial_grid": "dials",
-    "evaluate": "evaluation",
+    "calibrate": "certify.calibration",
+    "calibrate_best": "certify.best_of",
+    "calibrate_slices": "certify.slices",
+    "dial_grid": "curves.dials",
+    "evaluate": "study.evaluation",
     "load_record": "records",
+}
+
+
+_MODULES = {
+    "bounds": "certify.bounds",
+    "control": "certify.control",
+    "paths": "curves.paths",
+    "planning": "study.planning",
+    "simulate": "study.simulate",
 }
 
 
@@ -108,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(import_module(f"swiftsure.{_HOMES[name]}"), name)
     elif name in __all__:
-        value = import_module(f"swiftsure.{name}")
+        value = import_module(f"swiftsure.{_MODULES.get(name, name)}")
     else:
         raise AttributeError(f"module 'swiftsure' has no attribute {name!r}")
     globals()[name] = value

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import _kernels, checks
+from swiftsure._lib import checks
+from swiftsure._lib import kernels as _kernels
 
 __all__ = ["NEVER", "calm_decay", "exit_indices", "threshold_array"]
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
-from swiftsure.registry import Registry
+from swiftsure._lib import checks
+from swiftsure._lib.registry import Registry
 
 __all__ = [
     "AGGREGATES",

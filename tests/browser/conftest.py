@@ -2,7 +2,7 @@
 
 import pytest
 
-from browser.driver import Browser, missing_program
+from tests.browser.driver import Browser, missing_program
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import pytest
 if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "uvicorn")):
     pytest.skip("the live page needs the extra `serve`", allow_module_level=True)
 
-from serving.builders import Adder, Client, guard_of, policy_of
-from serving.test_watching import watcher_of
-from swiftsure.serving import ExitCosts, Limits, create_app, start
+from swiftsure.serve import ExitCosts, Limits, create_app, start
+from tests.serve.builders import Adder, Client, guard_of, policy_of
+from tests.serve.test_watching import watcher_of
 
 SHOWN = """
 const text = (id) => document.getElementById(id).textContent;
@@ -44,8 +44,8 @@ def wait_for(browser, reached, seconds=20):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serving.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serving.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     engine = Adder(policy_of())
     engine.costs = {"flops": ExitCosts((1.0, 2.0, 4.0), 4.0)}
     watcher = watcher_of(engine, tmp_path)
@@ -113,7 +113,7 @@ def test_the_page_says_when_the_server_is_gone(browser):
 def test_the_page_of_a_proxy_shows_reasons_and_the_bill(browser, tmp_path):
     if any(find_spec(name) is None for name in ("aiohttp", "openai")):
         pytest.skip("the proxy needs the extra `api`")
-    from serving.test_proxy import Setup
+    from tests.serve.test_proxy import Setup
 
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)

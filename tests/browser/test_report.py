@@ -10,7 +10,7 @@ import swiftsure as ss
 from swiftsure.report import policy_page
 from swiftsure.report.findings import findings
 from swiftsure.report.sentences import threshold_words
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 ARROW_RIGHT = "\ue014"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(20, 23, 27)"

@@ -9,7 +9,7 @@ import pytest
 import swiftsure as ss
 from swiftsure.cascade.logs import read_logs, record_of_logs
 from swiftsure.cli import main
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 
 @dataclass(frozen=True)

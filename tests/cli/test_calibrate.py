@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.policy import Policy
-from unit.builders import random_record
+from swiftsure.certify.policy import Policy
+from tests.builders import random_record
 
 ZERO_ONE = ("--loss", "zero_one")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swiftsure import assets
-from swiftsure.policy import Policy
+from swiftsure.certify.policy import Policy
 
 torch = pytest.importorskip("torch")
 

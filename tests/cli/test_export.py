@@ -9,12 +9,12 @@ pytest.importorskip("onnxscript")
 
 from typer.testing import CliRunner
 
-from pytorch.builders import inputs, labels, network
 from swiftsure.cli.app import app
 from swiftsure.torch import collect
+from tests.torch.builders import inputs, labels, network
 
 MODULE = """
-from pytorch.builders import inputs, labels, network
+from tests.torch.builders import inputs, labels, network
 def build(): return network(n_exits=2)
 def data(): return [(inputs(60, seed=1), labels(60)), (inputs(60, seed=2), labels(60))]
 def none(): return []

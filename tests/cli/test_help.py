@@ -9,8 +9,8 @@ import pytest
 import typer
 
 import swiftsure
+from swiftsure.certify.control import OPTIONS
 from swiftsure.cli.app import app
-from swiftsure.control import OPTIONS
 
 QUICK = {
     "simulate": ["--draws", "5"],
@@ -48,7 +48,7 @@ def examples(command):
 EXAMPLES = {  # a group may show one of its verbs'
     example: None
     for words, command in {**VERBS, **GROUPS}.items()
-    # They need a model or a pickle, and a server does not end; tests/serving starts it.
+    # They need a model or a pickle, and a server does not end; tests/serve starts it.
     if words not in {("collect",), ("convert",), ("export",), ("serve",)}
     for example in examples(command)
     if words or example != "swiftsure demo"

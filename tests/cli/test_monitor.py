@@ -496,7 +496,7 @@ def test_an_alarm_is_shown_before_a_failure_to_save(run, folder, monkeypatch):
 
 
 def test_a_state_in_use_is_refused(run, folder):
-    from swiftsure.files import locked
+    from swiftsure._lib.files import locked
 
     stream(folder / "stream.jsonl", [0.0] * 50)
     with locked(folder / ".state.json.run"):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import swiftsure as ss
+from swiftsure.certify.policy import Policy
 from swiftsure.losses import LossRange
-from swiftsure.planning import gain_by_samples, lowest_epsilon, samples_needed
-from swiftsure.policy import Policy
+from swiftsure.study.planning import gain_by_samples, lowest_epsilon, samples_needed
 
 ZERO_ONE = ("--loss", "zero_one")
 

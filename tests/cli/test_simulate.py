@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swiftsure.policy import Policy
+from swiftsure.certify.policy import Policy
 
 QUICK = ("--n", "300", "--draws", "12")
 

@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import swiftsure as ss
-from diffusion.builders import TINY, Exact, Sure, confidence_levels, network, reference_sample
 from swiftsure.diffusion import DDIM, DDPM, DeeDiff, DeeDiffRule, Schedule, pilot_thresholds, sweep
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import Staged
 from swiftsure.torch.costs import _plain_attention
 from swiftsure.torch.models import UViT
+from tests.diffusion.builders import TINY, Exact, Sure, confidence_levels, network, reference_sample
 
 SCHEDULE = Schedule(40)
 SAMPLERS = [

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion.builders import Sure, confidence_levels, network
 from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule
 from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps
 from swiftsure.diffusion.steps import denoise
+from tests.diffusion.builders import Sure, confidence_levels, network
 
 N = 7
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import swiftsure as ss
-from diffusion.builders import Sure, confidence_levels, network, reference_sample
 from swiftsure.diffusion import DDIM, DeeDiff, DeeDiffRule, Guided, Schedule, sweep
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import check
+from tests.diffusion.builders import Sure, confidence_levels, network, reference_sample
 
 SAMPLER = DDIM(5, Schedule(40))
 LABELS = np.asarray([0, 2, 1, 1, 0, 2])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from diffusion.builders import random_weights
 from swiftsure import losses
 from swiftsure.diffusion import Lpips, compare_images
 from swiftsure.losses import MSE, SSIM
+from tests.diffusion.builders import random_weights
 
 WEIGHTS = Path(__file__).resolve().parents[2].parent / "shared" / "weights"
 PUBLISHED = WEIGHTS / "lpips_alexnet.npz"

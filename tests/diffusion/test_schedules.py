@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch.reference import Reference
 from swiftsure.diffusion import DDIM, DDPM, Sampler, Schedule
 from swiftsure.diffusion.schedules import sampler_from_settings
+from tests.torch.reference import Reference
 
 REFERENCE = Reference("deediff")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import swiftsure as ss
-from diffusion.builders import Sure, confidence_levels, network
 from swiftsure.diffusion import (
     DDIM,
     DDPM,
@@ -21,6 +20,7 @@ from swiftsure.diffusion import (
     sweeping,
 )
 from swiftsure.losses import MSE, Loss, LossRange, TensorFunctions
+from tests.diffusion.builders import Sure, confidence_levels, network
 
 SAMPLER = DDIM(4, Schedule(40))
 RULES = [{}, {"strict": True, "min_exit": 1}, {"look_at": [0, 2]}, {"look_steps": 3}]
@@ -316,7 +316,7 @@ def test_bad_arguments_are_refused(changes, message):
 
 
 def test_a_bar_shows_all_work(monkeypatch, tmp_path):
-    from swiftsure.systems import sweep as loop
+    from swiftsure.run import sweep as loop
 
     seen = {}
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from diffusion.builders import network
-from pytorch.reference import Reference
 from swiftsure.diffusion import Guided, Schedule, deediff_losses
 from swiftsure.torch.models import UViT
+from tests.diffusion.builders import network
+from tests.torch.reference import Reference
 
 REFERENCE = Reference("deediff")
 

@@ -14,7 +14,7 @@ from experiments.image_classification.reproduce import (
     load_records,
     published,
 )
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 
 @pytest.fixture(scope="module")

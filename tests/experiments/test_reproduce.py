@@ -14,7 +14,7 @@ from experiments.calm_cnndm.reproduce import calm_cnndm
 from experiments.diffusion.reproduce import diffusion
 from experiments.segmentation.reproduce import SCORES
 from swiftsure import assets
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 CNNDM_FILES = {"calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv"}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import swiftsure as ss
-from pytorch.builders import Played, logits
 from swiftsure.torch import collect
 from swiftsure.torch.collecting import InterruptedCollectionError
-from unit.builders import random_record
+from tests.builders import random_record
+from tests.torch.builders import Played, logits
 
 
 def batches(n, size=16):

@@ -16,13 +16,12 @@ import pytest
 import torch
 
 import swiftsure as ss
-from faults.mutants import mutants
+from swiftsure._lib.files import json_checksum
 from swiftsure.cascade import Answer, answer_log
 from swiftsure.cascade.answer_log import AnswerKey, AnswerLog
 from swiftsure.cascade.logs import read_log as read_jsonl
+from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.cli.pickled_logits import read_pickled_logits
-from swiftsure.files import json_checksum
-from swiftsure.growth_log import GrowthLog
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.onnx.folder import Check, Manifest, Part, RuntimeConfig, read_runtime, write_folder
 from swiftsure.onnx.folder import read_manifest as onnx_manifest
@@ -30,7 +29,8 @@ from swiftsure.onnx.trees import build, samples_of
 from swiftsure.records import files
 from swiftsure.records.shards import Shards
 from swiftsure.text import ExitHeads, MetaClassifier
-from unit.builders import random_logits, random_record
+from tests.builders import random_logits, random_record
+from tests.faults.mutants import mutants
 
 FEW = 120
 """Mutants of each format in the fast test."""

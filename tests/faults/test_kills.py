@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import swiftsure as ss
-from pytorch.builders import Played, logits
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import Runs, Sweep
+from swiftsure.run import Runs, Sweep
 from swiftsure.torch import collect
+from tests.torch.builders import Played, logits
 
 FORK = multiprocessing.get_context("fork")  # a forked process has everything imported already
 N = 400

@@ -21,11 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.builders import Adder, Client, policy_of, wait_until
-from serving.test_proxy import Setup
-from serving.upstreams import status
-from swiftsure.policy import Policy
-from swiftsure.serving import (
+from swiftsure.certify.policy import Policy
+from swiftsure.serve import (
     Comparison,
     Guard,
     Limits,
@@ -37,6 +34,9 @@ from swiftsure.serving import (
     watched_monitor,
     watching,
 )
+from tests.serve.builders import Adder, Client, policy_of, wait_until
+from tests.serve.test_proxy import Setup
+from tests.serve.upstreams import status
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ SOON = 30.0
 SERVE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from faults import test_silent_death
+from tests.faults import test_silent_death
 test_silent_death.serve(sys.argv[2], int(sys.argv[3]))
 """
 GONE = (OSError, http.client.HTTPException, ValueError)

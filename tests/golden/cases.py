@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure import sample_order
-from swiftsure.planning import gain_by_samples, lowest_epsilon, samples_needed
-from swiftsure.pools import unlabelled_pool
+from swiftsure.curves import sample_order
+from swiftsure.study.planning import gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.study.unlabelled import unlabelled_pool
 
 __all__ = ["POLICIES", "STUDIES", "describe", "drawing", "policy_of", "study_of"]
 

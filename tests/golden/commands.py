@@ -13,9 +13,8 @@ from contextlib import chdir
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
 from golden import cases, runtimes
+from typer.testing import CliRunner
 
 __all__ = ["COMMANDS", "printed", "write_files"]
 
@@ -28,7 +27,7 @@ VOLATILE = {
 
 NETWORK = """
 import torch
-from pytorch.builders import inputs, labels, network
+from tests.torch.builders import inputs, labels, network
 def build(): return network(n_exits=2)
 def data(): return [(inputs(40, seed=1), labels(40)), (inputs(40, seed=2), labels(40))]
 """
@@ -203,7 +202,7 @@ def printed(name, folder, monkeypatch):
         pytest.importorskip("swiftsure_assets")
     if name.startswith("serve"):
         pytest.importorskip("starlette")
-        from swiftsure.serving import running
+        from swiftsure.serve import running
 
         monkeypatch.setattr(running, "run", lambda *_, **__: None)
     answers = None

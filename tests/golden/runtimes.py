@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-
 from golden.frozen import digits
 
 __all__ = ["EXITS", "ON_GPU", "exact", "exported"]
@@ -72,8 +71,8 @@ def moved(batch, device):
 
 def early_exit(model, batch, device, score="top1", shared=True, **fields):
     """Exits and predictions of one call, with a shared threshold or one per exit."""
-    from pytorch.builders import full_confidences, policy_of
     from swiftsure.torch import EarlyExit
+    from tests.torch.builders import full_confidences, policy_of
 
     seen = full_confidences(model, batch, score)
     level = in_widest_gap(seen) if shared else tuple(in_widest_gap(each) for each in seen.T)
@@ -85,14 +84,14 @@ def early_exit(model, batch, device, score="top1", shared=True, **fields):
 
 @runs(["torch"])
 def early_exit_of_linear_stages(device):
-    from pytorch.builders import inputs, network
+    from tests.torch.builders import inputs, network
 
     return early_exit(network(), inputs(40), device)
 
 
 @runs(["torch"])
 def early_exit_by_entropy_strict_and_late(device):
-    from pytorch.builders import inputs, network
+    from tests.torch.builders import inputs, network
 
     return early_exit(
         network(seed=1), inputs(40, seed=1), device, "entropy", strict=True, min_exit=1
@@ -101,8 +100,8 @@ def early_exit_by_entropy_strict_and_late(device):
 
 @runs(["torch"])
 def early_exit_with_a_threshold_for_each_exit(device):
-    from pytorch.builders import full_confidences, inputs, network, policy_of
     from swiftsure.torch import EarlyExit
+    from tests.torch.builders import full_confidences, inputs, network, policy_of
 
     model, batch = network(seed=2), inputs(40, seed=2)
     first, _, third = full_confidences(model, batch).T
@@ -113,8 +112,8 @@ def early_exit_with_a_threshold_for_each_exit(device):
 
 @runs(["torch"], gpu=False)
 def early_exit_captured(device):
-    from pytorch.builders import full_confidences, inputs, network, policy_of
     from swiftsure.torch import EarlyExit
+    from tests.torch.builders import full_confidences, inputs, network, policy_of
 
     model, batch = network(seed=3), inputs(40, seed=3)
     policy = policy_of(in_widest_gap(full_confidences(model, batch)), model.n_exits)
@@ -124,8 +123,8 @@ def early_exit_captured(device):
 
 @runs(["torch"])
 def early_exit_of_msdnet(device):
-    from pytorch.builders import inputs
-    from pytorch.test_models_msdnet import random_network
+    from tests.torch.builders import inputs
+    from tests.torch.test_models_msdnet import random_network
 
     images = inputs(24, 3 * 32 * 32).view(24, 3, 32, 32)
     return early_exit(random_network(), images, device, shared=False)
@@ -133,8 +132,8 @@ def early_exit_of_msdnet(device):
 
 @runs(["torch"])
 def early_exit_of_a_vision_transformer(device):
-    from pytorch.builders import inputs
-    from pytorch.test_models_dvit import TINY, random_network
+    from tests.torch.builders import inputs
+    from tests.torch.test_models_dvit import TINY, random_network
 
     side = TINY["image_size"]
     return early_exit(random_network(), inputs(24, 3 * side**2).view(24, 3, side, side), device)
@@ -144,9 +143,9 @@ def early_exit_of_a_vision_transformer(device):
 def early_exit_of_a_network_with_attached_heads(device):
     import torch
 
-    from pytorch.builders import inputs
-    from pytorch.test_cut import Residual
     from swiftsure.torch import attach_heads
+    from tests.torch.builders import inputs
+    from tests.torch.test_cut import Residual
 
     torch.manual_seed(0)
     batch = inputs(40, seed=6)
@@ -158,8 +157,8 @@ def early_exit_of_a_network_with_attached_heads(device):
 def early_exit_of_a_cascade_of_networks(device):
     import torch
 
-    from pytorch.builders import inputs
     from swiftsure.torch import Cascade
+    from tests.torch.builders import inputs
 
     torch.manual_seed(0)
     model = Cascade([torch.nn.Linear(6, 5), torch.nn.Linear(6, 5), torch.nn.Linear(6, 5)]).eval()
@@ -168,8 +167,8 @@ def early_exit_of_a_cascade_of_networks(device):
 
 @runs(["torch"])
 def stream_in_order_and_out_of_order(device):
-    from pytorch.builders import full_confidences, inputs, network, policy_of
     from swiftsure.torch import EarlyExit, Stream
+    from tests.torch.builders import full_confidences, inputs, network, policy_of
 
     model, batch = network(seed=4), inputs(60, seed=4)
     policy = policy_of(in_widest_gap(full_confidences(model, batch)), model.n_exits)
@@ -189,8 +188,8 @@ def stream_in_order_and_out_of_order(device):
 @cache
 def exported():
     """The folder of an exported network, and inputs for it; it lives as long as this process."""
-    from pytorch.builders import full_confidences, inputs, network, policy_of
     from swiftsure import onnx
+    from tests.torch.builders import full_confidences, inputs, network, policy_of
 
     model, batch = network(n_exits=2, seed=5), inputs(40, seed=5)
     policy = policy_of(in_widest_gap(full_confidences(model, batch)), model.n_exits)
@@ -221,8 +220,8 @@ def exported_to_onnx(device):
 def calm(model, rule, device):
     """Tokens and layers of a batch."""
     from swiftsure.text import CalmModel
-    from text.builders import batch
-    from text.calm.slow import fast_model
+    from tests.text.builders import batch
+    from tests.text.calm.slow import fast_model
 
     fast = fast_model(model, rule)
     fast = CalmModel(fast.model.to(device), fast.rule, capture=device == "cuda")
@@ -237,7 +236,7 @@ def calm(model, rule, device):
 @runs(["torch", "transformers"])
 def calm_of_t5_by_softmax_with_decay(device):
     from swiftsure.text import CalmRule, Decay
-    from text.builders import t5
+    from tests.text.builders import t5
 
     return calm(t5(), CalmRule(1.0, decay=Decay(TOKENS)), device)
 
@@ -245,7 +244,7 @@ def calm_of_t5_by_softmax_with_decay(device):
 @runs(["torch", "transformers"])
 def calm_of_t5_by_saturation(device):
     from swiftsure.text import CalmRule
-    from text.builders import t5
+    from tests.text.builders import t5
 
     return calm(t5(), CalmRule(1.0, score="saturation"), device)
 
@@ -253,7 +252,7 @@ def calm_of_t5_by_saturation(device):
 @runs(["torch", "transformers"])
 def calm_of_llama_with_few_looks(device):
     from swiftsure.text import CalmRule
-    from text.builders import llama
+    from tests.text.builders import llama
 
     return calm(llama(), CalmRule(1.0, look_at=(0, 2)), device)
 
@@ -261,8 +260,8 @@ def calm_of_llama_with_few_looks(device):
 def drafted(name, rule, device):
     """Tokens and calls of a large model with a small one."""
     from swiftsure.text import BigLittle
-    from text.bild.drafting import PAIRS
-    from text.builders import batch
+    from tests.text.bild.drafting import PAIRS
+    from tests.text.builders import batch
 
     large, small = (model.to(device) for model in PAIRS[name]())
     output = BigLittle(large, small, rule, capture=device == "cuda").generate(
@@ -297,8 +296,8 @@ def bild_of_llama_speculative(device):
 
 @runs(["torch"])
 def deediff_of_a_small_unet(device):
-    from diffusion.builders import network
     from swiftsure.diffusion import DDIM, DeeDiff, Schedule
+    from tests.diffusion.builders import network
 
     model, sampler = network().to(device), DDIM(5, Schedule(40))
     seen = DeeDiff(model, 1.0, sampler=sampler).confidences(6)
@@ -308,9 +307,9 @@ def deediff_of_a_small_unet(device):
 
 @runs(["torch", "diffusers"], gpu=False)
 def cache_of_a_diffusers_pipeline(device):
-    from diffusion.test_caches import CALL, LABELS, LEVELS, Pipeline
     from swiftsure.diffusion.caches import CachedPipeline, sweep_cache
     from swiftsure.diffusion.caches.pipeline import sample_generators
+    from tests.diffusion.test_caches import CALL, LABELS, LEVELS, Pipeline
 
     pipe = Pipeline()
     given = {"thresholds": LEVELS, "losses": ["mse"], "batch_size": 4}

@@ -5,7 +5,6 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-
 from golden import cases, commands, runtimes
 from golden.frozen import FOLDER, Frozen, differences, in_short, parted, plain, written
 

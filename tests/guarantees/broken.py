@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, rel_entr
 
-from guarantees.checkers import Task, Test
-from guarantees.rules import curve_of, rule
-from swiftsure.bounds import BOUNDS
-from swiftsure.control import Control
+from swiftsure.certify.bounds import BOUNDS
+from swiftsure.certify.control import Control
+from tests.guarantees.checkers import Task, Test
+from tests.guarantees.rules import curve_of, rule
 
 Floats = NDArray[np.float64]
 Step = Callable[[float, float, float, float, int], float]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
-from guarantees.sources import Columns, Sequences, Types
+from tests.guarantees.sources import Columns, Sequences, Types
 
 __all__ = [
     "RefutedError",

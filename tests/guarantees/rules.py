@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import swiftsure as ss
-from guarantees.checkers import Rule, Task, Test
-from swiftsure.bounds import BOUNDS
+from swiftsure.certify.bounds import BOUNDS
+from tests.guarantees.checkers import Rule, Task, Test
 
 __all__ = [
     "ANY_LOSS",

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.special import bdtr
 
-from guarantees import broken
-from guarantees.checkers import (
+from swiftsure.certify.bounds import p_value
+from tests.guarantees import broken
+from tests.guarantees.checkers import (
     RefutedError,
     Task,
     check_coverage,
@@ -13,9 +14,8 @@ from guarantees.checkers import (
     check_test,
     check_violations,
 )
-from guarantees.rules import certifies, rule, upper_bound
-from guarantees.sources import Sequences, Types, independent_columns, two_settings
-from swiftsure.bounds import p_value
+from tests.guarantees.rules import certifies, rule, upper_bound
+from tests.guarantees.sources import Sequences, Types, independent_columns, two_settings
 
 TINY = 1e-6
 TASK = Task(0.1, 0.1)

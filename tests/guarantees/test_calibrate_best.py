@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 import swiftsure as ss
-from swiftsure.choosing import calibrate_best
+from swiftsure.certify.best_of import calibrate_best
 
 EPSILON, DELTA, N, K, TRIALS = 0.05, 0.1, 200, 8, 300
 RISK = EPSILON + 1e-4

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import check_rate
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import check_rate
 
 SETTINGS = {
     "fixed sequence": ({}, [0.0334, 0.0405, 0.09]),

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 import swiftsure as ss
-from guarantees.checkers import check_rate
-from guarantees.rules import ANY_LOSS, NON_NEGATIVE
+from tests.guarantees.checkers import check_rate
+from tests.guarantees.rules import ANY_LOSS, NON_NEGATIVE
 
 # By name: (how to draw n losses, their mean, low, high).
 LOSSES = {

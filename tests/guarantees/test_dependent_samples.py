@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, Task, check_not_above, check_rate, check_violations
-from guarantees.sources import two_settings
-from guarantees.strategies import deltas, levels, properties, tables
+from tests.guarantees.checkers import (
+    RefutedError,
+    Task,
+    check_not_above,
+    check_rate,
+    check_violations,
+)
+from tests.guarantees.sources import two_settings
+from tests.guarantees.strategies import deltas, levels, properties, tables
 
 COPIES = 20
 """Rows of one group that all have the same loss: dependence at its worst."""

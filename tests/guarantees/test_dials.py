@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import (
+from swiftsure.certify.control import Control
+from swiftsure.curves.branches import Branches
+from swiftsure.curves.pareto import pareto_order, upper_estimates
+from tests.guarantees.checkers import (
     ROUNDING,
     RefutedError,
     Task,
@@ -15,11 +18,8 @@ from guarantees.checkers import (
     check_violations,
     check_violations_exactly,
 )
-from guarantees.rules import curve_of
-from guarantees.sources import Types, independent_columns
-from swiftsure.branches import Branches
-from swiftsure.control import Control
-from swiftsure.pareto import pareto_order, upper_estimates
+from tests.guarantees.rules import curve_of
+from tests.guarantees.sources import Types, independent_columns
 
 ABOVE = 1e-6
 """How far above ε the risk of a setting that must not be chosen is."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import Task
-from guarantees.rules import ANY_LOSS, NON_NEGATIVE, UP_TO_ONE, curve_of
-from swiftsure.bounds import BOUNDS
+from swiftsure.certify.bounds import BOUNDS
+from tests.guarantees.checkers import Task
+from tests.guarantees.rules import ANY_LOSS, NON_NEGATIVE, UP_TO_ONE, curve_of
 
 LEVELS = [1e-12, 1e-6, 0.01, 0.5, 0.99, 1 - 1e-9]
 

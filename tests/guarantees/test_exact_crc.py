@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from guarantees.checkers import RefutedError, Task, check_mean_risk_exactly
-from guarantees.rules import rule
-from guarantees.sources import Types
+from tests.guarantees.checkers import RefutedError, Task, check_mean_risk_exactly
+from tests.guarantees.rules import rule
+from tests.guarantees.sources import Types
 
 VALID = {"monotone": {}, "ucb": {"method": "ucb"}}
 
@@ -69,7 +69,7 @@ def test_the_valid_forms_keep_epsilon_where_the_paper_exceeds_it(options):
 
 def test_the_paper_s_rule_promises_nothing():
     """Results of the selection rules say that they carry no guarantee."""
-    from swiftsure.control import Control
+    from swiftsure.certify.control import Control
 
     assert Control("crc").guarantee == "expectation"
     assert Control("crc", method="ucb").guarantee == "expectation"

@@ -5,7 +5,8 @@ import pytest
 from scipy.stats import binom
 
 import swiftsure as ss
-from guarantees.checkers import (
+from swiftsure.certify.bounds import BOUNDS
+from tests.guarantees.checkers import (
     ROUNDING,
     RefutedError,
     Task,
@@ -13,7 +14,7 @@ from guarantees.checkers import (
     check_p_values,
     check_test,
 )
-from guarantees.rules import (
+from tests.guarantees.rules import (
     ANY_LOSS,
     GAPS,
     NON_NEGATIVE,
@@ -24,8 +25,7 @@ from guarantees.rules import (
     p_value,
     upper_bound,
 )
-from guarantees.sources import Sequences
-from swiftsure.bounds import BOUNDS
+from tests.guarantees.sources import Sequences
 
 BINARY = Sequences([0, 1], 9)
 GAP = Sequences([-1, 0, 1], 6)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, Task, check_rate, check_test
-from guarantees.sources import Sequences
-from swiftsure import _kernels
-from swiftsure.bounds import _bets, trinomial
-from swiftsure.simulate import Population
+from swiftsure._lib import kernels as _kernels
+from swiftsure.certify.bounds import _bets, trinomial
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import RefutedError, Task, check_rate, check_test
+from tests.guarantees.sources import Sequences
 
 TINY = 1e-6
 

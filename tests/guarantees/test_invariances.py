@@ -6,11 +6,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import swiftsure as ss
-from guarantees.checkers import Task
-from guarantees.rules import NON_NEGATIVE, ORDER_FREE, curve_of
-from guarantees.strategies import deltas, exit_records, levels, properties, tables
-from swiftsure import _kernels
-from swiftsure.bounds import BOUNDS
+from swiftsure._lib import kernels as _kernels
+from swiftsure.certify.bounds import BOUNDS
+from tests.guarantees.checkers import Task
+from tests.guarantees.rules import NON_NEGATIVE, ORDER_FREE, curve_of
+from tests.guarantees.strategies import deltas, exit_records, levels, properties, tables
 
 SUMMARY = [name for name in ORDER_FREE if name != "binomial"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_rate
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import RefutedError, check_rate
 
 EPSILON, DELTA, N, DRAWS = 0.1, 0.1, 60, 150
 LEVELS = np.float32([0.9, 0.7, 0.5, 0.3])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_rate
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import RefutedError, check_rate
 
 N_EARLY = 12
 

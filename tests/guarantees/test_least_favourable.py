@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import (
+from tests.guarantees.checkers import (
     Task,
     check_not_above,
     check_rate,
     check_violations,
     check_violations_exactly,
 )
-from guarantees.rules import ANY_LOSS, NON_NEGATIVE, ORDER_FREE, UP_TO_ONE, rule
-from guarantees.sources import Types, independent_columns, two_settings
+from tests.guarantees.rules import ANY_LOSS, NON_NEGATIVE, ORDER_FREE, UP_TO_ONE, rule
+from tests.guarantees.sources import Types, independent_columns, two_settings
 
 TINY = 1e-6
 

@@ -6,9 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import swiftsure as ss
-from guarantees.checkers import Task
-from guarantees.rules import NON_NEGATIVE, UP_TO_ONE, curve_of
-from guarantees.strategies import EPSILONS, deltas, levels, properties, sequences, tables
+from tests.guarantees.checkers import Task
+from tests.guarantees.rules import NON_NEGATIVE, UP_TO_ONE, curve_of
+from tests.guarantees.strategies import EPSILONS, deltas, levels, properties, sequences, tables
 
 RULES = {
     **{f"ucb {bound}": ss.Control("ucb", bound) for bound in NON_NEGATIVE},

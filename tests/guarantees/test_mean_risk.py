@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_not_above
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import RefutedError, check_not_above
 
 GRID = np.linspace(1.0, 0.0, 101)
 

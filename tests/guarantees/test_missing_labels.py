@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import check_rate
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import check_rate
 
 POPULATION = Population(n_exits=4, overconfidence=2.5)
 PATH = ss.Path.logit_grid(step=0.2)

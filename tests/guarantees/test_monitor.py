@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from guarantees.checkers import ROUNDING, RefutedError, check_rate
 from swiftsure.monitor import Monitor, RequestOrder, StreamFaultError, Watch, _evidence
+from tests.guarantees.checkers import ROUNDING, RefutedError, check_rate
 
 Floats = NDArray[np.float64]
 

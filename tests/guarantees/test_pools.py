@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_rate
-from guarantees.rules import ANY_LOSS, POOLS
+from tests.guarantees.checkers import RefutedError, check_rate
+from tests.guarantees.rules import ANY_LOSS, POOLS
 
 
 def pool_of(size, ones):

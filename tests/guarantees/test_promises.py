@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_rate
-from swiftsure.bounds import BOUNDS
+from swiftsure.certify.bounds import BOUNDS
+from tests.guarantees.checkers import RefutedError, check_rate
 
 TINY = 1e-6
 DRAWS = 1000

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.broken import unshuffled
-from guarantees.checkers import RefutedError, Task, check_rate, check_violations
-from guarantees.rules import UP_TO_ONE, curve_of, rule
-from guarantees.sources import Types, two_settings
+from tests.guarantees.broken import unshuffled
+from tests.guarantees.checkers import RefutedError, Task, check_rate, check_violations
+from tests.guarantees.rules import UP_TO_ONE, curve_of, rule
+from tests.guarantees.sources import Types, two_settings
 
 ARRANGEMENTS = {
     "ascending": lambda losses: losses[np.argsort(losses[:, -1], kind="stable")],
@@ -160,7 +160,9 @@ def test_a_record_is_tested_in_one_order_and_so_is_its_file(tmp_path, kind):
 def test_records_draw_different_orders_from_the_operating_system(monkeypatch):
     """Each new record asks the operating system, once."""
     asked = []
-    monkeypatch.setattr("swiftsure.sample_order.randbits", lambda bits: asked.append(bits) or 5)
+    monkeypatch.setattr(
+        "swiftsure.curves.sample_order.randbits", lambda bits: asked.append(bits) or 5
+    )
     record = record_of(np.zeros(10))
     assert (record.order.seed, record.order.drawn, asked) == (5, True, [53])
     curve = record.curve("consistency")

@@ -7,9 +7,9 @@ from scipy import stats
 torch = pytest.importorskip("torch")
 
 import swiftsure as ss  # noqa: E402
-from pytorch.builders import SCORES, Played, policy_of  # noqa: E402
 from swiftsure.torch import EarlyExit, Stream, collect  # noqa: E402
 from swiftsure.torch.scoring import confidence  # noqa: E402
+from tests.torch.builders import SCORES, Played, policy_of  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TEMPERATURES = [None, (1.7, 1.0), (0.3, 2.0), (20.0, 0.05)]

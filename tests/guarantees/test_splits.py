@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError, check_rate
-from swiftsure.sample_order import SampleOrder
+from swiftsure.curves.sample_order import SampleOrder
+from tests.guarantees.checkers import RefutedError, check_rate
 
 RISK, EPSILON, DELTA, N, SIZE = 0.051, 0.05, 0.1, 1500, 300
 PROMISE = {"risk": "consistency", "epsilon": EPSILON, "delta": DELTA, "path": [0.5]}

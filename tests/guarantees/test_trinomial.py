@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom, multinomial
 
 import swiftsure as ss
-from guarantees.checkers import RefutedError
-from swiftsure.bounds import BOUNDS, trinomial
+from swiftsure.certify.bounds import BOUNDS, trinomial
+from tests.guarantees.checkers import RefutedError
 
 ROUNDING = 1e-10
 GAP = ss.LossRange(-1, 1, whole=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from guarantees.checkers import check_rate
-from guarantees.rules import ANY_LOSS, GAPS, NON_NEGATIVE, UP_TO_ONE
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
+from tests.guarantees.checkers import check_rate
+from tests.guarantees.rules import ANY_LOSS, GAPS, NON_NEGATIVE, UP_TO_ONE
 
 POPULATIONS = {
     "calibrated": Population(n_exits=4, difficulty=0.45),

@@ -18,7 +18,7 @@ import pytest
 
 import swiftsure
 import swiftsure.assets
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 pytest.importorskip("hatchling")
 
@@ -194,7 +194,7 @@ def interpreter(version):
 
 SMOKE = """
 import swiftsure as ss
-from swiftsure.simulate import Population
+from swiftsure.study.simulate import Population
 
 sample = Population(n_exits=3).sample(600, 0)
 record = ss.ExitRecord.from_logits(sample.logits, sample.labels)

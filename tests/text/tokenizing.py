@@ -4,7 +4,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from text.builders import EOS, PAD, VOCABULARY
+from tests.text.builders import EOS, PAD, VOCABULARY
 
 __all__ = ["WORDS", "texts", "tokenizer"]
 

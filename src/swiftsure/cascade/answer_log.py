@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
+from swiftsure._lib.files import locked, sync
 from swiftsure.cascade.answers import Answer, plain
-from swiftsure.files import locked, sync
 
 __all__ = ["AnswerKey", "AnswerLog", "input_digest"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.cascade.answers import Answer, plain
 from swiftsure.losses import BRIER, LOSSES, ZERO_ONE, Loss, LossRange
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks, scores
+from swiftsure import scores
+from swiftsure._lib import checks
 
 __all__ = ["UNIT", "Answer"]
 

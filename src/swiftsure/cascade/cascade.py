@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure.calibration import calibrate
 from swiftsure.cascade.answer_log import AnswerKey
 from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
 from swiftsure.cascade.answers import Answer
@@ -19,11 +18,12 @@ from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_o
 from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff
 from swiftsure.cascade.running import CascadeRunner, run_coroutine
+from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.policy import Policy
 from swiftsure.losses import LossRange
-from swiftsure.policy import Policy
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import gap_is_known_by_agreement
-from swiftsure.systems.binding import PolicyBinding
+from swiftsure.run.binding import PolicyBinding
 
 if TYPE_CHECKING:
     from swiftsure.torch import Cascade as StagedCascade

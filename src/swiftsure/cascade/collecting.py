@@ -9,12 +9,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure._lib.progress import steps
 from swiftsure.cascade.answer_log import AnswerKey, AnswerLog, input_digest
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.models import BatchModel, Model, identity_digest
 from swiftsure.cascade.retrying import Backoff, described
-from swiftsure.progress import steps
 
 __all__ = ["CollectionError", "ask_all", "input_keys", "model_key", "rows_of"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from swiftsure import scores
+from swiftsure._lib.registry import Registry
 from swiftsure.cascade.answers import Answer
-from swiftsure.registry import Registry
 
 __all__ = [
     "ANSWER_SCORES",

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure._lib.files import shortened
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
-from swiftsure.files import shortened
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.calibration import calibrate
 from swiftsure.cascade.collecting import rows_of
+from swiftsure.certify.calibration import calibrate
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
-from swiftsure.sample_order import SampleOrder
 from swiftsure.scores import SCORES
 
 try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.cascade.answers import Answer, plain
 from swiftsure.cascade.models import CallableModel, Model, model_of
 from swiftsure.losses import LossRange

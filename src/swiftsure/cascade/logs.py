@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure._lib.files import shortened
 from swiftsure.cascade.answer_log import input_digest
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.cascade import record_of_answers
 from swiftsure.cascade.endpoints import answer_of_response, usage_cost
 from swiftsure.cascade.retrying import UpstreamError
-from swiftsure.files import shortened
 from swiftsure.records import ExitRecord
 
 __all__ = ["LogEntry", "answered_by_all", "read_log", "read_logs", "record_of_logs"]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["Recalibration"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from swiftsure.files import shortened
+from swiftsure._lib.files import shortened
 
 __all__ = ["Backoff", "UpstreamError", "retry_after"]
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.collecting import rows_of
 from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.models import BatchModel, Model
 from swiftsure.cascade.retrying import Backoff, described
-from swiftsure.policy import Policy
+from swiftsure.certify.policy import Policy
 
 __all__ = ["CascadeOutput", "CascadeRunner", "Decision", "run_coroutine"]
 

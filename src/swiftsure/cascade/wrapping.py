@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.models import Model, model_of

@@ -18,10 +18,10 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from swiftsure.control import Control
-    from swiftsure.policy import Certificate, Policy
-    from swiftsure.risks import Risk
-    from swiftsure.slices import SlicedPolicy
+    from swiftsure.certify.control import Control
+    from swiftsure.certify.policy import Certificate, Policy
+    from swiftsure.certify.slices import SlicedPolicy
+    from swiftsure.curves.risks import Risk
 
 __all__ = ["calibrate"]
 
@@ -295,8 +295,8 @@ def _grown(
     exits: dict[str, Any],
 ) -> "Policy":
     """Add a record to a calibration that grows, unless it holds it already."""
-    from swiftsure.growing import HORIZON, GrowingCalibration
-    from swiftsure.growth import known_again
+    from swiftsure.certify.anytime.calibration import HORIZON, GrowingCalibration
+    from swiftsure.certify.anytime.state import known_again
     from swiftsure.records.files import keeps_order
 
     if not keeps_order(file):
@@ -344,7 +344,7 @@ def _curve(
     options: dict[str, Any],
 ) -> Any:
     """Return the curve of the first risk, of the samples that calibrated."""
-    from swiftsure.calibration import set_aside
+    from swiftsure.certify.calibration import set_aside
 
     if split is not None:
         record, path = set_aside(record, split, seed, risks, cost, options)
@@ -431,7 +431,7 @@ def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> Non
 
 def _print_tables(certificate: "Certificate") -> None:
     """Print tables of risks and costs and, for grouped samples, what they average over."""
-    from swiftsure.policy import average_sentence, average_words
+    from swiftsure.certify.policy import average_sentence, average_words
 
     how = average_words(certificate.unit, certificate.average)
     print_table(

@@ -15,7 +15,7 @@ from swiftsure.cli.output import number, print_json, print_policy, print_table, 
 
 if TYPE_CHECKING:
     from swiftsure.assets import SampleImages
-    from swiftsure.policy import Policy
+    from swiftsure.certify.policy import Policy
     from swiftsure.records import ExitRecord
 
 __all__ = ["demo"]
@@ -57,7 +57,8 @@ def demo(
         swiftsure demo --epsilon 0.02 --n 1000
     """
     import swiftsure as ss
-    from swiftsure import assets, checks
+    from swiftsure import assets
+    from swiftsure._lib import checks
 
     checks.count("batch", batch)
     small = small or not assets.installed()
@@ -200,7 +201,7 @@ def _run(
     ways: _Ways, images: "SampleImages", batch: int, progress: bool | None
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Time the full network and early exits, alternating batch by batch."""
-    from swiftsure.progress import steps
+    from swiftsure._lib.progress import steps
 
     parts = [ways.inputs[k : k + batch] for k in range(0, len(ways.inputs), batch)]
     ways.full(parts[0]), ways.early(parts[0])

@@ -54,9 +54,9 @@ def export(
 
         swiftsure export exported/ policy.json
     """
+    from swiftsure.certify.policy import Policy
     from swiftsure.onnx import save_policy
     from swiftsure.onnx.folder import read_manifest
-    from swiftsure.policy import Policy
 
     chosen = None if policy is None else Policy.load(policy)
     if Path(model).is_dir():

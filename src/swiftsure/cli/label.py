@@ -134,7 +134,7 @@ def label(
 
 def _chosen_loss(record: "ExitRecord", loss: str | None) -> str:
     """Return the loss to label for, which must be known where answers agree."""
-    from swiftsure import checks
+    from swiftsure._lib import checks
     from swiftsure.records.checks import gap_is_known_by_agreement
 
     known = [name for name in record.inconsistencies if gap_is_known_by_agreement(name)]
@@ -256,7 +256,7 @@ def _loaded(path: Path) -> "ExitRecord":
 @contextmanager
 def _claimed(target: Path) -> Iterator[None]:
     """Keep others from labelling the same file, under any of its names, until this ends."""
-    from swiftsure.files import STDOUT, LockedError, locked
+    from swiftsure._lib.files import STDOUT, LockedError, locked
 
     if target == STDOUT or (target.exists() and not target.is_file()):
         yield  # a pipe or a device holds no labels
@@ -328,7 +328,7 @@ def _write(file: Path, record: "ExitRecord", ids: list[Any], guide: "_Classes | 
     import csv
     import io
 
-    from swiftsure.files import write_text
+    from swiftsure._lib.files import write_text
 
     at = {name: row for row, name in enumerate(record.ids.tolist())}
     text = io.StringIO()

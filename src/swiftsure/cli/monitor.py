@@ -17,8 +17,8 @@ from swiftsure.cli.options import optional
 from swiftsure.cli.output import one_line, print_json, print_text
 
 if TYPE_CHECKING:
+    from swiftsure.certify.policy import Policy
     from swiftsure.monitor import Drift, Monitor, Watch
-    from swiftsure.policy import Policy
 
 __all__ = ["monitor"]
 
@@ -136,7 +136,7 @@ def _claim(state: Path | None, stack: ExitStack) -> Exception | None:
 
     An alarm must be seen even if it cannot be saved, so this does not end the run.
     """
-    from swiftsure.files import LockedError, locked, writable
+    from swiftsure._lib.files import LockedError, locked, writable
 
     if state is None:
         return None
@@ -163,8 +163,8 @@ def _requested_monitor(
     before: Path | None,
 ) -> "Monitor | None":
     """Return a monitor of the requested risk, with defaults from the state; None if none was."""
+    from swiftsure.certify.policy import Policy
     from swiftsure.monitor import Monitor
-    from swiftsure.policy import Policy
 
     if policy is not None and epsilon is not None:
         raise ValueError("`--epsilon` must not be given with --policy, which sets it.")

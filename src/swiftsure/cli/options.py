@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from swiftsure.control import Control
+    from swiftsure.certify.control import Control
 
 __all__ = [
     "AcceptEdited",
@@ -96,8 +96,8 @@ def parse_control(text: str, bound: str) -> "Control":
     """
     from dataclasses import replace
 
-    from swiftsure import checks
-    from swiftsure.control import OPTIONS, Control
+    from swiftsure._lib import checks
+    from swiftsure.certify.control import OPTIONS, Control
 
     name, *given = text.strip().split(":")
     checks.choice("control", name, OPTIONS)
@@ -118,7 +118,7 @@ def parse_control(text: str, bound: str) -> "Control":
 
 def _value(option: str, text: str, kind: Any) -> bool | float | str:
     """Parse the value of an option; a boolean option without a value is true."""
-    from swiftsure import checks
+    from swiftsure._lib import checks
 
     kinds = get_args(kind) or (kind,)  # the types in `float | None`
     if bool in kinds:

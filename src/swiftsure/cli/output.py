@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Policy
+    from swiftsure.certify.policy import Policy
 
 __all__ = [
     "check_outputs",
@@ -39,7 +39,7 @@ def check_outputs(*paths: Path | None) -> None:
 
     Messages go to standard error from now on if a file goes to standard output.
     """
-    from swiftsure.files import writable
+    from swiftsure._lib.files import writable
 
     global _stdout_is_taken  # noqa: PLW0603 (a program has one standard output)
     given = [writable(path) for path in paths if path is not None]
@@ -66,7 +66,7 @@ def print_text(text: str, style: str = "") -> None:
 
 def print_policy(policy: "Policy") -> None:
     """Print a policy's sentence; in a terminal the promise is bold and its conditions dim."""
-    from swiftsure.policy import sentence_parts
+    from swiftsure.certify.policy import sentence_parts
 
     promise, conditions = sentence_parts(policy)
     _print(Text.assemble((_printable(promise), "bold"), (_printable(conditions), "dim")))

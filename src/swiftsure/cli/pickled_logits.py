@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
-from swiftsure.files import atomic_write, max_unpacked, shortened
+from swiftsure._lib import checks
+from swiftsure._lib.files import atomic_write, max_unpacked, shortened
 
 __all__ = ["convert_logits", "read_pickled_logits"]
 

@@ -126,7 +126,7 @@ def _plan_promise(
     json: bool,
 ) -> None:
     from swiftsure.losses import LossRange
-    from swiftsure.planning import samples_needed
+    from swiftsure.study.planning import samples_needed
 
     low = 0.0 if disagreement is None else -max_loss
     declared = LossRange(low, max_loss, whole=max_loss == 1.0)
@@ -172,7 +172,7 @@ def _plan_sizes(
     json: bool,
 ) -> None:
     import swiftsure as ss
-    from swiftsure.policy import average_sentence
+    from swiftsure.certify.policy import average_sentence
 
     found = ss.planning.gain_by_samples(
         ss.load_record(record),
@@ -268,7 +268,7 @@ def _plan_budget(
 
 
 def _print_budget(found: Any, saving: float) -> None:
-    from swiftsure.policy import percent
+    from swiftsure.certify.policy import percent
 
     largest = found.policy.certificate.promises[0].loss_range[1]
     if found.epsilon is None:

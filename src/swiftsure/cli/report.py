@@ -38,7 +38,7 @@ def report(
         swiftsure report record.parquet deployed.json -o report.html
     """
     import swiftsure as ss
-    from swiftsure.files import write_text
+    from swiftsure._lib.files import write_text
     from swiftsure.report.findings import findings
     from swiftsure.report.page import rendered
 

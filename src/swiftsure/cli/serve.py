@@ -17,8 +17,8 @@ from swiftsure.cli.output import print_json, print_policy, print_text
 from swiftsure.cli.targets import find_target, import_from_current_folder
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Policy
-    from swiftsure.serving import Engine, Guard, Watcher
+    from swiftsure.certify.policy import Policy
+    from swiftsure.serve import Engine, Guard, Watcher
 
 __all__ = ["serve"]
 
@@ -111,9 +111,9 @@ def serve(
         swiftsure serve model/ --audit 0.05
         swiftsure serve cascade.toml
     """
-    from swiftsure.serving.app import Limits, create_app
-    from swiftsure.serving.loading import load_engines
-    from swiftsure.serving.running import listen, log_to_stderr, run
+    from swiftsure.serve.app import Limits, create_app
+    from swiftsure.serve.loading import load_engines
+    from swiftsure.serve.running import listen, log_to_stderr, run
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo, and not both.")
@@ -208,9 +208,9 @@ def _address(listening: socket.socket) -> str:
 
 
 def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool) -> None:
-    from swiftsure.serving import watching
-    from swiftsure.serving.proxy import ProxyConfig, create_proxy
-    from swiftsure.serving.running import run
+    from swiftsure.serve import watching
+    from swiftsure.serve.proxy import ProxyConfig, create_proxy
+    from swiftsure.serve.running import run
 
     config = ProxyConfig.load(path)
     policy = config.load_policy()
@@ -238,7 +238,8 @@ def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool)
 
 def _drill(address: str, say: Callable[[str], None]) -> None:
     """Send the demo's images, which wait until the server answers, and say when it fell back."""
-    from swiftsure import assets, serving
+    from swiftsure import assets
+    from swiftsure import serve as serving
     from swiftsure.torch.models.embedded import prepared
 
     images = prepared(assets.sample_images(not assets.installed()).images).numpy()
@@ -260,8 +261,8 @@ def _guard(
     file: Path | None,
     fallback: Path | None,
 ) -> "Guard":
-    from swiftsure.policy import Policy
-    from swiftsure.serving.guarding import Guard, PolicyStore
+    from swiftsure.certify.policy import Policy
+    from swiftsure.serve.guarding import Guard, PolicyStore
 
     own = engine.policy
     if file is not None:
@@ -285,7 +286,7 @@ def _watch(
     """
 
     def watch(policy: "Policy") -> "Watcher":
-        from swiftsure import serving
+        from swiftsure import serve as serving
 
         monitor = None
         if audit > 0:

@@ -38,9 +38,9 @@ def simulate(
         swiftsure simulate --epsilon 0.02 --n 2000
     """
     import swiftsure as ss
-    from swiftsure import checks
-    from swiftsure.policy import percent
-    from swiftsure.simulate import Population
+    from swiftsure._lib import checks
+    from swiftsure.certify.policy import percent
+    from swiftsure.study.simulate import Population
 
     checks.count("draws", draws)
     population = Population(overconfidence=3.0)
@@ -153,7 +153,7 @@ def _true_risks(
 
 def _format_rate(broken: np.ndarray) -> str:
     """Format a rate with its interval; "always" or "never" for a rule without randomness."""
-    from swiftsure.evaluation import Rates
+    from swiftsure.study.evaluation import Rates
 
     if len(broken) == 1:
         return "always" if broken[0] else "never"

@@ -11,7 +11,7 @@ from swiftsure.cli import options
 from swiftsure.cli.output import is_terminal, print_json, print_policy, print_table, print_text
 
 if TYPE_CHECKING:
-    from swiftsure.policy import Policy
+    from swiftsure.certify.policy import Policy
 
 __all__ = ["translate"]
 
@@ -48,7 +48,8 @@ def translate(
 
         swiftsure translate "Ein Hund springt über einen Zaun."
     """
-    from swiftsure import ThresholdRecord, assets, calibrate, checks
+    from swiftsure import ThresholdRecord, assets, calibrate
+    from swiftsure._lib import checks
 
     given = CAPTIONS if texts is None else texts
     if not all(text.strip() for text in given):

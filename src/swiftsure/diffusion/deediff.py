@@ -15,7 +15,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure._lib.progress import steps
+from swiftsure.certify.policy import Policy
 from swiftsure.diffusion.graphs import RecordedSampler, RecordedSteps, Sampled
 from swiftsure.diffusion.inputs import class_labels, resolve_sampler, sample_numbers
 from swiftsure.diffusion.noise import sample_noise
@@ -23,9 +25,7 @@ from swiftsure.diffusion.results import Generated, joined
 from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, exit_confidence, exit_output
-from swiftsure.policy import Policy
-from swiftsure.progress import steps
-from swiftsure.systems import check_dtype, threshold_levels
+from swiftsure.run import check_dtype, threshold_levels
 from swiftsure.torch.capture import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import inference, model_device, refuse_training

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.uvit import UViT
 from swiftsure.torch.staged import Scored, Staged
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import Loss
 
 __all__ = ["compare_images"]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.diffusion.schedules import DDIM, Sampler, sampler_from_settings
-from swiftsure.systems import check_same
+from swiftsure.run import check_same
 
 __all__ = ["class_labels", "resolve_sampler", "sample_numbers"]
 

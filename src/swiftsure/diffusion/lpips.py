@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure._lib.files import npz
 from swiftsure.diffusion.image_losses import compare_images
-from swiftsure.files import npz
 from swiftsure.losses import LPIPS, Loss, TensorFunctions
 from swiftsure.torch.models.published import plain_state_dict
 

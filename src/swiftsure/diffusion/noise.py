@@ -11,7 +11,7 @@ from math import pi, prod
 import torch
 from torch import Tensor
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["sample_noise"]
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from swiftsure.systems import same_exits, threshold_levels
+from swiftsure.run import same_exits, threshold_levels
 
 __all__ = ["Generated", "joined"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from swiftsure import checks
-from swiftsure.systems import PolicyBinding, ThresholdRule
+from swiftsure._lib import checks
+from swiftsure.run import PolicyBinding, ThresholdRule
 
 __all__ = ["DeeDiffRule"]
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["DDIM", "DDPM", "Sampler", "Schedule", "sampler_from_settings"]
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
@@ -20,7 +20,7 @@ from swiftsure.diffusion.schedules import DDIM, Sampler
 from swiftsure.exits import exit_indices
 from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
+from swiftsure.run import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import model_device, needs_gpu
 from swiftsure.torch.staged import StagedModel, refuse_unstaged

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
-from swiftsure.registry import Registry
+from swiftsure._lib import checks
+from swiftsure._lib.registry import Registry
 
 __all__ = ["LOSSES", "Loss", "LossRange", "TensorFunctions"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses.base import LOSSES, Loss, LossRange
 
 __all__ = ["LPIPS", "MSE", "SSIM", "mse", "ssim"]

@@ -10,7 +10,7 @@ on average either, so the probability that it ever reaches 1/α is at most α (V
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._compile import compiled
+from swiftsure._lib.compile import compiled
 
 __all__ = [
     "ALARM_AT",

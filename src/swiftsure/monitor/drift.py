@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure.certify.policy import Policy, percent
 from swiftsure.monitor.state import Section
-from swiftsure.policy import Policy, percent
 
 __all__ = ["Drift", "DriftState"]
 

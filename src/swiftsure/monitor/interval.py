@@ -15,7 +15,7 @@ import math
 
 from scipy.optimize import brentq
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import LossRange
 
 __all__ = ["risk_interval"]

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from swiftsure.files import sync
+from swiftsure._lib.files import sync
 
 __all__ = ["Journal"]
 

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar, cast
 
 from pydantic import Field, model_validator
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.monitor.risk import Monitor
 from swiftsure.monitor.state import Section

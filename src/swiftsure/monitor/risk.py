@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
-from swiftsure import checks
-from swiftsure._html import html_card
+from swiftsure._lib import checks
+from swiftsure._lib.html import html_card
+from swiftsure.certify.policy import Policy, Promise, percent
+from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
 from swiftsure.monitor.interval import risk_interval
 from swiftsure.monitor.state import Section, read_state, write_state
-from swiftsure.policy import Policy, Promise, percent
-from swiftsure.risks import RISKS
 
 __all__ = ["Monitor", "MonitorState"]
 

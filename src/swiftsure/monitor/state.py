@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import (
+from swiftsure._lib.files import (
     NotJSONError,
     json_checksum,
     locked,

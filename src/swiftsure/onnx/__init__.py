@@ -17,7 +17,7 @@ from swiftsure.onnx.results import ExitOutput, StreamResult
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.stages import Stages
 from swiftsure.onnx.stream import Stream
-from swiftsure.systems.streaming import StreamError
+from swiftsure.run.streaming import StreamError
 
 if TYPE_CHECKING:
     from swiftsure.onnx.collecting import collect

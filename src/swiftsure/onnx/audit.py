@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.onnx.results import ExitOutput, refuse_broken
+from swiftsure.run.auditing import AuditBase, AuditorBase
 from swiftsure.scores import probabilities
-from swiftsure.systems.auditing import AuditBase, AuditorBase
 
 if TYPE_CHECKING:
     from swiftsure.onnx.runtime import EarlyExit
@@ -26,7 +26,7 @@ Rows = NDArray[np.int64]
 class Audit(AuditBase):
     """The answers served for some requests of a batch, with the full model's answers, as arrays.
 
-    Attributes are those of `swiftsure.systems.auditing.AuditBase`. Losses are those of classifiers,
+    Attributes are those of `swiftsure.run.auditing.AuditBase`. Losses are those of classifiers,
     whose outputs are logits, (m, n_classes); labels are class numbers.
     """
 
@@ -71,7 +71,7 @@ class _ChosenRequests:
 class Auditor(AuditorBase):
     """Runs randomly chosen requests in full and passes their losses to a monitor.
 
-    Parameters, attributes and errors are those of `swiftsure.systems.auditing.AuditorBase`, and of
+    Parameters, attributes and errors are those of `swiftsure.run.auditing.AuditorBase`, and of
     `swiftsure.torch.Auditor`.
     """
 

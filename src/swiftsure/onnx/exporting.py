@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from swiftsure.certify.policy import Policy
 from swiftsure.onnx.folder import CHECK, POLICY, Check, Manifest, Part, RuntimeConfig, write_folder
 from swiftsure.onnx.graphs import quantise, write_graph
 from swiftsure.onnx.runtime import ATOL, RTOL, EarlyExit, differences
 from swiftsure.onnx.stages import Stages
 from swiftsure.onnx.trees import describe
-from swiftsure.policy import Policy
 from swiftsure.torch.batches import register_batch_types, without_labels
 from swiftsure.torch.costs import exit_flops
 from swiftsure.torch.fingerprinting import fingerprint

@@ -27,16 +27,16 @@ from pydantic import (
     model_validator,
 )
 
-from swiftsure.files import (
+from swiftsure._lib.files import (
     atomic_write,
     json_checksum,
     read_json,
     validation_message,
     write_text,
 )
+from swiftsure._lib.signing import proofs, refuse_unsigned
+from swiftsure.certify.policy import Policy
 from swiftsure.onnx.trees import Form, check_form, samples_of
-from swiftsure.policy import Policy
-from swiftsure.signing import proofs, refuse_unsigned
 
 __all__ = [
     "CHECK",

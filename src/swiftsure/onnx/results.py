@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._html import html_card
+from swiftsure._lib.html import html_card
 from swiftsure.onnx.scoring import broken_rows
 
 if TYPE_CHECKING:

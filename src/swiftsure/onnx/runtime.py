@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import files
+from swiftsure._lib import files
+from swiftsure.certify.policy import Policy
 from swiftsure.exits import exit_indices
 from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
@@ -17,8 +18,7 @@ from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
 from swiftsure.onnx.scoring import confidence, score_name, tempered
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
 from swiftsure.onnx.trees import build
-from swiftsure.policy import Policy
-from swiftsure.systems import PolicyBinding
+from swiftsure.run import PolicyBinding
 
 __all__ = ["EarlyExit", "differences"]
 

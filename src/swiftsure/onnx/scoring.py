@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.onnx.stages import Answer
 from swiftsure.scores import IMAGE_SCORES, SCORES, probabilities
 

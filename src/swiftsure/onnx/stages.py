@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from swiftsure import checks
-from swiftsure.files import shortened
+from swiftsure._lib import checks
+from swiftsure._lib.files import shortened
 from swiftsure.onnx.folder import Manifest, Part, RuntimeConfig, read_manifest, read_runtime
 from swiftsure.onnx.trees import arrays_in, build, samples_of
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from swiftsure.onnx.results import Gathered, StreamResult
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.stages import State
-from swiftsure.systems.streaming import StageStream, Step
+from swiftsure.run.streaming import StageStream, Step
 
 __all__ = ["Stream"]
 

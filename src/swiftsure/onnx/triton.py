@@ -18,7 +18,7 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from swiftsure.files import write_text
+from swiftsure._lib.files import write_text
 from swiftsure.onnx.folder import (
     CHECK,
     MANIFEST,

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
-from swiftsure._html import html_card
+from swiftsure._lib import checks
+from swiftsure._lib.html import html_card
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import files as record_files
-from swiftsure.sample_order import SampleOrder
 
 __all__ = ["Record", "differing"]
 
@@ -90,7 +90,7 @@ class Record:
 
         Examples
         --------
-        >>> from swiftsure.simulate import Population
+        >>> from swiftsure.study.simulate import Population
         >>> from swiftsure.records import ExitRecord
         >>> sample = Population().sample(500, seed=0)
         >>> record = ExitRecord.from_logits(sample.logits, sample.labels)

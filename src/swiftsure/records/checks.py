@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
-from swiftsure.costs import price_of
-from swiftsure.curves import in_range
+from swiftsure._lib import checks
+from swiftsure.curves.costs import price_of
+from swiftsure.curves.curve import in_range
+from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LOSSES, LossRange
-from swiftsure.risks import RISKS
 
 __all__ = [
     "COLDEST",

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
-from swiftsure.curves import LABELS_MISSING, Average, RiskCurve, cost_array
+from swiftsure._lib import checks
+from swiftsure.curves.curve import LABELS_MISSING, Average, RiskCurve, cost_array
+from swiftsure.curves.paths import Path, PathLike
+from swiftsure.curves.risks import RISKS
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import Loss
-from swiftsure.paths import Path, PathLike
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records import frames as record_frames
@@ -26,8 +28,6 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
-from swiftsure.risks import RISKS
-from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ExitRecord"]
 
@@ -414,7 +414,7 @@ class ExitRecord(Record):
 
         Examples
         --------
-        >>> from swiftsure.simulate import Population
+        >>> from swiftsure.study.simulate import Population
         >>> sample = Population().sample(600, seed=0)
         >>> record = ExitRecord.from_logits(sample.logits)
         >>> rows = record.needs_label("zero_one", budget=100)

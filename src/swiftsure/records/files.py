@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from swiftsure import checks
-from swiftsure.files import (
+from swiftsure._lib import checks
+from swiftsure._lib.files import (
     TooLargeError,
     atomic_write,
     max_unpacked,
@@ -26,9 +26,9 @@ from swiftsure.files import (
     shortened,
     validation_message,
 )
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records.footer import column_sizes
-from swiftsure.sample_order import SampleOrder
 
 __all__ = [
     "VERSION",

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
-from swiftsure.curves import RiskCurve
+from swiftsure._lib import checks
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.paths import Path
 from swiftsure.losses import LOSSES, LossRange
-from swiftsure.paths import Path
 from swiftsure.records.checks import gap_is_known_by_agreement, label_array
 
 __all__ = [

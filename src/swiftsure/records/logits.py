@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import checks as record_checks
 from swiftsure.scores import SCORES, probabilities, warn_of_probabilities

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.storage import Storage, blocks
+from swiftsure._lib.storage import Storage, blocks
 
 __all__ = ["RepeatedIds"]
 

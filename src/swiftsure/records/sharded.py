@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
-from swiftsure.curves import RiskCurve
-from swiftsure.paths import BREAKPOINTS, Path, PathLike
+from swiftsure._lib import checks
+from swiftsure._lib.storage import Scratch
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import files
 from swiftsure.records.base import differing
 from swiftsure.records.exit_record import ExitRecord, Missing
 from swiftsure.records.repeated_ids import RepeatedIds
 from swiftsure.records.shards import check_shards
-from swiftsure.sample_order import SampleOrder
-from swiftsure.storage import Scratch
 
 __all__ = ["ShardedRecord", "record_files"]
 
@@ -61,7 +61,7 @@ class ShardedRecord:
     Examples
     --------
     >>> import tempfile
-    >>> from swiftsure.simulate import Population
+    >>> from swiftsure.study.simulate import Population
     >>> sample = Population().sample(600, seed=0)
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
     >>> with tempfile.TemporaryDirectory() as folder:

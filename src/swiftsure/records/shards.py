@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swiftsure.files import (
+from swiftsure._lib.files import (
     json_checksum,
     locked,
     read_json,

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import checks
-from swiftsure.curves import Average, RiskCurve, cost_array, dial_array
-from swiftsure.dials import dial_table, setting_key, settings_digest
-from swiftsure.paths import Path, PathLike
+from swiftsure._lib import checks
+from swiftsure.curves.curve import Average, RiskCurve, cost_array, dial_array
+from swiftsure.curves.dials import dial_table, setting_key, settings_digest
+from swiftsure.curves.paths import Path, PathLike
+from swiftsure.curves.risks import RISKS
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.base import Record
 from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
-from swiftsure.risks import RISKS
-from swiftsure.sample_order import SampleOrder
 
 __all__ = ["ThresholdRecord"]
 
@@ -189,7 +189,7 @@ class ThresholdRecord(Record):
 
         Examples
         --------
-        >>> from swiftsure.dials import dial_grid
+        >>> from swiftsure.curves.dials import dial_grid
         >>> dials = dial_grid({"a": [1, 2], "b": [1, 2]}, full={"a": 0, "b": 0})
         >>> ThresholdRecord(dials=dials, losses={"mse": [[0.0] * 5]}).branches(along="b")
         [[1, 3], [2, 4]]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swiftsure.policy import average_words, percent
+from swiftsure.certify.policy import average_words, percent
 from swiftsure.report.charts import Chart, Mark, bar_chart, chart, line, log_ticks, with_named_lines
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings

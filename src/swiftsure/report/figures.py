@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from swiftsure import bounds
-from swiftsure.curves import RiskCurve
-from swiftsure.evaluation import Study
-from swiftsure.files import atomic_write
-from swiftsure.policy import Policy, average_words, percent
-from swiftsure.risks import risk_noun
+from swiftsure._lib.files import atomic_write
+from swiftsure.certify import bounds
+from swiftsure.certify.policy import Policy, average_words, percent
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.risks import risk_noun
+from swiftsure.study.evaluation import Study
 
 __all__ = [
     "COLORS",

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swiftsure.paths import PathLike
-from swiftsure.policy import Policy
+from swiftsure.certify.policy import Policy
+from swiftsure.curves.paths import PathLike
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import sensitivity
 from swiftsure.report.quality import ExitLoss, Reliability, exit_losses, reliability

@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import swiftsure
-from swiftsure.paths import PathLike
-from swiftsure.policy import Policy, average_words, percent, sentence_parts
+from swiftsure.certify.policy import Policy, average_words, percent, sentence_parts
+from swiftsure.curves.paths import PathLike
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import drawings, sentences
 from swiftsure.report.charts import Chart
@@ -54,7 +54,7 @@ def policy_page(
     Examples
     --------
     >>> import swiftsure as ss
-    >>> from swiftsure.simulate import Population
+    >>> from swiftsure.study.simulate import Population
     >>> sample = Population().sample(1000, seed=0)
     >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
     >>> page = policy_page(record, ss.calibrate(record, loss="zero_one", epsilon=0.05))

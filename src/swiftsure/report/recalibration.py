@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import bounds
 from swiftsure._version import __version__
-from swiftsure.certification import counted_costs, make_policy
-from swiftsure.control import Control, ControlResult, joint
-from swiftsure.curves import RiskCurve
-from swiftsure.labelling import shortest
-from swiftsure.paths import BREAKPOINTS, Path, PathLike
-from swiftsure.policy import BUDGET, Policy
+from swiftsure.certify import bounds
+from swiftsure.certify.certificate import counted_costs, make_policy
+from swiftsure.certify.control import Control, ControlResult, joint
+from swiftsure.certify.labels import shortest
+from swiftsure.certify.policy import BUDGET, Policy
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
+from swiftsure.curves.risks import RISKS
 from swiftsure.records import ExitRecord, ThresholdRecord
-from swiftsure.risks import RISKS
 
 __all__ = ["Recalibration", "recalibrate"]
 

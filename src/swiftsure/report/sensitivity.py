@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure import bounds
-from swiftsure.costs import default_cost
+from swiftsure.certify import bounds
+from swiftsure.curves.costs import default_cost
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report.recalibration import Recalibration

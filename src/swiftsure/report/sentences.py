@@ -1,8 +1,8 @@
 """The sentences in a report."""
 
-from swiftsure.bounds import minimum_samples
+from swiftsure.certify.bounds import minimum_samples
+from swiftsure.certify.policy import Certificate, Policy, average_sentence, fewest_samples, percent
 from swiftsure.losses import LossRange
-from swiftsure.policy import Certificate, Policy, average_sentence, fewest_samples, percent
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings

@@ -14,7 +14,7 @@ pass a `Family` to `FAMILIES.register` with its model types, and a model of it t
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swiftsure.registry import Registry
+from swiftsure._lib.registry import Registry
 
 __all__ = ["FAMILIES", "Family"]
 

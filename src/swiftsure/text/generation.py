@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from swiftsure.systems import check_same
+from swiftsure.run import check_same
 
 __all__ = [
     "check_length",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["Source", "encode", "input_hashes", "refuse_seen", "token_rows"]
 

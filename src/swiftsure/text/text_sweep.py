@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from swiftsure.losses import LOSSES, Loss
 from swiftsure.records.checks import id_array
-from swiftsure.systems import Sweep
+from swiftsure.run import Sweep
 from swiftsure.text.inputs import encode, token_rows
 from swiftsure.torch.modes import model_device, needs_gpu
 

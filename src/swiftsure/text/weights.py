@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swiftsure.files import atomic_write, shortened
+from swiftsure._lib.files import atomic_write, shortened
 
 __all__ = ["check_shapes", "load_weights", "save_weights"]
 

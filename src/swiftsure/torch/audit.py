@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure.losses import PIXEL_LOSSES, Loss
-from swiftsure.systems.auditing import AuditBase, AuditorBase
+from swiftsure.run.auditing import AuditBase, AuditorBase
 from swiftsure.torch.losses import label_losses
 from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
@@ -29,7 +29,7 @@ class Audit(AuditBase):
     """The answers served for some requests of a batch, with the full model's answers, as tensors.
 
     Logit maps are compared at the images' size, as `collect` does without labels, and for a gap at
-    the labels' size. Other attributes are those of `swiftsure.systems.auditing.AuditBase`.
+    the labels' size. Other attributes are those of `swiftsure.run.auditing.AuditBase`.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class _ChosenRequests:
 class Auditor(AuditorBase):
     """Runs randomly chosen requests in full and passes their losses to a monitor.
 
-    Parameters, attributes and errors are those of `swiftsure.systems.auditing.AuditorBase`.
+    Parameters, attributes and errors are those of `swiftsure.run.auditing.AuditorBase`.
     """
 
     against_last = "tensors.against_last"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.conditional import Bodies, GraphPool, can_branch, no_garbage_collection
 from swiftsure.torch.modes import inference
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure.systems.streaming import StreamError
+from swiftsure.run.streaming import StreamError
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
 from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch.segments import SegmentPlan, Step

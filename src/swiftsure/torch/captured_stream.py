@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure.systems.streaming import StreamError
+from swiftsure.run.streaming import StreamError
 from swiftsure.torch.captured import Captures
 from swiftsure.torch.captured_lane import CapturedLane, Left
 from swiftsure.torch.results import ExitOutput, StreamResult

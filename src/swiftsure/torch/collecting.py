@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swiftsure import checks
-from swiftsure.files import validation_message
+from swiftsure._lib import checks
+from swiftsure._lib.files import validation_message
+from swiftsure._lib.progress import Advance, no_bar, steps
 from swiftsure.losses import Loss
-from swiftsure.progress import Advance, no_bar, steps
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
-from swiftsure.systems.ray_pool import check_engine
+from swiftsure.run.ray_pool import check_engine
 from swiftsure.torch.batches import Batch, DataHash
 from swiftsure.torch.ray_data import dataset_batches, is_ray_dataset
 from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source

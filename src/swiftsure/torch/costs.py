@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.modes import refuse_training
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import StagedModel, batch_size, device_of

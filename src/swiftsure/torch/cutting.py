@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.modes import evaluating
 from swiftsure.torch.staged import Staged
 

@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImageFolder", "centred", "normalised", "open_image"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
-from swiftsure.progress import steps
+from swiftsure._lib import checks
+from swiftsure._lib.progress import steps
 from swiftsure.torch.batches import Batch, moved, register_batch_types, without_labels
 from swiftsure.torch.cutting import CutModel, NotTraceableError, cut
 from swiftsure.torch.modes import evaluating, uncompiled

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.runtime import EarlyExit
 from swiftsure.torch.staged import batch_size, device_of
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swiftsure.files import atomic_write, json_checksum, read_json, write_text
-from swiftsure.policy import Policy
+from swiftsure._lib.files import atomic_write, json_checksum, read_json, write_text
+from swiftsure.certify.policy import Policy
 from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.replaying import ReplayedModel

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swiftsure.losses import PIXEL_LOSSES, Loss
-from swiftsure.systems.ray_pool import RayPool
+from swiftsure.run.ray_pool import RayPool
 from swiftsure.torch.modes import needs_gpu
 from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
 from swiftsure.torch.staged import StagedModel

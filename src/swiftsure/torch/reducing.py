@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple

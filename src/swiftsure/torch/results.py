@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure._html import html_card
+from swiftsure._lib.html import html_card
 from swiftsure.torch.staged import flattened, plain_output, shapes_of
 
 if TYPE_CHECKING:

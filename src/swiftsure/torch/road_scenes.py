@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import VOID
 from swiftsure.torch.folders import normalised, open_image
 

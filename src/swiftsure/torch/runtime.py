@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure.certify.policy import Policy
 from swiftsure.monitor import Monitor
-from swiftsure.policy import Policy
-from swiftsure.systems import PolicyBinding
+from swiftsure.run import PolicyBinding
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures

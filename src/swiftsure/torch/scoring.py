@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, special
 
-from swiftsure import checks
-from swiftsure.registry import Registry
+from swiftsure._lib import checks
+from swiftsure._lib.registry import Registry
 from swiftsure.scores import SHIFT, STEPS
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.modes import refuse_training
 
 __all__ = [

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure.systems.streaming import StageStream, Step, StreamError
+from swiftsure.run.streaming import StageStream, Step, StreamError
 from swiftsure.torch.captured_stream import CapturedStream
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.runtime import EarlyExit

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from swiftsure._lib.registry import Registry
 from swiftsure.losses import Loss, LossRange, TensorFunctions
-from swiftsure.registry import Registry
 from swiftsure.torch.losses import of_pairs
 
 __all__ = ["COSINE", "SPAN_F1", "TASKS", "TOKEN_ERROR", "Task", "absolute_error"]

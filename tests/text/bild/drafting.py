@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from text.builders import PAD, batch, kind, llama, opt, single, t5
+from tests.text.builders import PAD, batch, kind, llama, opt, single, t5
 
 __all__ = ["OTHERS", "PAIRS", "greedy", "inputs", "logits", "near", "slow_bild"]
 

@@ -5,9 +5,9 @@ import torch
 
 from swiftsure.text import FAMILIES, BigLittle, Rollback, Speculative
 from swiftsure.text.bild import capture
-from text.bild.drafting import OTHERS, PAIRS
-from text.builders import EOS, batch
-from text.recording import PretendingRecorder
+from tests.text.bild.drafting import OTHERS, PAIRS
+from tests.text.builders import EOS, batch
+from tests.text.recording import PretendingRecorder
 
 RULES = {
     "rollback": Rollback(2.0, fallback=0.3, max_draft=4),

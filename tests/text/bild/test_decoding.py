@@ -17,9 +17,9 @@ from swiftsure.text import (
     Speculative,
     self_draft,
 )
-from text.bild.drafting import OTHERS, PAIRS, greedy, inputs, near, slow_bild
-from text.builders import EOS, batch, kind, llama, new_tokens, t5
-from text.tokenizing import tokenizer
+from tests.text.bild.drafting import OTHERS, PAIRS, greedy, inputs, near, slow_bild
+from tests.text.builders import EOS, batch, kind, llama, new_tokens, t5
+from tests.text.tokenizing import tokenizer
 
 N = 12
 EAGER = {"fallback": 0.1, "max_draft": 4}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from pytorch.reference import Reference
 from swiftsure.text import BigLittle, Rollback
+from tests.torch.reference import Reference
 
 REFERENCE = Reference("bild")
 pytestmark = REFERENCE.needed

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from swiftsure.text import BigLittle, Speculative
 from swiftsure.text.bild import rules
 from swiftsure.text.bild.decoding import Decoding
-from text.bild.drafting import PAIRS, inputs, logits
+from tests.text.bild.drafting import PAIRS, inputs, logits
 
 SIZE, LENGTH = 3, 3
 N = 2000

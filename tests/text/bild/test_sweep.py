@@ -19,9 +19,9 @@ from swiftsure.text import (
 from swiftsure.text.bild.model import Passage
 from swiftsure.text.bild.readers import ModelReader
 from swiftsure.text.inputs import encode
-from text.bild.drafting import PAIRS, near
-from text.builders import EOS, llama, t5
-from text.tokenizing import texts, tokenizer
+from tests.text.bild.drafting import PAIRS, near
+from tests.text.builders import EOS, llama, t5
+from tests.text.tokenizing import texts, tokenizer
 
 GRID = [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 15.0]
 N = 5

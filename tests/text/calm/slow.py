@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier
-from text.builders import EOS, batch, blocks_of
+from tests.text.builders import EOS, batch, blocks_of
 
 __all__ = [
     "OPTIONS",

@@ -13,8 +13,8 @@ from swiftsure.exits import exit_indices
 from swiftsure.text import CalmModel, CalmRule, early_exits
 from swiftsure.text.calm import steps
 from swiftsure.text.calm.confidences import Logits
-from text.builders import MODELS, batch, llama, new_tokens, single, t5
-from text.calm.slow import (
+from tests.text.builders import MODELS, batch, llama, new_tokens, single, t5
+from tests.text.calm.slow import (
     OPTIONS,
     RULES,
     TOKENS,

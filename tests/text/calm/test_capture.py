@@ -9,9 +9,9 @@ from swiftsure.text import CalmModel, CalmRule, ExitHeads
 from swiftsure.text.calm import capture, faster_way
 from swiftsure.text.calm.regrouped import Regrouped
 from swiftsure.torch import CaptureLimits
-from text.builders import KINDS, MODELS, batch, kind, llama, t5
-from text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
-from text.recording import PretendingRecorder
+from tests.text.builders import KINDS, MODELS, batch, kind, llama, t5
+from tests.text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
+from tests.text.recording import PretendingRecorder
 
 DEVICES = [
     "called",

@@ -7,7 +7,7 @@ import torch
 
 import swiftsure as ss
 from swiftsure.text import CalmModel, CalmRule, MetaClassifier, early_exits
-from text.builders import batch, llama, t5
+from tests.text.builders import batch, llama, t5
 
 
 def forwards(model):

@@ -7,8 +7,8 @@ import torch
 from swiftsure.text import CalmModel, ExitHeads, calm_fingerprint, fit_exit_heads, sweep, train_meta
 from swiftsure.text.decoder import decoder_of
 from swiftsure.text.exit_heads import scaled, solve_exit_heads
-from text.builders import MODELS, batch, llama, t5
-from text.tokenizing import texts, tokenizer
+from tests.text.builders import MODELS, batch, llama, t5
+from tests.text.tokenizing import texts, tokenizer
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_step")
 

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.text import FAMILIES, CalmModel, Family, check_family, early_exits, fit_exit_heads
-from text.builders import (
+from tests.text.builders import (
     EOS,
     KINDS,
     MODELS,
@@ -21,8 +21,8 @@ from text.builders import (
     single,
     t5,
 )
-from text.calm.slow import OPTIONS, RULES, TOKENS, at_once, fast_model
-from text.tokenizing import texts, tokenizer
+from tests.text.calm.slow import OPTIONS, RULES, TOKENS, at_once, fast_model
+from tests.text.tokenizing import texts, tokenizer
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_step")
 

@@ -7,8 +7,8 @@ from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_me
 from swiftsure.text.calm import training
 from swiftsure.text.calm.training import agreement_examples
 from swiftsure.text.inputs import encode
-from text.builders import MODELS, new_tokens, t5
-from text.tokenizing import texts, tokenizer
+from tests.text.builders import MODELS, new_tokens, t5
+from tests.text.tokenizing import texts, tokenizer
 
 
 @pytest.mark.parametrize("name", ["T5", "T5, deeper decoder", "Llama"])

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from pytorch.reference import Reference
 from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, early_exits
 from swiftsure.torch.scoring import top_diff
+from tests.torch.reference import Reference
 
 REFERENCE = Reference("calm_t5")
 pytestmark = [REFERENCE.needed, pytest.mark.usefixtures("each_kind_of_step")]

@@ -7,7 +7,7 @@ from scipy.stats import chisquare
 
 from swiftsure.text import CalmModel
 from swiftsure.text.calm.sampling import SequenceNoise, gumbel
-from text.builders import MODELS, batch, new_tokens, single, t5
+from tests.text.builders import MODELS, batch, new_tokens, single, t5
 
 OPTIONS = {"max_new_tokens": 8, "do_sample": True, "temperature": 0.8, "top_k": 12, "top_p": 0.95}
 

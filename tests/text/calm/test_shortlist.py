@@ -8,7 +8,7 @@ from swiftsure.text import CalmModel, CalmRule
 from swiftsure.text.calm.confidences import Look, Softmax
 from swiftsure.text.decoder import decoder_of
 from swiftsure.torch.scoring import top_diff
-from text.builders import batch, t5
+from tests.text.builders import batch, t5
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_step")
 

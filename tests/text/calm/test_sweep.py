@@ -9,8 +9,8 @@ import swiftsure as ss
 from swiftsure.losses import LOSSES, Loss, LossRange
 from swiftsure.text import CalmModel, CalmRule, Decay, calm_fingerprint, sweep, train_meta
 from swiftsure.text.inputs import encode
-from text.builders import MODELS, t5
-from text.tokenizing import texts, tokenizer
+from tests.text.builders import MODELS, t5
+from tests.text.tokenizing import texts, tokenizer
 
 GRID = [None, 0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
 GENERATION = {"max_new_tokens": 6}

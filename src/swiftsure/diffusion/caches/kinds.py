@@ -18,7 +18,7 @@ from diffusers.hooks import (
 )
 from torch import nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = ["Cache", "DiffusersCache", "SampleCache", "cache_from_settings"]
 

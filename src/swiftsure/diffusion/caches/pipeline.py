@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
+from swiftsure.certify.policy import Policy
 from swiftsure.diffusion.caches.hooks import BlockCounts, SampleReuse, cache_context, counted
 from swiftsure.diffusion.caches.kinds import (
     Cache,
@@ -18,8 +19,7 @@ from swiftsure.diffusion.caches.kinds import (
     SampleCache,
     cache_from_settings,
 )
-from swiftsure.policy import Policy
-from swiftsure.systems import PolicyBinding, check_same
+from swiftsure.run import PolicyBinding, check_same
 from swiftsure.torch.fingerprinting import fingerprint
 
 __all__ = ["SYSTEM", "CachedPipeline"]

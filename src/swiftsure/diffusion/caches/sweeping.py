@@ -14,8 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from swiftsure import checks
-from swiftsure.dials import dial_grid
+from swiftsure._lib import checks
+from swiftsure.curves.dials import dial_grid
 from swiftsure.diffusion.caches.hooks import SampleReuse
 from swiftsure.diffusion.caches.kinds import Cache, SampleCache
 from swiftsure.diffusion.caches.pipeline import (
@@ -28,7 +28,7 @@ from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.sweeping import image_losses, loss_weights
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import RunBatch, Runs, Sweep, sweep_grid
+from swiftsure.run import RunBatch, Runs, Sweep, sweep_grid
 
 __all__ = ["sweep_cache"]
 

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure import checks
-from swiftsure.policy import Policy
+from swiftsure._lib import checks
+from swiftsure.certify.policy import Policy
 from swiftsure.text.bild.capture import CapturedPair
 from swiftsure.text.bild.decoding import Decoding, decoding_of
 from swiftsure.text.bild.pair import (

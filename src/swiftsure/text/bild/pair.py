@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.text.decoder import check_generates, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
 from swiftsure.torch.fingerprinting import fingerprint

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swiftsure import checks
-from swiftsure.systems import PolicyBinding, Rule
+from swiftsure._lib import checks
+from swiftsure.run import PolicyBinding, Rule
 from swiftsure.text.generation import warpers
 
 __all__ = ["DraftRule", "Judgement", "Noise", "Proposal", "Rollback", "Speculative"]

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import RunBatch, Runs, sweep_grid
+from swiftsure.run import RunBatch, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.bild.pair import pair_fingerprint
 from swiftsure.text.bild.rules import DraftRule, Rollback

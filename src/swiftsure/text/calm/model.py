@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from swiftsure.policy import Policy
-from swiftsure.systems import threshold_levels
+from swiftsure.certify.policy import Policy
+from swiftsure.run import threshold_levels
 from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.engine import Engine

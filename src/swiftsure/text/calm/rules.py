@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.exits import calm_decay, threshold_array
-from swiftsure.systems import PolicyBinding, ThresholdRule
+from swiftsure.run import PolicyBinding, ThresholdRule
 
 __all__ = ["SCORES", "CalmRule", "Decay", "check_thresholds"]
 

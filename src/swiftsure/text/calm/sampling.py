@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.text.generation import check_sequence_ids, token_random, warpers
 
 __all__ = ["SequenceNoise", "sampling_processors"]

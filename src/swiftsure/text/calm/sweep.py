@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.systems import RunBatch, Runs, same_exits, sweep_grid, threshold_levels
+from swiftsure.run import RunBatch, Runs, same_exits, sweep_grid, threshold_levels
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, calm_fingerprint
 from swiftsure.text.calm.results import Depths

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from swiftsure import checks
-from swiftsure.progress import steps
+from swiftsure._lib import checks
+from swiftsure._lib.progress import steps
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, with_heads
 from swiftsure.text.decoder import Decoder, decoder_of

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.published import (
     PublishedModel,
     check_hyperparameters,

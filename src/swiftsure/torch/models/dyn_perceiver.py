@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.feature_branches import BRANCHES, STAGES, feature_branch
 from swiftsure.torch.models.perceiver_layers import CrossLayer, SelfLayer
 from swiftsure.torch.models.published import (

@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from swiftsure import assets, checks
+from swiftsure import assets
+from swiftsure._lib import checks
 from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.models.msdnet import MSDNet

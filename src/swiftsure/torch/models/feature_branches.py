@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.published import check_counts
 
 __all__ = [

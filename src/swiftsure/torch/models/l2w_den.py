@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.msdnet import MSDNet
 from swiftsure.torch.models.published import plain_state_dict
 

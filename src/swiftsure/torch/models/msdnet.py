@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.published import (
     PublishedModel,
     check_counts,

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.staged import Staged
 
 __all__ = [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool1d, pad, scaled_dot_product_attention
 
-from swiftsure import checks
+from swiftsure._lib import checks
 
 __all__ = [
     "Attention",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from swiftsure import checks
+from swiftsure._lib import checks
 from swiftsure.torch.models.published import PublishedModel, check_hyperparameters
 from swiftsure.torch.models.transformer import Attention, Mlp, hidden_width, initialise
 from swiftsure.torch.staged import Scored

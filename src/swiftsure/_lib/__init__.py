@@ -1,0 +1,1 @@
+"""Helpers that every room shares: argument checks, files, registries, compiled loops."""

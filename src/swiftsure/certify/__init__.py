@@ -1,0 +1,1 @@
+"""What is promised: controls, bounds, policies and their certificates."""

@@ -1,0 +1,1 @@
+"""Calibration on samples that arrive over time, valid at every moment."""

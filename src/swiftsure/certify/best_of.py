@@ -1,0 +1,189 @@
+"""`calibrate_best`: the cheapest of several candidates, chosen so that its promise still holds.
+
+Trying several records or scores and keeping the best voids a promise: among k candidates whose risk
+is just above ε, one passes by luck with probability up to k δ. Either the candidates are compared
+on pilot samples that calibrate nothing, or each is tested at δ / k, and all promises hold at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from swiftsure._lib import checks
+from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.policy import Policy, Selection
+from swiftsure.curves.costs import default_cost
+from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.records import ExitRecord, ThresholdRecord
+
+__all__ = ["calibrate_best"]
+
+Candidate = tuple[ExitRecord | ThresholdRecord, str | None]
+
+
+def calibrate_best(
+    candidates: Any,
+    *,
+    split: int | float | None = None,
+    correction: Literal["bonferroni"] | None = None,
+    delta: float = 0.1,
+    cost: str | None = None,
+    control: str = "ucb",
+    **options: Any,
+) -> Policy:
+    """Calibrate the candidate that costs least: among records (pairs of models) or scores.
+
+    **Guarantee**: the risk of the policy on new samples is at most ε with probability at least
+    1 − δ over the draw of all samples, although it was chosen among several. The risk is relative
+    to the last model of the chosen candidate.
+
+    Parameters
+    ----------
+    candidates : records, or a mapping of names to records
+        A record with several scores is one candidate for each; (record, score) names one.
+    split : int or fraction, optional
+        Compare the candidates on this many pilot samples, drawn at random by the first record's
+        own seed or by `seed`, and calibrate the best on the others at δ. All records must be of the
+        same samples (ids).
+    correction : "bonferroni", optional
+        Instead of a split: calibrate every candidate on all samples at δ / k, and take the best.
+    delta : float
+        Failure probability.
+    cost : str, optional
+        The mean cost to compare; by default the one that `policy.evaluate` reports.
+        Costs carry no promise, so they may be compared on any samples.
+    control, **options
+        As in `calibrate`; the control must promise with a probability ("ucb" or "ltt").
+
+    Returns
+    -------
+    policy : Policy
+        `policy.certificate.selection` says how it was chosen, among what.
+
+    Examples
+    --------
+    >>> from swiftsure.study.simulate import Population
+    >>> sample = Population().sample(1500, seed=0)
+    >>> scores = ["top1", "entropy"]
+    >>> record = ExitRecord.from_logits(sample.logits, sample.labels, scores)
+    >>> policy = calibrate_best(record, loss="zero_one", epsilon=0.05, split=0.3)
+    >>> policy.certificate.selection.method, policy.certificate.n
+    ('pilot', 1050)
+    """
+    if (split is None) == (correction is None):
+        raise ValueError("`split` or `correction` must be given, and not both.")
+    if correction is not None:
+        checks.choice("correction", correction, ["bonferroni"])
+    checks.choice("control", control, ["ucb", "ltt"])
+    checks.failure_probability(delta)
+    for name in ("labeller", "budget", "max_costs", "pool", "weights"):
+        if options.get(name) is not None:
+            raise ValueError(f"`{name}` does not go with several candidates.")
+    found = _named(candidates, options.pop("score", None))
+    cost = _cost(found, cost)
+    options |= {"control": control, "cost": cost}
+    if split is None:
+        made = {
+            name: _calibrated(candidate, delta=delta / len(found), **options)
+            for name, candidate in found.items()
+        }
+        best = _cheapest(made, cost)
+        selection = Selection(method="bonferroni", candidates=tuple(found), chosen=best, cost=cost)
+        return _chosen(made[best], selection, delta)
+    size, seed = _pilot(found, split, options.get("seed"))
+    parts = {name: record.split(size, seed) for name, (record, _) in found.items()}
+    untested = {**options, "control": "empirical", "bound": "auto"}
+    tried = {
+        name: _calibrated((parts[name][0], score), **untested) for name, (_, score) in found.items()
+    }
+    best = _cheapest(tried, cost)
+    selection = Selection(
+        method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=size
+    )
+    made_best = _calibrated((parts[best][1], found[best][1]), delta=delta, **options)
+    return _chosen(made_best, selection, delta)
+
+
+def _calibrated(candidate: Candidate, **options: Any) -> Policy:
+    record, score = candidate
+    if score is not None:
+        options["score"] = score
+    return calibrate(record, **options)
+
+
+def _chosen(policy: Policy, selection: Selection, delta: float) -> Policy:
+    """Return the policy with what chose it; δ is that of the whole choice."""
+    changes = {"selection": selection, "delta": delta}
+    certificate = policy.certificate.model_copy(update=changes)
+    return policy.model_copy(update={"certificate": certificate})
+
+
+def _cheapest(policies: Mapping[str, Policy], cost: str) -> str:
+    """Return the name of the policy with the least mean cost; the first of several."""
+    return min(policies, key=lambda name: policies[name].certificate.costs[cost][1])
+
+
+def _named(candidates: Any, score: str | None) -> dict[str, Candidate]:
+    """Return the candidates by name, one for each record and score."""
+    if isinstance(candidates, ExitRecord | ThresholdRecord):
+        candidates = [candidates]
+    given = (
+        candidates.items()
+        if isinstance(candidates, Mapping)
+        else ((str(k + 1), each) for k, each in enumerate(candidates))
+    )
+    found: dict[str, Candidate] = {}
+    for name, each in given:
+        record, own = each if isinstance(each, tuple) else (each, score)
+        if isinstance(record, ThresholdRecord):
+            found[str(name)] = (record, None)
+            continue
+        if not isinstance(record, ExitRecord):
+            raise TypeError(
+                "`candidates` must be records, or pairs (record, score), but got"
+                f" {type(record).__name__}."
+            )
+        names = list(record.confidences) if own is None else [own]
+        for each_score in names:
+            checks.choice("score", each_score, record.confidences)
+            title = str(name) if len(names) == 1 else f"{name} by {each_score}"
+            if len(names) > 1 and not isinstance(candidates, Mapping) and len(candidates) == 1:
+                title = each_score
+            found[title] = (record, each_score)
+    if not found:
+        raise ValueError("`candidates` must not be empty.")
+    return found
+
+
+def _cost(found: Mapping[str, Candidate], cost: str | None) -> str:
+    """Return the cost to compare, which every record must have."""
+    records = [record for record, _ in found.values()]
+    shared = [k for k in records[0].costs if all(k in record.costs for record in records)]
+    name = default_cost(shared, getattr(records[0], "full_costs", {}), cost)
+    same_exits = len({getattr(record, "n_exits", None) for record in records}) == 1
+    if name is None or (name == "exit" and cost is None and not same_exits):
+        raise ValueError(
+            "`candidates` must share a cost to compare, besides the exit number of networks with"
+            f" different exits, but share: {', '.join(shared) or 'none'}."
+        )
+    return name
+
+
+def _pilot(
+    found: Mapping[str, Candidate], split: int | float, seed: int | None
+) -> tuple[int, SampleOrder]:
+    """Return how many pilot samples there are, and the seed that draws them from every record."""
+    records: Sequence[Any] = [record for record, _ in found.values()]
+    first = records[0]
+    if any(not np.array_equal(first.ids, record.ids) for record in records):
+        raise ValueError(
+            "`split` needs records of the same samples, with the same ids in the same order: a"
+            " pilot sample of one must not calibrate another. Use correction='bonferroni'."
+        )
+    if any(record.groups is not None for record in records):
+        raise ValueError("`split` does not go with groups; use correction='bonferroni'.")
+    size: Any = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
+    if not 0 < checks.count("split", size) < first.n:
+        raise ValueError(f"`split` must leave samples to calibrate on: below {first.n:,}.")
+    return size, first.order.replaced_by(seed)

@@ -1,0 +1,692 @@
+"""Controls: choose the fastest setting of a risk curve whose risk is at most ε.
+
+| control | promise |
+|---|---|
+| `empirical` | none: the paper's naive rule (Eq. 9) |
+| `crc` | E[risk] ≤ ε over the draw of the calibration set |
+| `ucb`, `ltt` | P(risk ≤ ε) ≥ 1 − δ over the draw of the calibration set |
+
+A control sees only the curve.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure._lib import checks
+from swiftsure._lib.storage import blocks
+from swiftsure.certify import bounds
+from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, in_range
+from swiftsure.curves.paths import BREAKPOINTS, LEARNED
+from swiftsure.curves.risks import risk_noun
+from swiftsure.curves.sample_order import SampleOrder
+
+__all__ = [
+    "CONTROLS",
+    "Control",
+    "ControlResult",
+    "crc",
+    "empirical",
+    "joint",
+    "ltt",
+    "sample_number",
+    "ucb",
+]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+OPTIONS = {
+    "empirical": ("zero_bounded",),
+    "crc": ("zero_bounded", "monotone", "method", "selection", "delta_prime"),
+    "ucb": ("zero_bounded",),
+    "ltt": ("zero_bounded", "correction"),
+}
+CONTROLS = tuple(OPTIONS)
+
+STARTS = 8
+"""Settings at which walks for the samples that exit early begin, each with δ / 8."""
+
+MOST_EXACT = 300
+"""Largest number of samples for which "auto" tests gaps of those that exit early exactly.
+
+The exact test needs a cut-off for each number of exits, which takes long for many samples.
+"""
+
+
+@dataclass(frozen=True)
+class ControlResult:
+    """The setting that a control chose, and what it promises.
+
+    Attributes
+    ----------
+    index : int or None
+        Position on the curve's path; None if nothing faster than the full model is certified.
+    threshold : float, tuple of float, or None
+        The threshold there; a tuple if each exit has its own.
+    guarantee : {"probability", "expectation", "none"}
+        The promise: P(risk ≤ ε) ≥ 1 − δ, E[risk] ≤ ε, or nothing.
+    epsilon, delta
+        The level, and the failure probability if there is one.
+    control, bound : str
+        Names of the control and the bound; `bound` is None for controls that use none.
+    n : int
+        Number of calibration samples, or groups.
+    seed : int or None
+        Seed of the order in which samples were tested; None if the order does not matter.
+    seed_drawn : bool or None
+        Whether that seed was drawn at random for these samples, rather than given.
+    assumptions : tuple of str
+        The conditions of the promise.
+    tested : (RiskCurve, rows) or None
+        The curve that was tested, and its rows in the order of the test.
+    """
+
+    index: int | None
+    threshold: float | tuple[float | None, ...] | None
+    guarantee: Literal["probability", "expectation", "none"]
+    epsilon: float
+    delta: float | None
+    control: str
+    bound: str | None
+    n: int
+    seed: int | None
+    assumptions: tuple[str, ...] = ()
+    seed_drawn: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tested: tuple[RiskCurve, Rows] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control with its options, for `calibrate` and `evaluate`.
+
+    Parameters
+    ----------
+    name : {"empirical", "crc", "ucb", "ltt"}
+    bound : str
+        Name among `swiftsure.bounds.BOUNDS`, or "auto".
+    zero_bounded : bool
+        Test max(0, loss), Eq. 16 of the paper, whose mean is an upper bound of the risk. The
+        promise is still about the risk itself; to promise more, use a zero-bounded risk.
+    correction : {"fixed_sequence", "bonferroni"}
+        For `ltt`: test settings in order and stop at the first failure, or test each at δ/K.
+    monotone, method, selection, delta_prime
+        For `crc`; see its documentation.
+    """
+
+    name: str
+    bound: str = "auto"
+    zero_bounded: bool = False
+    correction: str = "fixed_sequence"
+    monotone: bool | None = None
+    method: str = "crc"
+    selection: str | None = None
+    delta_prime: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and options that contradict each other."""
+        checks.choice("control", self.name, CONTROLS)
+        checks.choice("bound", self.bound, ["auto", *bounds.BOUNDS])
+        checks.choice("correction", self.correction, ["fixed_sequence", "bonferroni"])
+        checks.choice("method", self.method, ["crc", "ucb"])
+        if self.selection is not None:
+            checks.choice("selection", self.selection, ["contiguous", "paper"])
+        if self.delta_prime is not None:
+            checks.between("delta_prime", self.delta_prime, 0.0, 1.0)
+        if self.method == "ucb" and (self.monotone is not None or self.selection is not None):
+            raise ValueError("`method='ucb'` of crc takes neither `monotone` nor `selection`.")
+        for option in self.options():
+            if option not in OPTIONS[self.name]:
+                raise ValueError(f"`{option}` is not an option of {self.name}.")
+
+    @property
+    def label(self) -> str:
+        """Name and options, for tables and figures."""
+        extras = [f"{key}={value}" for key, value in self.options().items()]
+        if self.bound != "auto":
+            extras.insert(0, self.bound)
+        return f"{self.name} ({', '.join(extras)})" if extras else self.name
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether crc takes the running maximum of losses: yes, unless a selection is named."""
+        return self.selection is None if self.monotone is None else self.monotone
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether stopping anywhere on the path keeps the promise."""
+        return self.guarantee != "none" and self.correction == "fixed_sequence"
+
+    @property
+    def guarantee(self) -> Literal["probability", "expectation", "none"]:
+        """What the control promises."""
+        if self.name in ("ucb", "ltt"):
+            return "probability"
+        if self.name == "crc" and (self.method == "ucb" or self.is_monotone):
+            return "expectation"
+        return "none"
+
+    def indices(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows | None = None,
+        pool: int | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the setting chosen at each ε; -1 if none is.
+
+        `rows` are the calibration samples in the order of the test, which must not depend on their
+        losses.
+        """
+        rows = np.arange(curve.n) if rows is None else rows
+        return self._indices(self.prepare(curve), epsilons, delta, rows, pool)
+
+    def _indices(
+        self, curve: RiskCurve, epsilons: Floats, delta: float, rows: Rows, pool: int | None
+    ) -> NDArray[np.int64]:
+        """Return the settings chosen on a prepared curve."""
+        start = 1 if curve.full_model_first else 0  # the full model needs no test
+        order = np.argsort(epsilons, kind="stable")  # each ε continues the walk of the one before
+        epsilons = epsilons[order]
+        if self.name == "empirical":
+            risk = curve.risk(rows)[start:]
+            chosen = np.asarray([_last(risk <= e) + start for e in epsilons], np.int64)
+        elif self.name == "crc" and self.method == "crc":
+            chosen = self._crc(curve, epsilons, rows, start)
+        else:
+            chosen = self._tested(curve, epsilons, delta, rows, start, pool)
+        chosen[chosen < start] = -1
+        selected = np.empty_like(chosen)
+        selected[order] = chosen
+        return selected
+
+    def prepare(self, curve: RiskCurve) -> RiskCurve:
+        """Return the curve that the control tests; raise if it cannot."""
+        if self.zero_bounded:
+            curve = curve.zero_bounded()
+        if curve.cut_from is not None and not self.can_stop:
+            raise ValueError(
+                f"`missing='stop'` needs a control that walks along the path and may stop anywhere:"
+                f" ucb, ltt in fixed sequence, or crc with its guarantee, but got {self.label}."
+            )
+        if self.name == "crc" and not curve.relative:
+            raise ValueError(
+                "`crc` needs losses relative to the full model, but these were declared not to be"
+                " (`relative=False`)."
+            )
+        declared = bounds.declared_for(self.bound, curve.loss_range)
+        if curve.branches is not None and self.guarantee != "probability":
+            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
+        if curve.selective and self.name not in ("ucb", "ltt"):
+            raise ValueError("`risk` of the samples that exit needs ucb, or ltt in fixed sequence.")
+        if declared != curve.loss_range:
+            for part in blocks(curve.n, curve.data.values[:1].nbytes):
+                place = f" from row {part.start:,} on" * (part.start > 0)
+                in_range(f"losses{place}", curve.data.values[part], declared)
+            curve = replace(curve, loss_range=declared)
+        if self.uses_bound:
+            bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
+        return curve
+
+    @property
+    def uses_bound(self) -> bool:
+        """Whether the control tests with a bound."""
+        return self.name in ("ucb", "ltt") or (self.name == "crc" and self.method == "ucb")
+
+    def bound_for(self, curve: RiskCurve, n: int, pool: int | None = None) -> bounds.Bound:
+        """Return the bound that tests a curve; it does not depend on the observed losses."""
+        exact = self.bound == "auto" and curve.selective and n > MOST_EXACT
+        name = "star" if exact and curve.loss_range.ternary else self.bound
+        return bounds.resolve(name, curve.loss_range, n, pool)
+
+    def _crc(self, curve: RiskCurve, epsilons: Floats, rows: Rows, start: int) -> NDArray[np.int64]:
+        sums, _ = curve.totals(rows, monotone=self.is_monotone)
+        # For averages over samples of groups this is (ΣY + B) / (n + 1) ≤ ε solved for ε, where Y
+        # are groups filled up with losses of ε (`RiskCurve.by_group`).
+        inflated = (sums + curve.loss_range.high) / (curve.weight(rows) + 1)
+        if self.selection == "paper":
+            return np.asarray([_last(inflated <= e) for e in epsilons], np.int64)
+        # The run of successes ends where the running maximum first exceeds the level.
+        highest = np.maximum.accumulate(inflated[start:])
+        return start - 1 + np.searchsorted(highest, epsilons, side="right")
+
+    def _tested(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        start: int,
+        pool: int | None,
+    ) -> NDArray[np.int64]:
+        if curve.selective:
+            return self._selective(curve, epsilons, delta, rows, start, pool)
+        bound = self.bound_for(curve, len(rows), pool)
+        bounds.refuse_weights(bound, curve, pool)
+        size = bounds.pool_size(pool, len(rows), bound)
+        if self.name == "crc":
+            chosen = np.full(len(epsilons), start - 1)
+            for j, each in enumerate(epsilons):
+                epsilon, delta = self.split_epsilon(each, curve.loss_range.high, len(rows))
+                if epsilon > 0:
+                    single = np.asarray([epsilon])
+                    chosen[j] = bound.select(curve, rows, single, delta, start, size)[0]
+            return chosen
+        if curve.branches is not None:
+            return self._branching(bound, curve, epsilons, delta, rows, size)
+        if self.correction == "bonferroni":
+            if curve.path_kind == BREAKPOINTS:
+                raise ValueError(
+                    "`correction='bonferroni'` needs a path fixed beforehand, not breakpoints."
+                )
+            each = delta / max(1, curve.n_settings - start)
+            passes = [bound.passes(curve, rows, e, each, size)[start:] for e in epsilons]
+            return np.asarray([_last(p) + start for p in passes], np.int64)
+        return bound.select(curve, rows, epsilons, delta, start, size)
+
+    def _branching(
+        self,
+        bound: bounds.Bound,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        pool: int,
+    ) -> NDArray[np.int64]:
+        """Return the cheapest setting that is certified on any branch, at each ε; 0 for none.
+
+        All certified settings hold at once with probability 1 − δ, so any rule may choose.
+        """
+        branches, cost = curve.branches, curve.default_cost()
+        if branches is None or self.name == "crc" or self.correction != "fixed_sequence":
+            raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
+        if cost is None:
+            raise ValueError("`path` with branches needs costs, to choose among the branches.")
+        costs, chosen = curve.mean_cost(cost, rows), np.zeros(len(epsilons), np.int64)
+        for j, epsilon in enumerate(epsilons.tolist()):
+
+            @cache
+            def p_value(setting: int, epsilon: float = epsilon) -> float:
+                alone = curve.only(setting, rows)
+                return float(bound.p_values(alone, np.arange(len(rows)), epsilon, pool)[0])
+
+            passed = branches.certified(p_value, delta)
+            chosen[j] = min(passed, key=lambda k: costs[k], default=0)
+        return chosen
+
+    def _selective(
+        self,
+        curve: RiskCurve,
+        epsilons: Floats,
+        delta: float,
+        rows: Rows,
+        start: int,
+        pool: int | None,
+    ) -> NDArray[np.int64]:
+        """Return the fastest setting that is certified for the samples that exit early.
+
+        Those that exit at a setting are independent draws of their own distribution, given which
+        ones exit; so the usual tests apply to them. At safe settings too few exit for any test to
+        pass. The walk therefore has several starts, fixed beforehand, each with its share of δ.
+        """
+        if self.correction != "fixed_sequence" or pool is not None:
+            raise ValueError(
+                "`risk` of the samples that exit needs ucb, or ltt in fixed sequence, and no pool."
+            )
+        if curve.path_kind == BREAKPOINTS:
+            raise ValueError(
+                "`path` must be fixed beforehand for the risk of the samples that exit, because its"
+                " walk has several starts; it cannot be the breakpoints."
+            )
+        bound = self.bound_for(curve, len(rows))
+        last = curve.n_settings - 1
+        # Of the whole path: where labels end may depend on them, and must not change shares of δ.
+        starts = np.unique(np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int))
+        chosen = np.full(len(epsilons), start - 1)
+
+        @cache
+        def certified(k: int, epsilon: float) -> bool:
+            left = rows[curve.left_at(k)[rows]]
+            if not left.size:
+                return False
+            alone = replace(curve, selective=False).only(k, left)
+            order = curve.storage.arange(len(left))
+            return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
+
+        for j, epsilon in enumerate(epsilons.tolist()):
+            for first in starts.tolist():
+                k = first
+                while k <= last and certified(k, epsilon):
+                    chosen[j] = max(chosen[j], k)
+                    k += 1
+        return chosen
+
+    def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
+        """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
+
+        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it does not
+        depend on the observed losses.
+        """
+        delta = self.delta_prime
+        if delta is None:
+            delta = 0.5 * epsilon / (max_loss * np.sqrt(n))
+        return (epsilon - delta * max_loss) / (1 - delta), float(delta)
+
+    def run(
+        self,
+        curve: RiskCurve,
+        epsilon: float,
+        delta: float | None = 0.1,
+        seed: int | None = None,
+        pool: int | None = None,
+    ) -> ControlResult:
+        """Return the chosen setting; `seed=None` tests in the curve's own order."""
+        if not isinstance(curve, RiskCurve):
+            raise TypeError(
+                "`curve` must be a RiskCurve, from record.curve(...) or RiskCurve.from_losses(...),"
+                f" but got {type(curve).__name__}."
+            )
+        level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
+        order = curve.order.replaced_by(seed)
+        promises_probability = self.guarantee == "probability"
+        chance = checks.failure_probability(delta) if promises_probability else 0.5  # type: ignore[arg-type]
+        if pool is not None and not promises_probability:
+            raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
+        if pool is not None and curve.max_weight is not None:
+            raise ValueError("`pool` does not go with weights: the promise is about the pool.")
+        prepared = self.prepare(curve)
+        bound = None
+        if self.uses_bound:
+            bound = self.bound_for(prepared, prepared.n, pool)
+        ordered = bound is not None and bound.uses_order
+        rows = prepared.storage.arange(prepared.n)
+        if ordered and prepared.has_exits:  # few columns: one sort is faster than indexed access
+            prepared = prepared.shuffled(order.seed)
+        elif ordered:
+            rows = prepared.rows_in_order(order.seed)
+        index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
+        return ControlResult(
+            index=None if index < 0 else index,
+            threshold=None if index < 0 else curve.threshold_at(index),
+            guarantee=self.guarantee,
+            epsilon=level,
+            delta=chance if promises_probability else None,
+            control=self.name,
+            bound=None if bound is None else bound.name,
+            n=curve.n,
+            seed=order.seed if ordered else None,
+            assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
+            seed_drawn=order.drawn if ordered else None,
+            options=self.options(),
+            tested=(prepared, rows),
+        )
+
+    def assumptions(
+        self,
+        curve: RiskCurve,
+        bound: bounds.Bound | None,
+        pool: int | None = None,
+        order: SampleOrder | None = None,
+    ) -> tuple[str, ...]:
+        """Return the conditions of the promise as clauses; `order` if the test depends on it."""
+        if self.guarantee == "none":
+            return ("no finite-sample guarantee: this rule is for comparison",)
+        unit = "groups" if curve.grouped else "samples"
+        noun = risk_noun(curve.risk_name) if curve.relative else ""
+        tested = f"{curve.loss_name} {noun}".rstrip()
+        found = [
+            curve.population
+            or f"calibration and production {unit} are independent draws of one distribution",
+            "path, losses, ε, δ and method were fixed before the calibration losses were seen",
+            f"no {tested} exceeds {curve.loss_range.high:g}",
+        ]
+        if pool is not None:
+            found[0] = f"calibration {unit} were drawn from that pool without replacement"
+        values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
+        if curve.worst is not None:
+            largest = curve.loss_range.low + curve.worst * (
+                curve.loss_range.high - curve.loss_range.low
+            )
+            found[-1] = f"no {tested} exceeds {largest:g}"
+        elif curve.max_weight is not None:
+            weighed = "weight" if curve.above is not None else f"{tested} times its weight"
+            found[-1] = f"no {weighed} exceeds {curve.loss_range.high:g}"
+        elif curve.above is not None:
+            found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
+        elif bound is not None and bound.needs in values:
+            found[-1] = f"every {tested} is {values[bound.needs]}"
+            if self.zero_bounded and curve.loss_range.low < 0:
+                found[-1] = f"every {tested} above 0 is 1"
+        found.append(sample_number(unit))
+        if curve.max_group_size is not None:
+            found.append(
+                f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
+            )
+        if curve.path_kind.startswith(LEARNED):
+            counted = unit.removesuffix("s")
+            found.append(f"no {counted} of the pilot that the path was learned on is among them")
+        monotone = bound is None or bound.monotone
+        found += [text for text in curve.conditions if not (monotone and text == LABELS_MISSING)]
+        found += curve.order.split_conditions(unit)
+        if order is not None:
+            found.append(order.condition(unit, bound is None or bound.uses_order))
+        return tuple(found)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("name", "bound") and getattr(self, each.name) != each.default
+        }
+
+
+def sample_number(unit: str) -> str:
+    """Return the condition of every test that is valid for one number of samples, or groups."""
+    return f"the number of calibration {unit} was fixed before the model was run on them"
+
+
+def _last(passes: NDArray[np.bool_]) -> int:
+    """Return the last index that passes, or -1."""
+    found = np.flatnonzero(passes)
+    return int(found[-1]) if found.size else -1
+
+
+def empirical(
+    curve: RiskCurve, epsilon: float, delta: float | None = None, bound: str = "auto"
+) -> ControlResult:
+    """Return the fastest setting whose calibration risk is at most ε (Eq. 9 of the paper).
+
+    As in the paper, it may come after settings that fail.
+
+    **Guarantee**: none. It exceeds ε about half of the time and is meant for comparison. `delta`
+    and `bound` are ignored; they are accepted so that controls are interchangeable.
+
+    Examples
+    --------
+    >>> from swiftsure.curves.curve import RiskCurve
+    >>> empirical(RiskCurve.from_losses([1.0, 0.5], [[0, 0], [0, 0]]), epsilon=0.1).threshold
+    0.5
+    """
+    return Control("empirical", bound).run(curve, epsilon, delta)
+
+
+def crc(
+    curve: RiskCurve,
+    epsilon: float,
+    delta: float | None = None,
+    bound: str = "auto",
+    *,
+    monotone: bool | None = None,
+    method: str = "crc",
+    selection: str | None = None,
+    delta_prime: float | None = None,
+    zero_bounded: bool = False,
+    seed: int | None = None,
+) -> ControlResult:
+    """Control the risk in expectation (conformal risk control).
+
+    **Guarantee**: E[risk of the chosen setting] ≤ ε, over the draw of the calibration set, for
+    `monotone=True` (the default) and `method="ucb"`; none for the selection rules, which exist to
+    reproduce the paper. Its Proposition 1 does not hold as stated: Eq. 10 can exceed ε.
+
+    Parameters
+    ----------
+    curve : RiskCurve
+        Of losses relative to the full model. If setting 0 is not the full model, it is compared
+        with ε too, and the full model, whose loss is 0, comes before the path.
+    epsilon : float
+        In (0, B).
+    delta : float, optional
+        Ignored; accepted so that controls are interchangeable.
+    bound : str
+        For `method="ucb"`.
+    monotone : bool, optional
+        Replace each sample's loss by its running maximum from the safe end: valid but cautious.
+    method : {"crc", "ucb"}
+        "ucb" tests with high probability at ε′ = (ε − δ′B)/(1 − δ′): valid without monotone
+        losses. With many samples it is often less cautious, with few samples more so.
+    selection : {"contiguous", "paper"}, optional
+        Select on the unmodified losses: the last setting before the first failure, or, as in the
+        paper's Eq. 10, the fastest setting that passes. No finite-sample guarantee.
+    delta_prime : float, optional
+        δ′ of `method="ucb"`, fixed beforehand.
+    seed : int, optional
+        For `method="ucb"`; as in `ucb`.
+
+    Raises
+    ------
+    ValueError
+        If the losses are not relative to the full model.
+
+    Examples
+    --------
+    >>> from swiftsure.curves.curve import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 99)
+    >>> crc(curve, epsilon=0.01).threshold
+    0.5
+    """
+    control = Control(
+        "crc",
+        bound=bound,
+        zero_bounded=zero_bounded,
+        monotone=monotone,
+        method=method,
+        selection=selection,
+        delta_prime=delta_prime,
+    )
+    return control.run(curve, epsilon, delta, seed)
+
+
+def ucb(
+    curve: RiskCurve,
+    epsilon: float,
+    delta: float = 0.1,
+    bound: str = "auto",
+    *,
+    zero_bounded: bool = False,
+    seed: int | None = None,
+    pool: int | None = None,
+) -> ControlResult:
+    """Control the risk with high probability (Eq. 12 of the paper).
+
+    Settings are tested from the safe end, and the last one before the first failure is chosen.
+
+    **Guarantee**: P(risk of the chosen setting ≤ ε) ≥ 1 − δ over the draw of the calibration set,
+    with no monotonicity of losses or risk, for a path, order, loss, level and bound that were fixed
+    before the calibration losses were seen.
+
+    Parameters
+    ----------
+    curve : RiskCurve
+    epsilon : float
+        In (0, B).
+    delta : float
+        Failure probability, in (0, 1).
+    bound : str
+        Among `swiftsure.bounds.BOUNDS`; "auto" is an exact test for losses declared 0/1 or
+        −1/0/1 (0-1 gaps), STaR otherwise.
+    zero_bounded : bool
+        Select on max(0, loss) (Eq. 16).
+    seed : int, optional
+        Fixes the order in which betting bounds see the samples. By default the curve's own seed,
+        drawn at random when the curve or its record was made. With a seed given here, the samples
+        must be in random order, unless it was itself drawn at random, once. Never choose among
+        seeds.
+    pool : int, optional
+        Size of the finite pool that the samples (or groups) were drawn from without replacement;
+        the promise is then about the pool's risk.
+
+    Examples
+    --------
+    >>> from swiftsure.curves.curve import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 100)
+    >>> ucb(curve, epsilon=0.05).threshold, ucb(curve, epsilon=0.01).threshold
+    (0.5, None)
+    """
+    return Control("ucb", bound=bound, zero_bounded=zero_bounded).run(
+        curve, epsilon, delta, seed, pool
+    )
+
+
+def ltt(
+    curve: RiskCurve,
+    epsilon: float,
+    delta: float = 0.1,
+    bound: str = "auto",
+    *,
+    correction: str = "fixed_sequence",
+    zero_bounded: bool = False,
+    seed: int | None = None,
+    pool: int | None = None,
+) -> ControlResult:
+    """Control the risk with high probability by multiple testing (Learn then Test).
+
+    With a fixed sequence it chooses the same setting as `ucb` with the same bound. The paper's
+    comparison of the two really compares bounds: WSR on plain losses and Hoeffding-Bentkus on
+    zero-bounded ones (`bound="hoeffding_bentkus", zero_bounded=True`).
+
+    **Guarantee**: as for `ucb`. With `correction="bonferroni"` every setting is tested at δ/K, and
+    the fastest that passes is chosen.
+
+    Examples
+    --------
+    >>> from swiftsure.curves.curve import RiskCurve
+    >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0]] * 100)
+    >>> ltt(curve, epsilon=0.05, bound="hoeffding_bentkus", zero_bounded=True).threshold
+    0.5
+    """
+    return Control("ltt", bound=bound, zero_bounded=zero_bounded, correction=correction).run(
+        curve, epsilon, delta, seed, pool
+    )
+
+
+def joint(control: Control, curves: list[RiskCurve], results: list[ControlResult]) -> ControlResult:
+    """Return the setting that controls several risks at once: the safest of their choices.
+
+    **Guarantee**: all risks together, with probability 1 − δ, without a correction. On one path,
+    the fixed sequence that needs every risk certified at each setting stops where the first of
+    them fails; so its choice is the safest of the single ones. In expectation, a running maximum of
+    the loss only falls towards the safe end, so each risk stays within its level.
+    """
+    if any(not np.array_equal(curve.thresholds, curves[0].thresholds) for curve in curves):
+        raise ValueError("`risks` must share one path.")
+    if len(results) > 1:
+        if any(curve.branches is not None for curve in curves):
+            raise ValueError("`path` with branches does not go with several risks.")
+        if any(curve.selective for curve in curves):
+            raise ValueError(
+                "`risk` of the samples that exit cannot be controlled together with others: its"
+                " walk has several starts."
+            )
+        if control.name == "crc" and not (control.method == "crc" and control.is_monotone):
+            raise ValueError("`crc` of several risks at once needs `monotone=True`.")
+        if control.name == "ltt" and control.correction != "fixed_sequence":
+            raise ValueError("`ltt` of several risks at once needs `correction='fixed_sequence'`.")
+    return min(results, key=lambda result: -1 if result.index is None else result.index)

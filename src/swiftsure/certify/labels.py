@@ -1,0 +1,157 @@
+"""Labels as the walk needs them: asking for them, and what a budget of labels reaches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure._lib import checks
+from swiftsure.certify.control import Control
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.paths import BREAKPOINTS, Path
+from swiftsure.curves.risks import RISKS, Risk
+from swiftsure.records import ExitRecord
+from swiftsure.records.checks import choose, gap_is_known_by_agreement
+from swiftsure.records.labels import first_setting
+
+__all__ = ["LabelBudget", "Labeller", "label_along", "shortest"]
+
+Rows = NDArray[np.int64]
+Labeller = Callable[[NDArray[Any]], Any]
+"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown.
+
+Or a mapping of their losses against the labels, (m, n_exits), by name; NaN where unknown.
+"""
+
+
+def label_along(
+    record: ExitRecord,
+    risks: Sequence[Risk],
+    path: Path,
+    options: Mapping[str, Any],
+    last_certified: Callable[[list[RiskCurve]], int],
+    labeller: Labeller,
+    budget: int | None = None,
+) -> ExitRecord:
+    """Return the record with the labels that a walk along a path needs.
+
+    The walk goes on while settings are certified. Where the next one lacks labels, the labeller is
+    asked for these. The walk ends where a setting fails, where a label stays unknown, or where the
+    budget does not suffice for the next setting. What it certifies is what it would certify with
+    all labels, or less.
+
+    Parameters
+    ----------
+    options : mapping
+        Other arguments of `record.curve`.
+    last_certified : callable
+        Curves of the risks -> the last setting that all of them certify; 0 if none.
+    budget : int, optional
+        The largest number of labels to ask for.
+    """
+    left = record.n if budget is None else checks.count("budget", budget, 0)
+    record = record.with_labels([])
+    exits = {name: options[name] for name in ("score", "strict", "min_exit") if name in options}
+
+    def lacking(stop: int) -> NDArray[Any]:
+        """Return the ids of the samples whose labels are missing at setting `stop` or before."""
+        until = Path(path.thresholds[: stop + 1], path.kind)
+        losses = {c.loss_name for c in curves if RISKS[c.risk_name].table == "losses"}
+        found = [record.needs_label(loss, path=until, **exits) for loss in sorted(losses)]
+        return np.asarray(list(dict.fromkeys(np.concatenate(found).tolist())))
+
+    while True:
+        curves = shortest(
+            [record.curve(r.risk, r.loss, path=path, missing="stop", **options) for r in risks]
+        )
+        stop = curves[0].n_settings
+        if curves[0].cut_from is None or last_certified(curves) < stop - 1:
+            return record
+        wanted = lacking(stop)
+        if len(wanted) > left:
+            return record
+        found = labeller(wanted)
+        given = {"losses" if isinstance(found, Mapping) else "labels": found}
+        record = record.with_labels(wanted, **given)
+        left -= len(wanted)
+        if len(lacking(stop)):
+            return record
+
+
+def shortest(curves: list[RiskCurve]) -> list[RiskCurve]:
+    """Return the curves of several risks, each cut where the first of them lacks a label."""
+    if len({curve.n_path for curve in curves}) > 1:
+        return curves  # not of one path, which `control.joint` refuses
+    return [curve.cut(min(each.n_settings for each in curves)) for curve in curves]
+
+
+@dataclass(frozen=True)
+class LabelBudget:
+    """A number of labels for each calibration set, and which setting needs which of them first.
+
+    Attributes
+    ----------
+    labels : int
+    first : (n,)
+        The first setting at which each sample's label matters; K if it never does.
+    """
+
+    labels: int
+    first: Rows
+
+    RANDOM = ", random labels"
+    ALL = ", all labels"
+
+    @classmethod
+    def of(
+        cls, record: Any, curve: RiskCurve, labels: int, score: str | None = None
+    ) -> "LabelBudget":
+        """Return the budget for samples drawn from a record, whose curve this is."""
+        fixed = isinstance(record, ExitRecord) and curve.path_kind != BREAKPOINTS
+        if not fixed or curve.grouped:
+            raise ValueError(
+                "`labels` needs an ExitRecord without groups, and a path that is fixed beforehand."
+            )
+        if RISKS[curve.risk_name].table != "losses":
+            raise ValueError("`labels` needs a risk against labels, such as the gap.")
+        score = choose("score", score, record.confidences, preferred="top1")
+        differs = np.ones((record.n, record.n_exits), bool)
+        differs[:, -1] = False
+        if gap_is_known_by_agreement(curve.loss_name):  # else every sample that exits needs a label
+            checks.choice("loss", curve.loss_name, record.inconsistencies)
+            differs = record.inconsistencies[curve.loss_name] != 0
+        path = Path(curve.thresholds, curve.path_kind)
+        rule = {"strict": curve.strict, "min_exit": curve.min_exit}
+        first = first_setting(record.confidences[score], differs, path, rule)
+        return cls(checks.count("labels", labels, 0), first)
+
+    def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:
+        """Return each control three times: with the budget, with random labels, with all."""
+        for control in controls.values():
+            if not control.can_stop:
+                raise ValueError(f"`labels` needs controls that may stop, but got {control.label}.")
+        return {
+            label + way: control
+            for label, control in controls.items()
+            for way in ("", self.RANDOM, self.ALL)
+        }
+
+    def rows(self, label: str, rows: Rows) -> Rows:
+        """Return the samples that a control calibrates on."""
+        return rows[: self.labels] if label.endswith(self.RANDOM) else rows
+
+    def stopped(self, label: str, rows: Rows, index: Rows) -> Rows:
+        """Return the last settings of the walks, which stop at the first that lacks a label."""
+        if label.endswith((self.RANDOM, self.ALL)):
+            return index
+        return self.stop(rows, index)
+
+    def stop(self, rows: Rows, index: Rows) -> Rows:
+        """Return the last settings of walks that stop where these rows lack a label."""
+        if self.labels >= len(rows):
+            return index
+        last = int(np.partition(self.first[rows], self.labels)[self.labels]) - 1
+        stopped = np.minimum(index, last)
+        return np.where(stopped > 0, stopped, -1)

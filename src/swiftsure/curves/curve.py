@@ -1,0 +1,989 @@
+"""RiskCurve: each sample's loss and cost at each setting of a path, the input to controls."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swiftsure._lib import checks
+from swiftsure._lib import kernels as _kernels
+from swiftsure._lib.storage import MEMORY, Storage, blocks
+from swiftsure.curves.branches import Branches
+from swiftsure.curves.costs import deciding_costs, default_cost
+from swiftsure.curves.paths import Path
+from swiftsure.curves.pilots import PilotSamples
+from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.losses import LossRange
+
+__all__ = ["RiskCurve"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Average = Literal["group", "sample"]
+"""What a risk weights equally: every group, or every sample."""
+
+SHUFFLE_STREAM = 0x5357495654
+SLACK = 1e-6
+"""How far rounding may carry a loss out of its range, relative to the largest loss."""
+
+GIVEN_SETTINGS = "given settings"
+"""The kind of a path whose settings came with the losses."""
+
+LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+"""The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
+
+UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
+"""The name of an unnamed loss, and the prefix of a risk whose losses are cut at 0."""
+
+
+@dataclass(frozen=True)
+class RiskCurve:
+    """Losses (relative to the full model) and costs of n samples along a path of settings.
+
+    Make one with `record.curve(...)`, or with `RiskCurve.from_losses` from plain arrays. In exit
+    form it holds one loss per exit and the path's thresholds, and looks up the loss at a setting
+    when it is needed. Only `losses()` makes an (n, K) matrix.
+
+    Attributes
+    ----------
+    thresholds : (K,) or (K, n_exits - 1)
+        The settings, safest first.
+    loss_range : LossRange
+        The declared range of the losses.
+    relative : bool
+        Whether losses are relative to the full model, whose own loss is then 0.
+    full_model_first : bool
+        Whether setting 0 is the full model, which needs no test. If not, setting 0 is tested like
+        any other, and "nothing certified" means the full model, which is not on the path.
+    costs : mapping
+        Costs by name, per exit (or setting), or per sample and exit (or setting).
+    full_costs : mapping
+        Cost of running the full model alone, by name, if it differs from the cost of setting 0:
+        a number, or one per sample, (n,).
+    grouped : bool
+        Whether rows are groups of samples; see `by_group`.
+    n_samples : int or None
+        Number of samples in these groups.
+    average : {"sample", "group"}
+        What risks and mean costs weight equally: every sample, or every group.
+    max_group_size : int or None
+        The declared largest group size, M, if the risk of groups is an average over samples.
+    weights : (n_groups,) or None
+        Group sizes divided by M; None if all rows have the same weight.
+    order : SampleOrder
+        Seed of the order in which betting tests see the samples; drawn at random by default.
+    conditions : tuple of str
+        Assumptions of a promise made from these losses, besides those that every promise has.
+    cut_from : int or None
+        Number of settings on the path if the curve holds only the first of them; see `cut`.
+    n_labels : int or None
+        How many samples have a label, if the losses need labels.
+    population : str or None
+        What calibration and production samples are, if not draws of one distribution.
+    above : float or None
+        If losses are 1 where another loss is above this, else 0: that limit; see `tail`.
+    worst : float or None
+        If the risk bounds the mean of the worst share of the losses: that share; see `worst_mean`.
+    max_weight : float or None
+        The largest weight, if losses are weighted; see `weighted`.
+    selective : bool
+        Whether the risk is the mean loss of the samples that exit early, and not of all.
+    branches : Branches or None
+        Sequences of settings that share δ, if there are several; see `Path.branching`.
+    pilot : PilotSamples or None
+        The separate samples that the path was learned on.
+    chosen_cost : str or None
+        The cost that chooses among the branches, if it was named.
+    data : Losses
+        The arrays, as the compiled kernels take them.
+    storage : Storage
+        Where arrays with a row per sample are made: in memory, or in temporary files.
+    """
+
+    thresholds: NDArray[Any]
+    loss_range: LossRange
+    relative: bool
+    full_model_first: bool
+    costs: Mapping[str, Floats]
+    risk_name: str = "gap"
+    loss_name: str = UNNAMED
+    path_kind: str = GIVEN_SETTINGS
+    grouped: bool = False
+    average: Average = "sample"
+    max_group_size: int | None = None
+    weights: Floats | None = field(repr=False, default=None)
+    shuffled_with: int | None = None
+    order: SampleOrder = field(default_factory=SampleOrder.draw)
+    conditions: tuple[str, ...] = ()
+    cut_from: int | None = None
+    n_labels: int | None = None
+    population: str | None = None
+    above: float | None = None
+    worst: float | None = None
+    max_weight: float | None = None
+    selective: bool = False
+    branches: Branches | None = None
+    pilot: PilotSamples | None = field(repr=False, default=None)
+    chosen_cost: str | None = None
+    full_costs: Mapping[str, float | Floats] = field(default_factory=dict)
+    n_samples: int | None = None
+    data: _kernels.Losses = field(repr=False, default=None)  # type: ignore[assignment]
+    storage: Storage = field(repr=False, compare=False, default=MEMORY)
+    _nested: bool = field(repr=False, default=False)
+
+    @classmethod
+    def from_losses(
+        cls,
+        thresholds: ArrayLike,
+        losses: ArrayLike,
+        costs: ArrayLike | Mapping[str, ArrayLike] | None = None,
+        loss_range: LossRange | tuple[float, float] = (-1, 1),
+        *,
+        binary: bool = False,
+        relative: bool | None = None,
+        groups: ArrayLike | None = None,
+        average: Average | None = None,
+        max_group_size: int | None = None,
+        risk: str = "gap",
+        loss: str = UNNAMED,
+        order: SampleOrder | int | None = None,
+    ) -> "RiskCurve":
+        """Make a curve from the loss of every sample at every setting.
+
+        Parameters
+        ----------
+        thresholds : (K,)
+            Settings from safest to fastest, in any unit.
+        losses : (n, K)
+            Losses relative to the full model (early loss minus full loss, for example).
+        costs : (K,), (n, K) or a mapping of such, optional
+            Cost of each setting.
+        loss_range : (low, high) or LossRange
+            Range of the losses, by their definition.
+        binary : bool
+            Declares that each loss is 0 or 1, which admits the exact binomial test.
+        relative : bool, optional
+            By default losses are relative to the full model, and setting 0 is the full model,
+            which needs no test, only if its threshold is None or infinity; otherwise setting 0 is
+            tested like any other. True: setting 0 is the full model, whatever its threshold. False:
+            losses are not relative to the full model; setting 0 is tested, and `crc` refuses them.
+        groups : (n,), optional
+            Labels of dependent rows (frames of one video); groups are then the unit of every
+            guarantee.
+        average, max_group_size
+            For curves with groups; see `by_group`.
+        order : SampleOrder or int, optional
+            Seed of the order in which betting tests see the samples. By default one is drawn from
+            the operating system's random numbers, and the curve keeps it.
+
+        Raises
+        ------
+        ValueError
+            If shapes do not match, a loss is not finite or outside `loss_range`, or setting 0 is
+            the full model and has a loss other than 0.
+
+        Examples
+        --------
+        >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0.0, 1.0], [0.0, -1.0]])
+        >>> curve.risk()
+        array([0., 0.])
+        """
+        declared = LossRange.of(loss_range)
+        if binary:
+            if (declared.low, declared.high) not in [(0, 1), (-1, 1)]:
+                raise ValueError(
+                    "`loss_range` of binary losses must be (0, 1), but got"
+                    f" ({declared.low:g}, {declared.high:g})."
+                )
+            declared = LossRange(0, 1, whole=True)
+        settings = dial_array(thresholds)
+        values = checks.numbers("losses", losses, np.float64)
+        checks.of_shape("losses", values, {"n": None, "K": len(settings)})
+        values = in_range("losses", values, declared)
+        # What is tested must not depend on the losses, so they are only checked against it.
+        full_model_first = bool(np.isposinf(settings[0])) if relative is None else relative
+        if full_model_first and values[:, 0].any():
+            raise ValueError(
+                "`losses` must be 0 in column 0, the full model: its threshold is None or infinity,"
+                " or `relative=True` says so. Subtract the full model's losses, or pass"
+                " `relative=False` if they are not relative to the full model."
+            )
+        if costs is None:
+            costs = {}
+        named = costs if isinstance(costs, Mapping) else {"cost": costs}
+        curve = cls(
+            thresholds=settings,
+            loss_range=declared,
+            relative=relative is not False,
+            full_model_first=full_model_first,
+            costs={k: cost_array(k, v, values.shape, "K") for k, v in named.items()},
+            risk_name=risk,
+            loss_name=loss,
+            order=SampleOrder.of(order, "order"),
+            data=_kernels.Losses(
+                np.ascontiguousarray(values),
+                np.empty((len(values), 0), np.float32),
+                np.empty((len(settings), 0), np.float32),
+                False,
+                0,
+            ),
+        )
+        return curve.averaged(groups, average, max_group_size)
+
+    @classmethod
+    def from_exits(
+        cls,
+        confidences: NDArray[np.float32],
+        losses: Floats,
+        path: Path,
+        costs: Mapping[str, Floats],
+        loss_range: LossRange,
+        *,
+        strict: bool = False,
+        min_exit: int = 0,
+        risk: str = "gap",
+        loss: str = UNNAMED,
+        order: SampleOrder | int | None = None,
+        conditions: tuple[str, ...] = (),
+        full_costs: Mapping[str, float | Floats] | None = None,
+        n_labels: int | None = None,
+        selective: bool = False,
+    ) -> "RiskCurve":
+        """Make a curve from a record's checked arrays.
+
+        Relative losses are (n, n_exits), the last column 0; costs are (n_exits,) or (n, n_exits).
+        """
+        curve = cls(
+            thresholds=path.thresholds,
+            loss_range=loss_range,
+            relative=True,
+            full_model_first=True,
+            costs=costs,
+            risk_name=risk,
+            loss_name=loss,
+            order=SampleOrder.of(order, "order"),
+            conditions=conditions,
+            full_costs=full_costs or {},
+            n_labels=n_labels,
+            selective=selective,
+            data=_kernels.Losses(
+                np.ascontiguousarray(losses),
+                np.ascontiguousarray(confidences),
+                np.empty((0, confidences.shape[1]), np.float32),
+                bool(strict),
+                int(min_exit),
+            ),
+        )
+        return curve.along(path)
+
+    @classmethod
+    def joined(cls, parts: Iterable["RiskCurve"], n: int, storage: Storage) -> "RiskCurve":
+        """Return one curve of the samples of several, which must be in exit form and not grouped.
+
+        Parameters
+        ----------
+        parts : iterable of RiskCurve
+            Of one record; each is used and released before the next is asked for.
+        n : int
+            Number of samples in all.
+        storage : Storage
+            Where the arrays are made.
+        """
+        tables: dict[str, NDArray[Any]] = {}
+        shortest: RiskCurve | None = None
+        conditions: dict[str, None] = {}
+        splits: dict[SampleOrder, None] = {}
+        n_labels, done = 0, 0
+        for part in parts:
+            rows = {"values": part.data.values, "confidences": part.confidences}
+            rows |= {f"cost {k}": v for k, v in part.costs.items() if v.ndim == 2}
+            rows |= {f"full {k}": np.asarray(v) for k, v in part.full_costs.items() if np.ndim(v)}
+            for name, values in rows.items():
+                if name not in tables:
+                    tables[name] = storage.empty((n, *values.shape[1:]), values.dtype)
+                tables[name][done : done + part.n] = values
+            done += part.n
+            n_labels += part.n_labels or 0
+            conditions |= dict.fromkeys(part.conditions)
+            splits |= dict.fromkeys(part.order.splits)
+            if shortest is None or part.n_settings < shortest.n_settings:
+                shortest = part  # where labels are missing, paths are cut
+        if shortest is None or done != n:
+            raise ValueError(f"`parts` must hold {n:,} samples, but hold {done:,}.")
+        return replace(
+            shortest,
+            costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
+            full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
+            conditions=tuple(conditions),
+            order=shortest.order.after(*splits),
+            n_labels=None if shortest.n_labels is None else n_labels,
+            storage=storage,
+            data=shortest.data._replace(values=tables["values"], confidences=tables["confidences"]),
+        )
+
+    def along(self, path: Path) -> "RiskCurve":
+        """Return the same samples along another path."""
+        if not self.has_exits:
+            raise ValueError("A curve made from losses at each setting has no other path.")
+        thresholds = path.per_exit(self.data.values.shape[1])
+        return replace(
+            self,
+            thresholds=path.thresholds,
+            data=self.data._replace(thresholds=thresholds),
+            _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
+        ).taken_along(path)
+
+    def taken_along(self, path: Path) -> "RiskCurve":
+        """Return the curve, whose settings are those of a path, with what the path tells."""
+        return replace(
+            self,
+            path_kind=path.kind,
+            branches=path.branches,
+            pilot=path.pilot,
+            chosen_cost=path.cost,
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of samples, or of groups."""
+        return len(self.data.values)
+
+    @property
+    def n_pilot(self) -> int | None:
+        """Number of samples, or of groups, that the path was learned on."""
+        return None if self.pilot is None else self.pilot.count(self.grouped)
+
+    @property
+    def n_settings(self) -> int:
+        """Number of settings, K."""
+        return len(self.thresholds)
+
+    @property
+    def n_path(self) -> int:
+        """Number of settings on the whole path, including those that were cut off."""
+        return self.n_settings if self.cut_from is None else self.cut_from
+
+    def cut(self, n_settings: int) -> "RiskCurve":
+        """Return the curve of the first settings only, where a walk along the path has to stop.
+
+        Stopping early is valid whatever decided it: a walk that stops certifies only settings that
+        it would have certified anyway.
+        """
+        if n_settings >= self.n_settings:
+            return self
+        if self.branches is not None:
+            raise ValueError("`path` with branches cannot be cut where labels are missing.")
+        values, kept = self.data.values, slice(n_settings)
+        costs = {
+            name: cost if self.has_exits else cost[..., kept] for name, cost in self.costs.items()
+        }
+        return replace(
+            self,
+            thresholds=self.thresholds[kept],
+            costs=costs,
+            cut_from=self.n_path,
+            data=self.data._replace(
+                values=values if self.has_exits else np.ascontiguousarray(values[:, kept]),
+                thresholds=self.data.thresholds[kept],
+            ),
+        )
+
+    def threshold_at(self, index: int) -> float | tuple[float | None, ...] | None:
+        """Return the threshold of one setting: a number, one per exit, or None for never."""
+        value = self.thresholds[index]
+        if value.ndim == 0:
+            return None if np.isposinf(value) else float(value)
+        return tuple(None if np.isposinf(v) else float(v) for v in value)
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether the curve is in exit form."""
+        return bool(self.data.thresholds.shape[1] > 0)
+
+    @property
+    def strict(self) -> bool:
+        """Whether samples exit on `>` rather than `≥`."""
+        return bool(self.data.strict)
+
+    @property
+    def min_exit(self) -> int:
+        """Index of the first exit that may be taken."""
+        return int(self.data.min_exit)
+
+    @property
+    def confidences(self) -> NDArray[np.float32]:
+        """Confidences of a curve in exit form, (n, n_exits - 1); no columns otherwise."""
+        found: NDArray[np.float32] = self.data.confidences
+        return found
+
+    def risk(self, rows: Rows | None = None) -> Floats:
+        """Return the mean loss at each setting, (K,): over samples or groups, as `average` says.
+
+        If `selective`, over the samples that exit early; 0 where none does.
+        """
+        sums = self.totals(rows)[0]
+        if self.selective:
+            left = (1 - self.exit_shares(rows)[:, -1]) * self.weight(rows)
+            return sums / np.maximum(np.rint(left), 1)
+        return sums / self.weight(rows)
+
+    def risk_at(self, index: int) -> float:
+        """Return the mean loss at one setting; if `selective`, of the samples that exit early."""
+        total = self.loss_at(index).sum()
+        if self.selective:
+            return float(total / max(1, self.left_at(index).sum()))
+        return float(total / self.weight())
+
+    def left_at(self, index: int) -> NDArray[np.bool_]:
+        """Return which samples exit early at one setting, (n,)."""
+        last = self.confidences.shape[1]
+        return self.storage.mapped(lambda some: self._exits(some, index) < last, self.confidences)
+
+    def _exits(self, confidences: NDArray[np.float32], index: int) -> Rows:
+        """Return the exit that each sample takes at one setting."""
+        exits: Rows = _kernels.exit_indices(
+            confidences, self.data.thresholds[index], self.strict, self.min_exit
+        )
+        return exits
+
+    def take(self, rows: Rows) -> "RiskCurve":
+        """Return the curve of some samples only, in that order."""
+        if self.grouped or self.shuffled_with is not None:
+            raise ValueError("`rows` of a curve can be taken only before grouping and shuffling.")
+        chosen = self._rows(np.asarray(rows))
+        return replace(
+            self,
+            costs={k: v if v.ndim == 1 else v[chosen] for k, v in self.costs.items()},
+            full_costs={k: v if np.ndim(v) == 0 else v[chosen] for k, v in self.full_costs.items()},  # type: ignore[index]
+            data=self.data._replace(
+                values=self.data.values[chosen], confidences=self.data.confidences[chosen]
+            ),
+        )
+
+    def tail(self, above: float) -> "RiskCurve":
+        """Return the curve of 1 where the loss is above a limit, else 0.
+
+        Its risk is the probability of such a loss, and the exact binomial test applies.
+
+        Examples
+        --------
+        >>> curve = RiskCurve.from_losses([1.0, 0.5], [[0, 0.3], [0, 0.1]], relative=True)
+        >>> curve.tail(0.2).risk()
+        array([0. , 0.5])
+        """
+        limit = checks.number("above", above)
+        if not 0 <= limit < self.loss_range.high:
+            raise ValueError(
+                f"`above` must be in [0, {self.loss_range.high:g}), but got {limit:g}."
+            )
+        self._refuse_transformed("above", self.above)
+        return replace(
+            self,
+            loss_range=LossRange(0, 1, whole=True),
+            above=limit,
+            data=self._mapped(lambda losses: (losses > limit).astype(np.float64)),
+        )
+
+    def worst_mean(self, share: float, above: float = 0.0) -> "RiskCurve":
+        """Return a curve whose risk is at least the mean loss of the worst share of the samples.
+
+        For every t, t + E[(loss − t)⁺] / share is at least that mean (the conditional value at
+        risk), and equal to it if t is the quantile that cuts off the share. With t = 0, the
+        default, it is equal if at most this share of the losses is above 0.
+
+        Parameters
+        ----------
+        share : float
+            In (0, 1), such as 0.1 for the worst tenth.
+        above : float
+            t, fixed before the data are seen.
+
+        References
+        ----------
+        Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
+        """
+        part = checks.between("worst", share, 0.0, 1.0)
+        limit = checks.number("above", above)
+        high = self.loss_range.high
+        if not 0 <= limit < high:
+            raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
+        self._refuse_transformed("worst", self.above)
+        return replace(
+            self,
+            loss_range=LossRange(limit, limit + (high - limit) / part),
+            above=limit,
+            worst=part,
+            data=self._mapped(lambda losses: limit + np.maximum(losses - limit, 0.0) / part),
+        )
+
+    def transformed(self, above: float | None, worst: float | None) -> "RiskCurve":
+        """Return the curve of a tail or of the worst share, or this one if neither is given."""
+        if worst is not None:
+            return self.worst_mean(worst, 0.0 if above is None else above)
+        return self if above is None else self.tail(above)
+
+    def weighted(
+        self, weights: ArrayLike, max_weight: float, estimated: bool = False
+    ) -> "RiskCurve":
+        """Return the curve of losses times weights, for production on another distribution.
+
+        If the weights are the ratio of the densities of production and calibration samples, the
+        mean weighted loss of calibration samples is the risk in production. Mean costs are those
+        of production too: costs are multiplied by the weights, divided by their mean.
+
+        Parameters
+        ----------
+        weights : (n,)
+            At least 0, and at most `max_weight`.
+        max_weight : float
+            The largest weight that can occur, declared before the data are seen; at least 1.
+        estimated : bool
+            Whether the weights were estimated; certificates then say what that assumes.
+
+        Raises
+        ------
+        ValueError
+            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
+            1 by more than chance allows, once in a thousand million.
+        """
+        most = checks.between("max_weight", max_weight, 0.0, np.inf)
+        if most < 1:
+            raise ValueError(
+                f"`max_weight` must be at least 1, since the mean weight is 1, but got {most:g}."
+            )
+        self._refuse_transformed("weights")
+        values = checks.finite("weights", checks.numbers("weights", weights, np.float64))
+        checks.of_shape("weights", values, {"n": self.n})
+        values = checks.within("weights", values, 0.0, most, SLACK * most)
+        # Bernstein's inequality: weights in [0, W] with mean 1 have a variance of at most W - 1.
+        surprise = np.log(2e9) / self.n
+        off = np.sqrt(2 * (most - 1) * surprise) + most * surprise / 3 + SLACK
+        if abs(values.mean() - 1) > off:
+            raise ValueError(
+                f"`weights` must be 1 on average over the calibration distribution, as a ratio of"
+                f" densities is, but the mean of these {self.n:,} is {values.mean():g}."
+            )
+        assumed = (
+            " (they were estimated, and the promise holds as far as they are exact)" * estimated
+        )
+        return replace(
+            self,
+            loss_range=LossRange(most * self.loss_range.low, most * self.loss_range.high),
+            max_weight=most,
+            population=(
+                "calibration samples are independent draws of one distribution, and production"
+                " samples of another whose density, relative to the first, is the weight of each"
+                f" sample{assumed}"
+            ),
+            costs={k: self._weighted_cost(v, values) for k, v in self.costs.items()},
+            full_costs={
+                k: np.asarray(v) * values / values.mean() for k, v in self.full_costs.items()
+            },
+            data=self._mapped(lambda losses, weight: losses * weight[:, None], values),
+        )
+
+    def _weighted_cost(self, cost: Floats, weights: Floats) -> Floats:
+        """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
+        shares = weights / weights.mean()
+        if cost.ndim == 2:
+            return self.storage.mapped(lambda each, share: each * share[:, None], cost, shares)
+        return self.storage.mapped(lambda share: cost * share[:, None], shares)
+
+    def cost_curve(self, name: str, largest: float) -> "RiskCurve":
+        """Return the curve of one cost, as a fraction of its largest possible value."""
+        values = self.costs[name] / largest
+        return replace(
+            self,
+            loss_range=LossRange(0, 1),
+            selective=False,
+            data=self._mapped(lambda losses: np.tile(values, (len(losses), 1))),
+        )
+
+    def _mapped(self, function: Callable[..., Floats], *more: Floats) -> _kernels.Losses:
+        """Return the data with a function of the losses, and of other arrays, for the losses."""
+        return self.data._replace(values=self.storage.mapped(function, self.data.values, *more))
+
+    def _refuse_transformed(self, name: str, above: float | None = None) -> None:
+        if self.grouped or self.selective or self.max_weight is not None or self.worst is not None:
+            raise ValueError(f"`{name}` does not go with groups, selective risks or other weights.")
+        if above is not None:
+            raise ValueError(f"`{name}` does not go with a curve of losses above {above:g}.")
+
+    def weight(self, rows: Rows | None = None) -> float:
+        """Return the divisor that turns a sum over rows into a mean."""
+        if self.weights is None:
+            return self.n if rows is None else len(rows)
+        return float((self.weights if rows is None else self.weights[rows]).sum())
+
+    def losses(self, rows: Rows | None = None) -> Floats:
+        """Return the loss of every sample at every setting, (n, K); this can be large.
+
+        For groups it is their mean loss, or their total loss divided by `max_group_size`.
+        """
+        block: Floats = _kernels.gather(self.data, self._rows(rows), 0, self.n_settings)
+        return block
+
+    def loss_at(self, index: int) -> Floats:
+        """Return the losses at one setting, (n,)."""
+        if not 0 <= index < self.n_settings:
+            raise IndexError(f"`index` must be in [0, {self.n_settings}), but got {index}.")
+        return self._column(index, self._rows(None))[:, 0]
+
+    def _column(self, index: int, rows: Rows) -> Floats:
+        """Return the losses of some rows at one setting, (n_rows, 1)."""
+        return self.storage.mapped(
+            lambda some: _kernels.gather(self.data, some, index, index + 1), rows
+        )
+
+    def only(self, index: int, rows: Rows) -> "RiskCurve":
+        """Return a curve with only one setting and some rows, in that order."""
+        column = self._column(index, self._rows(rows))
+        nothing = np.empty((len(rows), 0), np.float32), np.empty((1, 0), np.float32)
+        return replace(
+            self,
+            thresholds=self.thresholds[index : index + 1],
+            costs={},
+            full_costs={},
+            weights=None if self.weights is None else self.weights[rows],
+            data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
+            _nested=False,
+        )
+
+    def totals(self, rows: Rows | None = None, monotone: bool = False) -> tuple[Floats, Floats]:
+        """Return the sum and the sum of squares of the losses at each setting.
+
+        With `monotone=True` each sample's loss is replaced by its running maximum from the safe
+        end, starting at the full model's 0.
+        """
+        kernel = _kernels.totals_nested if self._nested else _kernels.totals_scan
+        sums: tuple[Floats, Floats] = kernel(self.data, self._rows(rows), monotone)
+        return sums
+
+    def level_totals(self, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
+        """Return a function from ε and settings to the `totals` that are tested at ε.
+
+        They depend on ε only for averages over samples of groups, because groups are filled up to
+        the largest size with losses of ε; see `by_group`.
+        """
+        sums, squares = self.totals(rows)
+        if self.weights is None:
+            return lambda _, settings: (sums[settings], squares[settings])
+        missing = 1.0 - self.weights[rows]
+        crossed = missing @ self.losses(rows)
+        filled, filled_squares = float(missing.sum()), float(missing @ missing)
+
+        def totals(epsilon: float, settings: slice) -> tuple[Floats, Floats]:
+            more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares
+            return sums[settings] + epsilon * filled, squares[settings] + more
+
+        return totals
+
+    def first_loss(self, rows: Rows | None = None) -> Rows:
+        """Return the first setting at which each sample's loss is not 0; K if there is none."""
+        found: Rows = _kernels.first_marked(self.data, self._rows(rows), self._nested)
+        return found
+
+    def exit_shares(self, rows: Rows | None = None) -> Floats:
+        """Return the fraction of samples that take each exit, (K, n_exits)."""
+        if not self.has_exits:
+            raise ValueError("A curve made from losses at each setting has no exits.")
+        selected = self._rows(rows)
+        shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
+        return shares
+
+    def mean_cost(self, name: str, rows: Rows | None = None) -> Floats:
+        """Return the mean cost at each setting, (K,)."""
+        values = self.costs[checks.choice("cost", name, self.costs)]
+        if values.ndim == 1:
+            return self.exit_shares(rows) @ values if self.has_exits else values
+        return self._costs_as_losses(values).risk(rows)
+
+    def exit_shares_at(self, index: int) -> Floats:
+        """Return the fraction of samples that take each exit at one setting, (n_exits,)."""
+        counts = np.zeros(self.confidences.shape[1] + 1, np.int64)
+        for part in blocks(self.n):
+            exits = self._exits(self.confidences[part], index)
+            counts += np.bincount(exits, minlength=len(counts))
+        return np.asarray(counts / self.n)
+
+    def mean_cost_at(self, name: str, index: int, shares: Floats | None = None) -> float:
+        """Return the mean cost at one setting; `shares` are its exit shares, if they are known."""
+        values = self.costs[checks.choice("cost", name, self.costs)]
+        if values.ndim == 2:
+            return self._costs_as_losses(values).risk_at(index)
+        if not self.has_exits:
+            return float(values[index])
+        if index == 0 and self.full_model_first:
+            return float(values[-1])
+        return float((self.exit_shares_at(index) if shares is None else shares) @ values)
+
+    def default_cost(self, cost: str | None = None) -> str | None:
+        """Return the cost that is named, here or by the path, or the one that is meant."""
+        if cost is None and self.chosen_cost in self.costs:
+            cost = self.chosen_cost
+        return default_cost(self.costs, self.full_costs, cost)
+
+    def _costs_as_losses(self, values: Floats) -> "RiskCurve":
+        """Return a curve with costs in place of losses; costs are means over all samples."""
+        return replace(self, selective=False, data=self.data._replace(values=values))
+
+    def full_cost(self, name: str, rows: Rows | None = None) -> float:
+        """Return the mean cost of running the full model alone, on all samples or some rows."""
+        alone = self.full_costs.get(name)
+        if alone is None:
+            return (
+                self.mean_cost_at(name, 0) if rows is None else float(self.mean_cost(name, rows)[0])
+            )
+        if isinstance(alone, np.ndarray):
+            return float((alone if rows is None else alone[rows]).sum() / self.weight(rows))
+        return float(alone)
+
+    def deciding_costs(self, cost: str | None = None) -> list[str]:
+        """Return the costs of which a setting must save at least one to be worth running."""
+        return deciding_costs(self.costs, self.full_costs, cost)
+
+    def saving(self, name: str) -> Floats:
+        """Return the fraction of the full model's cost that each setting saves, (K,)."""
+        full = self.full_cost(name)
+        saved = 1 - self.mean_cost(name) / full
+        if self.full_model_first:
+            saved[0] = 0.0  # the full model runs alone, without early exits
+        return saved
+
+    def confirmed(self, risk: str | None, loss: str | None) -> "RiskCurve":
+        """Return the curve if it has this risk and loss; an unnamed loss takes the name."""
+        if risk not in (None, self.risk_name):
+            raise ValueError(f"`risk` must be the curve's own, {self.risk_name}, but got {risk!r}.")
+        if loss not in (None, self.loss_name) and self.loss_name != UNNAMED:
+            raise ValueError(f"`loss` must be the curve's own, {self.loss_name}, but got {loss!r}.")
+        return replace(self, loss_name=loss or self.loss_name)
+
+    def refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Raise if an argument is given that a curve already determines."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
+
+    def zero_bounded(self) -> "RiskCurve":
+        """Return the curve of max(0, loss), Eq. 16 of the paper: an upper bound of this one.
+
+        For a 0-1 gap it is 0 or 1, so the binomial test applies.
+        """
+        if self.loss_range.low >= 0:
+            return self
+        return replace(
+            self,
+            loss_range=self.loss_range.zero_bounded(),
+            risk_name=ZERO_BOUNDED + self.risk_name,
+            data=self._mapped(lambda losses: np.maximum(losses, 0.0)),
+        )
+
+    def shuffled(self, seed: int) -> "RiskCurve":
+        """Return the curve with its samples shuffled by `seed`.
+
+        Betting tests depend on the order of the samples. The curve's own seed, `order.seed`, is
+        drawn at random unless one was given, so that tests are valid even for sorted samples. With
+        any other fixed seed, the samples must be in random order. Never choose among seeds.
+        """
+        if self.shuffled_with == checks.count("seed", seed, 0):
+            return self
+        order = self.rows_in_order(seed)
+        per_sample = [name for name, costs in self.costs.items() if costs.ndim == 2]
+        alone = {k: np.asarray(v) for k, v in self.full_costs.items() if np.ndim(v)}
+        tables = [self.data.values, self.data.confidences, *(self.costs[k] for k in per_sample)]
+        values, confidences, *costs = self.storage.taken(order, *tables, *alone.values())
+        full_costs = costs[len(per_sample) :]
+        return replace(
+            self,
+            costs={**self.costs, **dict(zip(per_sample, costs, strict=False))},
+            full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
+            weights=None if self.weights is None else self.weights.take(order),
+            shuffled_with=seed,
+            order=self.order.replaced_by(seed),
+            data=self.data._replace(values=values, confidences=confidences),
+        )
+
+    def rows_in_order(self, seed: int) -> Rows:
+        """Return the row indices shuffled by `seed`; see `shuffled`."""
+        checks.count("seed", seed, 0)
+        if self.shuffled_with == seed:
+            return self.storage.arange(self.n)
+        if self.shuffled_with is not None:
+            raise ValueError(
+                f"The curve was shuffled with seed {self.shuffled_with}; start from the record for"
+                f" seed {seed}."
+            )
+        # A separate random stream, so that a caller who sampled with the same seed gets an
+        # independent order.
+        return self.storage.permutation(self.n, np.random.default_rng([seed, SHUFFLE_STREAM]))
+
+    def averaged(
+        self, groups: ArrayLike | None, average: Average | None, max_group_size: int | None
+    ) -> "RiskCurve":
+        """Return the curve by group if there are groups; otherwise refuse options for groups."""
+        if groups is not None:
+            if self.selective:
+                raise ValueError("`risk` of the samples that exit does not go with groups.")
+            return self.by_group(groups, average or "group", max_group_size)
+        if average not in (None, "sample"):
+            checks.choice("average", average, ["group", "sample"])
+            raise ValueError("`average='group'` needs groups, but these samples have none.")
+        if max_group_size is not None:
+            raise ValueError("`max_group_size` needs groups, but these samples have none.")
+        return self
+
+    def by_group(
+        self, groups: ArrayLike, average: Average = "group", max_group_size: int | None = None
+    ) -> "RiskCurve":
+        """Return the curve whose rows are groups, which are then the unit of every guarantee.
+
+        Parameters
+        ----------
+        groups : (n,)
+            Labels of dependent rows (requests of one user, frames of one video).
+        average : {"group", "sample"}
+            What is weighted equally. "group": the risk is the mean of the groups' mean losses.
+            "sample": it is the mean over samples, that is, the expected sum of a group's losses
+            divided by the expected size of a group.
+        max_group_size : int
+            Required for "sample": the largest number of samples M that a group can have, declared
+            before the data are seen.
+
+        Raises
+        ------
+        ValueError
+            If a group is larger than `max_group_size`.
+
+        Notes
+        -----
+        With m samples in a group, E[Σℓ] / E[m] ≤ ε if and only if Σℓ/M + ε (1 − m/M) has a mean of
+        at most ε: the group, filled up to M samples with losses of ε. It is at most B, so a test at
+        ε of its mean is a test of the risk, with groups as independent units.
+        """
+        checks.choice("average", average, ["group", "sample"])
+        if self.shuffled_with is not None:
+            raise ValueError("`groups` must be given before the samples are shuffled.")
+        if self.weights is not None:
+            raise ValueError("`groups` were given already, with `average='sample'`.")
+        self._refuse_transformed("groups", self.above)
+        labels = np.asarray(groups)
+        checks.of_shape("groups", labels, {"n": self.n})
+        names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        divisors, weights = sizes, None
+        if average == "sample":
+            max_group_size = _declared_size(max_group_size, names, sizes)
+            divisors, weights = np.full_like(sizes, max_group_size), sizes / max_group_size
+        elif max_group_size is not None:
+            raise ValueError("`max_group_size` goes with `average='sample'` only.")
+
+        def means(losses: _kernels.Losses) -> Floats:
+            table: Floats = _kernels.group_sums(losses, codes, divisors)
+            return table
+
+        costs = dict(self.costs)
+        for name, values in self.costs.items():
+            if values.ndim == 2:
+                costs[name] = means(self.data._replace(values=values))
+            elif self.has_exits:
+                every = np.repeat(values[None], self.n, axis=0)
+                costs[name] = means(self.data._replace(values=every))
+        full_costs = {
+            name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone) / divisors
+            for name, alone in self.full_costs.items()
+        }
+        table = means(self.data)
+        return replace(
+            self,
+            loss_range=LossRange(self.loss_range.low, self.loss_range.high),
+            costs=costs,
+            full_costs=full_costs,
+            grouped=True,
+            n_samples=self.n,
+            average=average,
+            max_group_size=max_group_size,
+            weights=weights,
+            data=_kernels.Losses(
+                table,
+                np.empty((len(table), 0), np.float32),
+                np.empty((self.n_settings, 0), np.float32),
+                self.data.strict,  # which a policy still has to say
+                self.data.min_exit,
+            ),
+            _nested=False,
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that a control uses."""
+        digest = hashlib.sha256()
+        for array in (self.thresholds, self.data.values, self.data.confidences):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{self.loss_range}{self.data.strict}{self.data.min_exit}".encode())
+        if self.weights is not None:
+            digest.update(f"{self.max_group_size}".encode())
+            digest.update(np.ascontiguousarray(self.weights).data)
+        return f"sha256:{digest.hexdigest()}"
+
+    def _rows(self, rows: Rows | None) -> Rows:
+        if rows is None:
+            return self.storage.arange(self.n)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.n):  # kernels do not look
+            raise IndexError(f"`rows` must be in [0, {self.n}), but go up to {rows.max()}.")
+        return rows
+
+
+def _declared_size(declared: int | None, names: NDArray[Any], sizes: Rows) -> int:
+    """Return the declared largest group size; raise if a group is larger."""
+    if declared is None:
+        raise ValueError(
+            "`average='sample'` needs `max_group_size`, the largest number of samples that a group"
+            " can have, declared before the data are seen."
+        )
+    largest = checks.count("max_group_size", declared)
+    found = int(sizes.argmax())
+    if sizes[found] > largest:
+        raise ValueError(
+            f"`max_group_size` must be at least the size of every group, but it is {largest:,} and"
+            f" group {names[found]!s} has {sizes[found]:,} samples. Declare the largest size that"
+            " can occur, and calibrate on other samples."
+        )
+    return largest
+
+
+def dial_array(thresholds: ArrayLike) -> Floats:
+    """Return checked thresholds; only the first may be None or infinity ("never")."""
+    listed = [np.inf if value is None else value for value in np.ravel(np.asarray(thresholds))]
+    values: Floats = checks.numbers("thresholds", listed, np.float64)
+    checks.of_shape("thresholds", values, {"K": None})
+    if np.isnan(values).any() or np.isinf(values[1:]).any() or np.isneginf(values[0]):
+        raise ValueError(
+            "`thresholds` must be finite, except that the first may be None or infinity."
+        )
+    return values
+
+
+def in_range(name: str, values: NDArray[Any], declared: LossRange, hint: str = "") -> NDArray[Any]:
+    """Return losses checked against their declared range, clipped if rounding exceeded it."""
+    checks.finite(name, values)
+    values = checks.within(name, values, declared.low, declared.high, SLACK * declared.high, hint)
+    if declared.whole and not (values == np.rint(values)).all():
+        raise ValueError(f"`{name}` is declared whole, so it must hold whole numbers only.")
+    return values
+
+
+def cost_array(
+    name: str, values: ArrayLike, shape: tuple[int, ...], axis: str
+) -> NDArray[np.float64]:
+    """Return costs checked for shape (per column, or per sample and column) and sign."""
+    title = f"costs['{name}']"
+    array = checks.finite(title, checks.numbers(title, values, np.float64))
+    if array.ndim == 1:
+        checks.of_shape(title, array, {axis: shape[1]})
+    else:
+        checks.of_shape(title, array, {"n": shape[0], axis: shape[1]})
+    if (array < 0).any():
+        raise ValueError(f"`{title}` must not be negative, but its least value is {array.min():g}.")
+    return np.ascontiguousarray(array)

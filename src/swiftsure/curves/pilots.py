@@ -1,0 +1,118 @@
+"""Pilots: separate samples that a path is learned on, which calibration then refuses."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftsure._lib import checks
+from swiftsure.curves.sample_order import SampleOrder
+
+__all__ = ["PilotSamples", "pilot_size"]
+
+
+@dataclass(frozen=True)
+class PilotSamples:
+    """Which samples a path was learned on.
+
+    Ids identify samples if both records were given ids, or if both are parts of one record, which
+    parts show by their common drawn seed. Otherwise the numbers that records without ids get
+    identify nothing, and only the very same samples are recognised.
+
+    Attributes
+    ----------
+    n : int
+        Number of samples.
+    ids, groups : arrays
+        Groups are None without groups.
+    has_ids : bool
+        Whether the ids were given.
+    order : SampleOrder
+        The record's.
+    digest : str
+        A hash of the samples' losses.
+    """
+
+    n: int
+    ids: NDArray[Any]
+    groups: NDArray[Any] | None
+    has_ids: bool
+    order: SampleOrder
+    digest: str
+
+    @classmethod
+    def of(cls, record: Any) -> "PilotSamples":
+        """Return the samples of a record."""
+        known = record.ids, record.groups, record.has_ids, record.order
+        return cls(record.n, *known, _digest(record))
+
+    def count(self, grouped: bool) -> int:
+        """Return the number of samples, or of groups; a sample without a group is one of its own.
+
+        Groups count where the samples that calibrate are grouped too.
+        """
+        return len(np.unique(self.groups)) if grouped and self.groups is not None else self.n
+
+    def refuse(self, record: Any) -> None:
+        """Raise if a record holds samples, or groups, of the pilot."""
+        if not self.refuse_ids([record]) and self.digest == _digest(record):
+            raise ValueError(_refusal("all of them"))
+        if self.groups is not None and record.groups is not None:
+            again = np.intersect1d(self.groups, record.groups)
+            if again.size:
+                raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})"))
+
+    def refuse_ids(self, parts: Iterable[Any]) -> bool:
+        """Raise if one of these records, the parts of a whole, holds samples of the pilot.
+
+        Returns whether ids identify the samples of all of them.
+        """
+        shared, identified = [], True
+        for part in parts:
+            if (self.has_ids and part.has_ids) or self.order.is_shared_with(part.order):
+                shared.append(np.intersect1d(self.ids, part.ids))
+            else:
+                identified = False
+        again = np.concatenate(shared) if shared else np.empty(0)
+        if again.size:
+            raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
+        return identified
+
+
+def _refusal(which: str) -> str:
+    return (
+        f"`record` must not hold samples of the pilot that the path was learned on, but holds"
+        f" {which}: calibrating on them voids the guarantee. Calibrate on other samples, or let"
+        " `split=` set some aside."
+    )
+
+
+def _digest(record: Any) -> str:
+    found = hashlib.sha256()
+    for table in record.tables:
+        for name, values in getattr(record, table).items():
+            found.update(f"{table}/{name}{values.shape}".encode())
+            found.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def pilot_size(split: float, n: int, unit: str = "samples") -> int:
+    """Return the number of pilot samples: `split` itself, or that share of n.
+
+    Examples
+    --------
+    >>> pilot_size(0.25, 1000), pilot_size(300, 1000)
+    (250, 300)
+    """
+    whole = not isinstance(split, float | np.floating)
+    share = 0.0 if whole else checks.between("split", split, 0.0, 1.0)
+    size = checks.count("split", split) if whole else round(share * n)  # type: ignore[arg-type]
+    if not 2 <= size <= n - 1:
+        raise ValueError(
+            f"`split` must leave at least 2 {unit} for the pilot and 1 to calibrate on, but got"
+            f" {split} of {n:,}."
+        )
+    return size

@@ -1,0 +1,29 @@
+"""Shared code for systems that run under a policy.
+
+| module | contents |
+|---|---|
+| `auditing` | chooses requests to run in full, and feeds a monitor |
+| `binding` | refuses a policy that was made for another system or model, or for other settings |
+| `rules` | turns a policy, a rule or a bare threshold into the system's rule |
+| `streaming` | gathers samples of several batches before a stage runs |
+| `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
+"""
+
+from swiftsure.records.checks import check_dtype
+from swiftsure.run.binding import PolicyBinding, check_same
+from swiftsure.run.rules import Rule, ThresholdRule, same_exits, threshold_levels
+from swiftsure.run.sweep import RunBatch, Runs, Sweep, sweep_grid
+
+__all__ = [
+    "PolicyBinding",
+    "Rule",
+    "RunBatch",
+    "Runs",
+    "Sweep",
+    "ThresholdRule",
+    "check_dtype",
+    "check_same",
+    "same_exits",
+    "sweep_grid",
+    "threshold_levels",
+]

@@ -1,0 +1,49 @@
+"""Serve a certified model over HTTP, audit it, and fall back to the full model on an alarm."""
+
+try:
+    import prometheus_client as _prometheus_client  # noqa: F401
+    import starlette as _starlette  # noqa: F401
+    import uvicorn as _uvicorn  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "swiftsure.serve needs a web server: pip install 'swiftsure[serve]'."
+    ) from None
+
+from swiftsure.serve.app import Limits, create_app
+from swiftsure.serve.batching import Batcher, BusyError
+from swiftsure.serve.drill import DrillResult, drill
+from swiftsure.serve.engine import (
+    Answer,
+    Comparison,
+    Engine,
+    ExitCosts,
+    Inputs,
+    InvalidRequestError,
+)
+from swiftsure.serve.guarding import Guard, PolicyStore
+from swiftsure.serve.loading import load_engine
+from swiftsure.serve.running import start
+from swiftsure.serve.watching import Watcher, watched_monitor
+from swiftsure.serve.workers import WorkerEngine
+
+__all__ = [
+    "Answer",
+    "Batcher",
+    "BusyError",
+    "Comparison",
+    "DrillResult",
+    "Engine",
+    "ExitCosts",
+    "Guard",
+    "Inputs",
+    "InvalidRequestError",
+    "Limits",
+    "PolicyStore",
+    "Watcher",
+    "WorkerEngine",
+    "create_app",
+    "drill",
+    "load_engine",
+    "start",
+    "watched_monitor",
+]

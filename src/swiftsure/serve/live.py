@@ -1,0 +1,195 @@
+"""`LiveStatus`: what the live page shows, as JSON, as a first page and as a stream of events."""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from swiftsure.serve.batching import Batcher
+from swiftsure.serve.costs import CostCount, Costs
+from swiftsure.serve.engine import Engine
+from swiftsure.serve.guarding import Guard
+from swiftsure.serve.history import History
+
+__all__ = ["LiveStatus"]
+
+EVERY = 1.0
+"""Seconds between events."""
+LONGEST = 60.0
+"""Seconds after which a stream of events ends; the page then asks for another one."""
+FOLDERS = re.compile(r"""[^\s'"\\/]*(?:[\\/][^\\/'"\n]*)*[\\/]""")
+"""All of a path but the file's name; where a name holds spaces, also words between two paths."""
+REASONS = 12
+"""How many reasons the page shows."""
+UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
+
+
+class LiveStatus:
+    """Knows how a server is doing.
+
+    Attributes
+    ----------
+    exits : list of int
+        Answers of each exit so far.
+    costs : Costs
+    reasons : mapping
+        How many requests a proxy's models answered for each reason.
+    trouble : callable
+        Returns what is wrong besides the monitor, or None.
+    """
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine, self._guard = engine, guard
+        self.batcher: Batcher | None = None  # set when the application starts
+        self.exits = [0] * engine.n_exits
+        self._counted = CostCount(engine)
+        self.costs: Costs = self._counted
+        self.reasons: Mapping[str, int] = {}
+        self.trouble: Callable[[], str | None] = lambda: None
+        self._history = History()
+        text = (Path(__file__).parent / "page.html").read_text("utf-8")
+        self._page = jinja2.Environment(autoescape=True).from_string(text)
+
+    def answered(self, exit_: int, *, full: bool) -> None:
+        """Count an answer."""
+        self.exits[exit_] += 1
+        self._counted.add(exit_, full=full)
+
+    def tick(self) -> None:
+        """Add to the history, at most once per second or so."""
+        self._history.note(self.exits, self._evidence())
+
+    def health(self) -> dict[str, Any]:
+        """Return whether the server answers, and how, for anybody: without names of folders."""
+        guard, batcher = self._guard, self.batcher
+        alive = batcher is not None and batcher.alive
+        trouble = self.trouble()
+        state = "degraded" if guard.state == "ok" and trouble else guard.state
+        return {
+            "status": state if alive else "dead",
+            "policy": guard.version,
+            "policy_number": guard.number,
+            "queue": 0 if batcher is None else batcher.depth,
+            "alarm": _without_folders(guard.alarm),
+            "fault": _without_folders(guard.fault) or trouble,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return what the page shows."""
+        total, n_exits = sum(self.exits), self._engine.n_exits
+        run = sum((k + 1) * n for k, n in enumerate(self.exits))
+        saved = 1 - run / (total * n_exits) if total else None
+        shares = self.costs.shares
+        unit = next(iter(shares), None)
+        health = self.health()
+        found: dict[str, Any] = {
+            **health,
+            "alarm": self._guard.alarm,
+            "fault": self._guard.fault or health["fault"],
+            "sentence": str(self._guard.mode.policy),
+            "exits": list(self.exits),
+            "saved": saved,
+            "costs": shares,
+            "bill": {
+                unit: {
+                    "answers": self.costs.spent.get(unit, 0.0),
+                    "audits": self.costs.audits.get(unit, 0.0),
+                    "saved": saved_cost,
+                }
+                for unit, saved_cost in self.costs.saved.items()
+            },
+            "reasons": sorted(self.reasons.items(), key=lambda each: -each[1])[:REASONS],
+            "saved_share": saved if unit is None else shares[unit],
+            "saved_what": "of exits skipped"
+            if unit is None
+            else UNITS.get(unit, f"of {unit} saved"),
+            "dropped": 0 if self.batcher is None else self.batcher.dropped,
+            "history": self._history.shown(),
+            "monitor": None,
+        }
+        watcher = self._guard.watcher
+        monitor = None if watcher is None else watcher.monitor
+        if watcher is not None and monitor is not None:
+            found["recent"] = list(watcher.recent)
+            found["failed"] = watcher.failed
+            found["monitor"] = {
+                "n": monitor.n,
+                "mean": monitor.mean if monitor.n else None,
+                "interval": monitor.interval(0.05),
+                "epsilon": monitor.epsilon,
+                "evidence": monitor.evidence,
+                "evidence_needed": 1 / monitor.alpha,
+                "sentence": str(monitor),
+            }
+        found["headline"], found["detail"] = _headline(found, watched=not self._guard.fault)
+        return found
+
+    def page(self, *, empty: bool) -> str:
+        """Return the page as it is now; an empty one shows nothing before it has a token."""
+        colours = _colours(self._engine.n_exits)
+        if empty:
+            words = {"state": "unreachable", "headline": "Waiting for the server."}
+            return self._page.render(**words, colours=colours, requests="–", saved="–")
+        found = self.status()
+        share = found["saved_share"]
+        return self._page.render(
+            state=found["status"],
+            headline=found["headline"],
+            detail=found["detail"],
+            promise=found["sentence"],
+            requests=f"{sum(self.exits):,}",
+            saved="–" if share is None else f"{100 * share:.1f} %",
+            saved_what=found["saved_what"],
+            colours=colours,
+        )
+
+    async def events(self, stopping: Callable[[], bool]) -> AsyncIterator[str]:
+        """Yield the status every second as server-sent events.
+
+        They end if the server stops, since it waits for open answers.
+        """
+        since = 0.0
+        while not stopping() and since < LONGEST:
+            if since % EVERY == 0:
+                yield f"data: {json.dumps(self.status())}\n\n"
+            await asyncio.sleep(EVERY / 4)
+            since += EVERY / 4
+
+    def _evidence(self) -> float | None:
+        watcher = self._guard.watcher
+        monitor = None if watcher is None else watcher.monitor
+        if monitor is None:
+            return None
+        evidence = max(monitor.evidence, 1e-300)
+        return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
+
+
+def _without_folders(text: str | None) -> str | None:
+    return None if text is None else FOLDERS.sub("", text)
+
+
+def _headline(found: dict[str, Any], *, watched: bool) -> tuple[str, str]:
+    if found["status"] == "dead":
+        return "The server does not answer.", "Its log says why. Start it again."
+    if found["alarm"]:
+        return f"Alarm: the {found['status']} answers all requests.", found["alarm"]
+    if found["fault"]:
+        title = "A model does not answer." if watched else "The monitor does not work."
+        return title, found["fault"]
+    monitor = found["monitor"]
+    return "The certified policy answers.", monitor[
+        "sentence"
+    ] if monitor else "Nothing is audited."
+
+
+def _colours(n: int) -> list[str]:
+    """Return one colour per exit, from light to dark."""
+    return [
+        f"hsl({210 + 40 * k / max(n - 1, 1):.0f} 60% {78 - 46 * k / max(n - 1, 1):.0f}%)"
+        for k in range(n)
+    ]

@@ -1,0 +1,64 @@
+"""`ray_application`: the server of a certified model as a Ray Serve application."""
+
+from collections.abc import Callable
+from typing import Any
+
+from swiftsure._lib import checks
+from swiftsure.serve.app import Limits, create_app
+from swiftsure.serve.engine import Engine
+
+__all__ = ["ray_application"]
+
+
+def ray_application(
+    make: Callable[[], Engine],
+    limits: Limits | None = None,
+    *,
+    replicas: int = 1,
+    gpus: float = 0,
+    token: str | None = None,
+    name: str = "swiftsure",
+) -> Any:
+    """Return a Ray Serve application whose replicas answer as `create_app` does.
+
+    Each replica holds one engine and gathers its requests into batches.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the engine; called once in each replica. For a folder:
+        `partial(TorchEngine.from_pretrained, folder)`.
+    limits, token
+        As for `create_app`; each replica has its own queue.
+    replicas : int
+        How many copies of the model serve, each with one CPU.
+    gpus : float
+        GPUs of each replica; `make` must put the model there.
+    name : str
+        Name of the deployment.
+
+    Returns
+    -------
+    application : ray.serve.Application
+        For `ray.serve.run`.
+    """
+    try:
+        from ray import serve
+    except ImportError:
+        raise ImportError(
+            "ray_application needs Ray Serve: pip install 'swiftsure[ray]'.", name="ray"
+        ) from None
+
+    given = limits or Limits()
+
+    def build() -> Any:
+        return create_app(make(), given, token=token)
+
+    deployment = serve.deployment(
+        name=name,
+        num_replicas=checks.count("replicas", replicas),
+        # Serve's own limit, 5, would keep batches small; beyond these the replica answers 429.
+        max_ongoing_requests=given.max_queue + given.max_batch + 1,
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+    )
+    return deployment(serve.ingress(build)()).bind()

@@ -1,0 +1,221 @@
+"""`TorchEngine`: an `EarlyExit` as the engine of a server."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from swiftsure.certify.policy import Policy
+from swiftsure.losses import LOSSES
+from swiftsure.scores import probabilities
+from swiftsure.serve.engine import Answer, Comparison, ExitCosts, InvalidRequestError
+from swiftsure.serve.inputs import InputForm
+from swiftsure.torch import EarlyExit
+from swiftsure.torch.audit import Audit
+from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
+from swiftsure.torch.modes import model_device
+from swiftsure.torch.results import ExitOutput, broken_rows
+from swiftsure.torch.scoring import confidence
+from swiftsure.torch.staged import plain_output
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """Answers requests with a staged PyTorch model under its policy.
+
+    Parameters
+    ----------
+    fast : EarlyExit
+        With `on_invalid="mark"`.
+    example
+        A batch of the form that the model takes: a tensor, or a dict of tensors. Real numbers must
+        have its shape; whole numbers, such as tokens, only the same number of axes.
+    """
+
+    lanes = 1
+
+    def __init__(self, fast: EarlyExit, example: Any) -> None:
+        if fast.on_invalid != "mark":
+            raise ValueError('`fast` must be an EarlyExit with on_invalid="mark".')
+        self.fast = fast
+        self.n_exits = fast.model.n_exits
+        form = pytree.tree_map(
+            lambda leaf: (tuple(leaf.shape[1:]), _numpy_dtype(leaf.dtype)), example
+        )
+        self.inputs = InputForm(form)
+        self._device = model_device(fast.model) or torch.device("cpu")
+        self.costs = self._costs(example)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, *, network: nn.Module | None = None
+    ) -> "TorchEngine":
+        """Return an engine for a folder from `EarlyExit.save_pretrained`.
+
+        Parameters
+        ----------
+        folder : path
+        network : nn.Module, optional
+            The network to load weights into, if it is not one of transformers.
+        """
+        from swiftsure.torch.pretrained import example_batch
+
+        fast = EarlyExit.from_pretrained(folder, network=network, on_invalid="mark")
+        return cls(fast, example_batch(fast.model))
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in use."""
+        return self.fast.policy
+
+    def check(self, policy: Policy) -> None:
+        """Raise if a policy was made for another network."""
+        self.fast.with_policy(policy)
+
+    def check_loss(self, loss: str) -> None:
+        """Raise if a loss cannot be computed from tensors."""
+        LOSSES.choose(loss).function("tensors.against_last")
+
+    def install(self, policy: Policy) -> None:
+        """Use another policy for the same network."""
+        self.fast = self.fast.with_policy(policy)
+
+    def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
+        """Return one answer per sample; samples of different shapes run in separate batches."""
+        groups: dict[Any, list[int]] = {}
+        for k, sample in enumerate(samples):
+            shapes = tuple(leaf.shape for leaf in pytree.tree_leaves(sample))
+            groups.setdefault(shapes, []).append(k)
+        answers: dict[int, Answer | InvalidRequestError] = {}
+        for rows in groups.values():
+            batch = self._batch([samples[k] for k in rows])
+            answers.update(zip(rows, self._run(batch, len(rows), full), strict=True))
+        return [answers[k] for k in range(len(samples))]
+
+    def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
+        """Return how an answer compares with the full model's."""
+        batch = self._batch([sample])
+        served = full = pytree.tree_map_only(np.ndarray, torch.from_numpy, answer.output)
+        if answer.exit < self.n_exits - 1:
+            with self.fast.context(batch):
+                full = pytree.tree_map_only(Tensor, _on_host, self._full(batch))
+            broken = broken_rows(full)
+            if broken is not None and broken.any():
+                raise ValueError("the full model's answer is not finite")
+        one, images = torch.zeros(1, dtype=torch.long), pytree.tree_leaves(batch)[0]
+        size = tuple(images.shape[-2:]) if images.ndim == 4 else None
+        audit = Audit(("",), one, one, served, full, size=size)
+        lost = float(audit.losses("consistency", loss)[0])
+        if not isinstance(served, Tensor) or served.ndim != 2:
+            return Comparison(lost)
+        both = (probabilities(each[0].numpy()).tolist() for each in (served, full))
+        return Comparison(lost, *both)
+
+    def _costs(self, example: Any) -> dict[str, ExitCosts]:
+        """Measure what one request costs at each exit, and in the full model alone."""
+        one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
+        model = self.fast.model
+        with self.fast.context(one):
+            flops, alone = exit_and_full_flops(model, one)
+            seconds = exit_seconds(model, one, repeats=5, score=self.fast.score)
+            full = full_seconds(model, one, repeats=5)
+        return {
+            "flops": ExitCosts(tuple(flops.tolist()), alone),
+            "seconds": ExitCosts(tuple(seconds.tolist()), full),
+        }
+
+    def _batch(self, samples: list[Any]) -> Any:
+        return pytree.tree_map(
+            lambda *leaves: torch.from_numpy(np.stack(leaves)).to(self._device), *samples
+        )
+
+    def _full(self, batch: Any) -> Any:
+        model = self.fast.model
+        state = model.begin(batch)
+        for k in range(self.n_exits):
+            state = self.fast.stage(k, state)
+        n = pytree.tree_leaves(batch)[0].shape[0]
+        return plain_output(self.fast.answer(self.n_exits - 1, state, n))
+
+    def _run(self, batch: Any, n: int, full: bool) -> list[Answer | InvalidRequestError]:
+        try:
+            if not full:
+                return self._answers(self.fast(batch))
+            with self.fast.context(batch):
+                output = self._full(batch)
+                last = torch.full((n,), self.n_exits - 1)
+                return self._answers(
+                    ExitOutput(output, last, None, torch.zeros(n), on_invalid="mark")
+                )
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except (IndexError, ValueError, RuntimeError) as error:
+            if n > 1:
+                raise  # the batcher runs each sample alone
+            return [InvalidRequestError(f"The model cannot run on this input ({_line(error)}).")]
+
+    def _answers(self, out: ExitOutput) -> list[Answer | InvalidRequestError]:
+        output, last = out.outputs, self.n_exits - 1
+        bad, exits = out.invalid.tolist(), out.exits.tolist()
+        scores: list[float | None] = [None] * len(exits)
+        logits = output.float() if isinstance(output, Tensor) and output.ndim == 2 else None
+        ends = None
+        if logits is not None and last in exits and self.fast.score != "model":
+            ends = confidence(self.fast.score, logits).tolist()
+        for row, exit_ in enumerate(exits):
+            if exit_ < last and out.confidences is not None and exit_ >= 0:
+                scores[row] = float(out.confidences[row, exit_])
+            elif ends is not None:
+                scores[row] = ends[row]
+        answers: list[Answer | InvalidRequestError] = []
+        leaves, spec = pytree.tree_flatten(output)
+        plain = [_plain(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        classes = None if logits is None else logits.argmax(dim=1).tolist()
+        tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        arrays = [_on_host(leaf).numpy() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for row, exit_ in enumerate(exits):
+            if bad[row]:
+                why = out.failures.get(row, "its output is NaN or infinite")
+                answers.append(InvalidRequestError(f"The model cannot run on this input ({why})."))
+                continue
+            shown = [
+                each[row] if tensor else each for each, tensor in zip(plain, tensors, strict=True)
+            ]
+            content: dict[str, Any] = {"outputs": pytree.tree_unflatten(shown, spec)}
+            if classes is not None:
+                content["prediction"] = classes[row]
+            own = [
+                leaf[row : row + 1] if tensor else leaf
+                for leaf, tensor in zip(arrays, tensors, strict=True)
+            ]
+            answers.append(Answer(content, exit_, scores[row], pytree.tree_unflatten(own, spec)))
+        return answers
+
+
+def _plain(values: Tensor) -> Any:
+    """Return a tensor as nested lists, with null for what JSON cannot hold."""
+    array = values.double().cpu().numpy()
+    finite = np.isfinite(array)
+    if finite.all():
+        return array.tolist()
+    objects = array.astype(object)
+    objects[~finite] = None
+    return objects.tolist()
+
+
+def _on_host(values: Tensor) -> Tensor:
+    """Return a tensor that NumPy can read."""
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu()
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.zeros(0, dtype=dtype).numpy().dtype
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,1 @@
+"""What to expect: repeated splits, sample sizes, simulated networks."""

@@ -1,0 +1,191 @@
+"""What promises say to the last digit, what they are not combined with, and what files may hold."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import swiftsure as ss
+from swiftsure._lib.files import json_checksum
+from swiftsure.study.simulate import Population
+from tests.builders import refused
+
+PATH = ss.Path.logit_grid(step=0.25)
+OPTIONS = {"loss": "zero_one", "epsilon": 0.05, "path": PATH}
+
+
+@pytest.fixture(scope="module")
+def record():
+    sample = Population(n_exits=4, overconfidence=2.5).sample(1000, seed=1)
+    return ss.ExitRecord.from_logits(sample.logits, sample.labels, costs={"flops": [1, 2, 3, 5]})
+
+
+def test_limits_and_shares_are_not_rounded_towards_a_stronger_promise(record):
+    tail = ss.calibrate(record, loss="brier", epsilon=0.1, above=0.2000004, path=PATH)
+    assert "is above 0.200001 is at most 0.1" in str(tail)
+    assert tail.certificate.promises[0].name == "brier gap > 0.200001"
+    worst = ss.calibrate(record, loss="brier", epsilon=0.4, worst=0.2004, path=PATH)
+    assert "of the worst 20.04 % of samples" in str(worst)
+    assert worst.certificate.promises[0].name == "brier gap, worst 20.04 %"
+
+
+def test_a_tail_under_weights_names_their_distribution_and_largest_weight(record):
+    policy = ss.calibrate(
+        record, loss="brier", epsilon=0.2, above=0.2, path=PATH, weights=np.ones(1000), max_weight=2
+    )
+    text = "the probability under the distribution that the weights describe that the brier gap"
+    assert text in str(policy)
+    assert "no weight exceeds 2" in str(policy)
+
+
+def test_weights_must_be_able_to_be_a_ratio_of_densities(record):
+    """Weights of a half would halve the risk; they are no densities' ratio, whose mean is 1."""
+    with refused("max_weight"):
+        ss.calibrate(record, weights=np.full(1000, 0.5), max_weight=0.5, **OPTIONS)
+    with refused("weights"):
+        ss.calibrate(record, weights=np.full(1000, 0.5), max_weight=2.0, **OPTIONS)
+    drawn = np.random.default_rng(0).choice([1.6, 0.4], 1000)
+    ss.calibrate(record, weights=drawn, max_weight=1.6, **OPTIONS)
+
+
+def test_a_curve_is_transformed_once(record):
+    """The limit in a certificate would otherwise be another than that of the losses."""
+    curve = record.curve(loss="brier", path=PATH)
+    with refused("above"):
+        ss.calibrate(curve.tail(0.5), epsilon=0.05, above=0.1)
+    with refused("worst"):
+        ss.calibrate(curve.tail(0.5), epsilon=0.05, worst=0.1)
+    groups = np.arange(1000) // 2
+    weighted = curve.weighted(np.ones(1000), 2.0)
+    selective = record.curve("selective gap", "brier", path=PATH)
+    for each in (curve.tail(0.1), curve.worst_mean(0.1), weighted, selective):
+        with refused("groups"):
+            each.by_group(groups)
+
+
+def test_combinations_without_a_proof_are_refused(record):
+    limit = {"flops": 4.0}
+    with refused("max_costs"):
+        ss.calibrate(record, max_costs=limit, pool=5000, **OPTIONS)
+    with refused("max_costs"):  # before anybody is asked for a label
+        ss.calibrate(record, max_costs=limit, labeller=lambda ids: 1 / 0, **OPTIONS)
+    with refused("pool"):
+        ss.calibrate(record, weights=np.ones(1000), max_weight=2.0, pool=5000, **OPTIONS)
+    with refused("path"):  # starts that depend on the samples
+        ss.calibrate(record, risk="selective gap", **(OPTIONS | {"path": "breakpoints"}))
+
+
+def test_reports_do_not_take_those_that_exit_for_all(record):
+    policy = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
+    assert policy.certificate.promises[0].selective
+    with pytest.raises(ValueError, match="the samples that exit"):
+        ss.report.recalibration.recalibrate(record, policy, PATH)
+
+
+def test_figures_show_bounds_of_what_is_promised_only(record):
+    """A bound for all samples is none for those that exit, nor for a calibration that grows."""
+    tail = ss.calibrate(record, above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1}))
+    left = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
+    grown = ss.calibrate.start(**OPTIONS)
+    grown.update(record)
+    for policy, bounded in ((tail, True), (left, False), (grown.policy(), False)):
+        axis = policy.plot(record).axes[0]
+        assert axis.get_ylabel() == policy.certificate.promises[0].name
+        labels = [str(line.get_label()) for line in axis.lines]
+        assert any("upper bound" in label for label in labels) == bounded
+    weighted = ss.calibrate(record, weights=np.ones(1000), max_weight=2.0, **OPTIONS)
+    with pytest.raises(ValueError, match="weighted"):
+        weighted.plot(record)
+
+
+def test_a_worst_share_that_begins_above_0_is_kept_in_full(record, tmp_path):
+    small = record.take(np.arange(20))
+    policy = ss.calibrate(small, loss="brier", epsilon=0.3, worst=0.1, above=0.05, path=PATH)
+    assert policy.runs_full_model
+    policy.save(tmp_path / "policy.json")
+    assert ss.Policy.load(tmp_path / "policy.json") == policy
+
+
+def changed(path, *keys, value):
+    """Write a value into a policy file, with a checksum that fits."""
+    content = json.loads(path.read_text())
+    for proof in ("checksum", "signature"):
+        content.pop(proof, None)
+    holder = content
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = value
+    path.write_text(json.dumps(content | {"checksum": json_checksum(content)}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("horizon", 500),
+        ("max_weight", 0.5),
+        ("max_costs", {"flops": -1.0}),
+        ("max_costs", {"watts": 1.0}),
+        ("slices", {"night": 10}),
+        ("slices", {}),
+        ("unit", "groups"),
+    ],
+)
+def test_certificates_of_an_impossible_scope_are_refused(record, tmp_path, field, value):
+    file = tmp_path / "policy.json"
+    ss.calibrate(record, above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1})).save(file)
+    changed(file, "certificate", field, value=value)
+    with pytest.raises(ValueError, match="damaged"):
+        ss.Policy.load(file)
+
+
+@pytest.mark.parametrize(("field", "value"), [("above", 0.2), ("worst", 0.1)])
+def test_a_mean_cannot_be_edited_into_a_tail(record, tmp_path, field, value):
+    file = tmp_path / "policy.json"
+    ss.calibrate(record, **OPTIONS).save(file)
+    changed(file, "certificate", "promises", 0, field, value=value)
+    with pytest.raises(ValueError, match="damaged"):
+        ss.Policy.load(file)
+
+
+def test_policies_of_slices_are_signed_and_hold_together(record, tmp_path, monkeypatch):
+    sliced = replace(record, slices=np.where(np.arange(1000) % 2, "night", "day"))
+    file = tmp_path / "sliced.json"
+    policy = ss.calibrate_slices(sliced, own=True, **OPTIONS)
+    policy.save(file)
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    with pytest.raises(ValueError, match="is not signed"):
+        ss.SlicedPolicy.load(file)
+    policy.save(file)
+    assert ss.SlicedPolicy.load(file) == policy
+    monkeypatch.delenv("SWIFTSURE_POLICY_KEY")
+    changed(file, "delta", value=0.05)
+    with pytest.raises(ValueError, match="delta must cover"):
+        ss.SlicedPolicy.load(file)
+    policy.save(file)
+    day = json.loads(file.read_text())["policies"]["day"]
+    changed(file, "policies", "night", value=day)
+    with pytest.raises(ValueError, match="night must be about that slice"):
+        ss.SlicedPolicy.load(file)
+
+
+def test_datasets_with_one_name_are_not_pooled(record):
+    halves = {1: record.take(np.arange(500)), "1": record.take(np.arange(500, 1000))}
+    with refused("record"):
+        ss.calibrate_slices(halves, **OPTIONS)
+
+
+def test_a_promise_in_all_slices_rests_on_the_conditions_of_each():
+    """The safest slice has all labels, and another one stopped where they end."""
+    sample = Population(n_exits=4, overconfidence=2.5).sample(1000, seed=1)
+    pool = ss.ExitRecord.from_logits(sample.logits)
+    night = np.arange(1000) >= 200
+    wanted = pool.needs_label("zero_one", path=PATH)  # in the order of the walk
+    rows = np.union1d(np.flatnonzero(~night), wanted[:-50])
+    labelled = pool.with_labels(rows, sample.labels[rows])
+    slices = np.where(night, "night", "day")
+    policy = ss.calibrate_slices(labelled, slices=slices, missing="stop", **OPTIONS)
+    day = ss.calibrate(labelled.take(np.flatnonzero(~night)), missing="stop", **OPTIONS)
+    assert policy["day"].threshold == day.threshold is not None
+    assert policy["day"].certificate.stopped_at is not None
+    assert "was fixed before the model was run on them" in str(policy["day"])

@@ -1,0 +1,87 @@
+"""Scores on tensors are the twins of those on arrays."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from swiftsure import scores
+from swiftsure.torch import Scored
+from swiftsure.torch.scoring import confidence
+from tests.torch.builders import SCORES, logits, refused
+
+
+@settings(max_examples=200)
+@given(
+    hnp.arrays(
+        np.float32,
+        hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6),
+        elements=st.floats(-200, 200, width=32),
+    )
+)
+def test_twins(values):
+    p = scores.probabilities(values.astype(np.float64))
+    for name in SCORES:
+        found = confidence(name, torch.from_numpy(values))
+        assert found.dtype == torch.float32
+        assert ((found >= 0) & (found <= 1)).all()
+        assert np.array_equal(found.numpy(), scores.SCORES[name](p))
+
+
+def test_certainty_is_exactly_one():
+    sure = torch.tensor([[300.0, 0.0, 0.0]])
+    for name in SCORES:
+        assert confidence(name, sure).item() == 1.0
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_classes_that_are_ruled_out(name):
+    """A logit of minus infinity is a probability of 0."""
+    masked = torch.tensor([[1.0, 0.0, -torch.inf, -torch.inf]])
+    expected = scores.SCORES[name](masked.double().softmax(dim=1).numpy())
+    np.testing.assert_allclose(confidence(name, masked).numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_has_no_confidence(name, value):
+    """Least of all a high one."""
+    broken = torch.zeros(3, 4)
+    broken[1, 2] = value
+    assert confidence(name, broken).isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_that_hold_the_same_numbers_score_alike(name, dtype):
+    values = logits(10, 1)[:, 0].to(dtype)
+    assert torch.equal(confidence(name, values), confidence(name, values.float()))
+
+
+def test_scored_outputs():
+    values, own = logits(10, 1)[:, 0], torch.rand(10).double()
+    for name in SCORES:
+        assert torch.equal(confidence(name, Scored(values, own)), confidence(name, values))
+    assert torch.equal(confidence("model", Scored(values, own)), own.float())
+
+
+def test_empty_batches():
+    for name in SCORES:
+        assert confidence(name, torch.zeros(0, 3)).shape == (0,)
+
+
+def test_refusals():
+    with refused("score"):
+        confidence("top2", torch.zeros(2, 3))
+    with refused("score"):
+        confidence("model", torch.zeros(2, 3))
+    for output in (torch.zeros(3), torch.zeros(2, 3, 4), {"logits": torch.zeros(2, 3)}, None):
+        with refused("score"):
+            confidence("top1", output)
+
+
+def test_own_confidences_are_one_a_sample():
+    with refused("score"):
+        confidence("model", Scored(torch.zeros(3, 2), torch.zeros(3, 1)))
