@@ -11,12 +11,23 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 
 EXTRAS := dev,demo,text,export,serve,ray,api,sklearn,diffusers,mlflow
 
+AUDIT := $(VENV)-audit
+ADVISORIES := https://pypi.org/pypi
+
+# Asks for a version that is known to be vulnerable. pip-audit takes silence for safety.
+define KNOWS_ADVISORIES
+import json, urllib.request
+with urllib.request.urlopen("$(ADVISORIES)/jinja2/3.1.5/json", timeout=20) as found:
+    assert json.load(found)["vulnerabilities"]
+endef
+export KNOWS_ADVISORIES
+
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format bench docs reproduce clean
+.PHONY: help setup demo test test-slow check format audit bench docs reproduce clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +58,13 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+audit: ## Look up known vulnerabilities of the pinned versions; needs the internet
+	@$(PYTHON) -c "$$KNOWS_ADVISORIES" 2>/dev/null || { echo "Nothing was audited: $(ADVISORIES)\
+	 cannot be reached, or does not know the advisories." >&2; exit 2; }
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) \
+	  && $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
 bench: $(INSTALLED) ## Measure speed and memory
 	$(BIN)/python benchmarks/run.py
 
@@ -57,7 +75,7 @@ reproduce: $(INSTALLED) ## Write the paper's tables and figures; TASK=calm for o
 	$(BIN)/python -m experiments.reproduce $(TASK) $(if $(OUTPUT),--output $(OUTPUT))
 
 clean: ## Remove caches and build products; the virtual environment stays
-	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(AUDIT) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(DEMO_INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt

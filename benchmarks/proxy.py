@@ -94,7 +94,7 @@ def serve_proxy(port: int, upstream: int, folder: str, pipe: Connection) -> None
     """Serve a cascade of the upstream and itself."""
     from swiftsure import ExitRecord, calibrate
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
-    from swiftsure.serve.running import run
+    from swiftsure.serve.running import listen, run
 
     model = f'[[models]]\nbase_url = "http://127.0.0.1:{upstream}/v1"\nlogprobs = 5\n'
     path = Path(folder) / "cascade.toml"
@@ -114,7 +114,7 @@ def serve_proxy(port: int, upstream: int, folder: str, pipe: Connection) -> None
     policy = calibrate(record, risk="consistency", loss="exact_match", epsilon=0.05, seed=0)
     policy.save(Path(folder) / "policy.json")
     tell_time(pipe)
-    run(create_proxy(ProxyConfig.load(path)), "127.0.0.1", port)
+    run(create_proxy(ProxyConfig.load(path)), listen("127.0.0.1", port))
 
 
 def tell_time(pipe: Connection) -> None:

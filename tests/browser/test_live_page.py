@@ -1,6 +1,8 @@
 """The live page of a server in a real browser: it follows, it alarms, it fits a phone."""
 
+import re
 import time
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
@@ -17,11 +19,14 @@ const text = (id) => document.getElementById(id).textContent;
 return {
   state: document.getElementById("state").dataset.state, headline: text("headline"),
   requests: text("requests"), saved: text("saved") + " " + text("saved-what"),
+  bill: text("bill"), reasons: text("reasons"),
   audits: text("audits"), promise: text("promise"),
   rows: document.querySelectorAll("#recent tr").length,
   first: document.querySelector("#recent td")?.textContent,
   drawn: document.getElementById("area-0").getAttribute("d") || "",
-  evidence: document.getElementById("evidence").getAttribute("points") || "",
+  evidence: document.getElementById("evidence").getAttribute("d") || "",
+  ticks: [...document.querySelectorAll("#evidence-ticks span")].map((tick) => tick.textContent),
+  failed: text("failed"),
   wide: document.documentElement.scrollWidth > innerWidth,
   colour: getComputedStyle(document.getElementById("state")).backgroundColor,
 };
@@ -74,8 +79,52 @@ def test_the_page_follows_the_server_into_an_alarm(browser, served):
     assert browser.console() == []
 
 
+def test_idle_time_is_left_empty_and_the_evidence_has_an_axis(browser, tmp_path):
+    """Requests for 10 s, none for 80 s, and again for 10 s."""
+    watcher = watcher_of(Adder(policy_of()), tmp_path)
+    app = create_app(Adder(policy_of()), guard=guard_of(watcher), audit_rate=1.0)
+    history, now = app.state.service.live._history, time.monotonic() - 101
+    for second in range(101):
+        answered = min(second, 10) + max(0, second - 90)
+        evidence = None if 40 <= second < 60 else 0.5 if second > 90 else 0.25
+        history.note([answered, 0, 0], evidence, now + second)
+    browser.emulate(width=1000)
+    with start(app) as address:
+        browser.visit(address)
+        found = wait_for(browser, lambda found: found["drawn"])
+    columns = re.findall(r"M([\d.]+),100.00H([\d.]+)V0.00", found["drawn"])
+    assert len(columns) == 20
+    idle = [(float(a), float(b)) for a, b in columns if 35 < float(a) < 265 or 35 < float(b) < 265]
+    assert idle == []
+    assert found["ticks"] == ["1", "10", "100"]
+    assert found["failed"] == "0"
+    assert found["evidence"].count("M") == 2  # it is not drawn where nothing is watched
+    assert re.search(r"V75.00H[\d.]+V55.00", found["evidence"])
+    assert browser.console() == []
+
+
 def test_the_page_says_when_the_server_is_gone(browser):
     with start(create_app(Adder(policy_of()))) as address:
         browser.visit(address)
         wait_for(browser, lambda found: found["state"] == "ok")
     wait_for(browser, lambda found: found["state"] == "unreachable")
+
+
+def test_the_page_of_a_proxy_shows_reasons_and_the_bill(browser, tmp_path):
+    if any(find_spec(name) is None for name in ("aiohttp", "openai")):
+        pytest.skip("the proxy needs the extra `api`")
+    from tests.serve.test_proxy import Setup
+
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served", rate=1.0)
+        for k in range(3):
+            setup.ask(f"Is it odd? {k}")
+        setup.ask("Is it odd? 7", seed=1)
+        setup.ask("KEY 7")
+        browser.visit(setup.address)
+        found = wait_for(browser, lambda found: "audits" in found["bill"])
+    assert found["bill"].startswith("answers ")
+    assert "sure enough3" in found["reasons"]
+    assert "`seed` was not set when the policy was made1" in found["reasons"]
+    assert (found["state"], found["headline"]) == ("degraded", "A model does not answer.")
+    assert not found["wide"]

@@ -1,6 +1,8 @@
 """Endpoints over HTTP: answers, prices, retries, faults."""
 
 import asyncio
+import gzip
+import json
 import math
 import time
 
@@ -52,6 +54,65 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(server, monkeyp
     asyncio.run(ask(endpoint, "1"))
     assert server.headers[-1]["Authorization"] == "Bearer secret-1"
     assert "secret-1" not in repr(endpoint) + str(endpoint.identity())
+
+
+@pytest.mark.parametrize("key", ["sk-very-secret-key", "Bearer abc", "1abc", "", "a=b", "é"])
+def test_a_key_in_place_of_its_name_is_refused_and_not_repeated(key):
+    with pytest.raises(ValueError, match="name of an environment variable") as error:
+        ss.Endpoint("http://localhost/v1", "small", key=key)
+    assert not key or key not in str(error.value)
+
+
+def test_a_key_that_looks_like_a_name_is_shown_nowhere(monkeypatch, server):
+    endpoint = ss.Endpoint(server.url, "small", key="abcdef0123456789")
+    with pytest.raises(ValueError, match="is not set") as error:
+        asyncio.run(ask(endpoint, "1"))
+    assert "abcdef" not in str(error.value) + repr(endpoint)
+
+
+def test_a_key_that_a_server_repeats_is_redacted(server, monkeypatch):
+    monkeypatch.setenv("TEST_KEY", "sk-very-secret")
+    endpoint = ss.Endpoint(server.url, "small", key="TEST_KEY")
+    server.faults = [(400, {}, b'{"error": {"message": "got Bearer sk-very-secret"}}')]
+    with pytest.raises(UpstreamError, match=r"got Bearer \[key\]") as error:
+        asyncio.run(ask(endpoint, "1"))
+    assert error.value.error == {"message": "got Bearer [key]"}
+    answer = {"choices": [{"message": {"content": "I saw sk-very-secret"}}], "usage": {}}
+    server.faults = [(200, {}, json.dumps(answer).encode())]
+    assert asyncio.run(ask(endpoint, "1")).answer == "I saw [key]"
+
+
+def test_redirects_are_not_followed(server):
+    server.faults = [(307, {"Location": f"{server.url}/elsewhere"}, b"")]
+    small, _ = pair(server)
+    with pytest.raises(UpstreamError, match="status 307, a redirect"):
+        asyncio.run(ask(small, "1"))
+    assert len(server.requests) == 1
+
+
+def test_large_and_compressed_answers_are_refused(server, monkeypatch):
+    monkeypatch.setattr("swiftsure.cascade.endpoints.LARGEST", 1 << 20)
+    small, _ = pair(server)
+    server.faults = [(200, {}, b" " * (2 << 20))]
+    with pytest.raises(UpstreamError, match="sent more than 1 MiB"):
+        asyncio.run(ask(small, "1"))
+    bomb = gzip.compress(b" " * (2 << 20))
+    server.faults = [(200, {"Content-Encoding": "gzip"}, bomb)]
+    with pytest.raises(UpstreamError, match="compressed"):
+        asyncio.run(ask(small, "1"))
+    assert server.headers[-1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("name", ["retry-after-ms", "Retry-After"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf", "1e999", "9" * 400, "", "\xb2", "x"])
+def test_odd_waits_are_ignored(name, value):
+    assert retry_after({name: value}) is None
+
+
+def test_no_wait_is_longer_than_a_day():
+    assert retry_after({"retry-after-ms": "1e300"}) == 86400
+    assert retry_after({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}) == 86400
+    assert retry_after({"Retry-After": "-5"}) is None
 
 
 def test_collect_calibrate_and_run(server, tmp_path):

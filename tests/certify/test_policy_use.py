@@ -310,6 +310,17 @@ def resaved(path, change):
         (lambda c: c["certificate"]["promises"][0].update(epsilon=-0.1), "epsilon"),
         (lambda c: c["certificate"]["promises"][0].update(risk="luck"), "risk"),
         (lambda c: c["certificate"]["promises"][0].update(upper_bound=0.5), "upper_bound"),
+        (lambda c: c["certificate"]["promises"][0].update(upper_bound=0.0), "upper_bound"),
+        (lambda c: c["certificate"]["promises"][0].update(bound="bindomial"), "bound"),
+        (lambda c: c["certificate"].update(n_samples=10**6), "n must be n_samples"),
+        (lambda c: c["certificate"].update(exit_shares=[0.12345, 0.87655, 0, 0]), "exit_shares"),
+        (lambda c: c["certificate"].update(seed_drawn=True), "seed_drawn"),
+        (lambda c: c["certificate"].update(cost="dollars"), "cost must be one of the costs"),
+        (lambda c: c["certificate"].update(data="sha256:12"), "data must be SHA-256"),
+        (lambda c: c["certificate"].update(assumptions=[]), "assumptions must be given"),
+        (lambda c: c["certificate"]["assumptions"].append(""), "assumptions"),
+        (lambda c: c.update(score="\x1b[31m"), "score"),
+        (lambda c: c.update(min_exit=3), "min_exit"),
         (
             lambda c: c["certificate"]["promises"][0].update(calibration_risk=0.5),
             "calibration_risk",
@@ -360,6 +371,33 @@ def test_an_unsigned_policy_is_refused_where_there_is_a_key(tmp_path, monkeypatc
     monkeypatch.setenv("SWIFTSURE_POLICY_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(ValueError, match="not both"):
         ss.Policy.load(path)
+
+
+def test_the_threshold_is_also_in_the_settings(tmp_path):
+    """A fitting checksum does not help a threshold that only one of both places holds."""
+    path = tmp_path / "policy.json"
+    policy().save(path)
+    for change in (
+        lambda c: c.update(threshold=0.0),
+        lambda c: c.update(threshold=None),
+        lambda c: c["settings"].update(threshold=0.0),
+        lambda c: c["settings"].clear(),
+    ):
+        policy().save(path)
+        resaved(path, change)
+        with pytest.raises(ValueError, match="damaged policy: settings must hold the threshold"):
+            ss.Policy.load(path)
+
+
+def test_an_edited_threshold_leaves_other_settings(tmp_path):
+    """Such as what a cascade's requests were like."""
+    path = tmp_path / "policy.json"
+    made = policy()
+    made.model_copy(update={"settings": made.settings | {"requests": ["chat"]}}).save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"threshold": 0.5}))
+    edited = ss.Policy.load(path, accept_edited=True)
+    assert (edited.threshold, edited.settings) == (0.5, {"threshold": 0.5, "requests": ["chat"]})
 
 
 @pytest.mark.parametrize("name", ["SWIFTSURE_POLICY_KEY", "SWIFTSURE_POLICY_KEY_FILE"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.cascade.logs import read_logs, record_of_logs
 from swiftsure.cli import main
 from swiftsure.study.simulate import Population
 
@@ -85,6 +86,8 @@ def files(tmp_path_factory, sample, record, thresholds, dials):
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text)
+    entries, names = read_logs([folder / "proxy.jsonl"], ["mini", "full"])
+    record_of_logs(entries, models=names).save(folder / "texts.parquet")
     (folder / "done.csv").write_text(f"id,label\n7,{sample.labels[7]}\n300,\n")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")

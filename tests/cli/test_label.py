@@ -44,6 +44,14 @@ def test_other_labels_for_the_same_samples_are_refused(run, folder, sample):
     assert "other labels than the record" in done.err
 
 
+@pytest.mark.parametrize("rows", ["7,1\n7,1", "7,99999999999999999999999", "999999,1", ",1"])
+def test_a_wrong_file_of_labels_is_named(run, folder, rows):
+    (folder / "wrong.csv").write_text(f"id,label\n{rows}\n")
+    done = run("label", "pool.parquet", "--read", "wrong.csv", "-o", "labelled.parquet")
+    assert done.status == 2
+    assert "wrong.csv" in done.err
+
+
 @pytest.fixture
 def answers(monkeypatch):
     """Say what is typed."""
@@ -82,6 +90,38 @@ def test_every_answer_is_saved_and_an_empty_one_ends(run, folder, sample, answer
     assert (~np.isnan(saved.losses["zero_one"]).any(axis=1)).sum() == 3
 
 
+def test_a_second_labeller_of_the_same_record_waits(run, folder, sample, monkeypatch):
+    """Both would read the record, add their labels, and the last to save would win."""
+    pool = folder / "pool.parquet"
+    content = pool.read_bytes()
+    pool.unlink()
+    pool.write_bytes(content)  # a file, not a link to that of all tests
+    (folder / "same.parquet").symlink_to(pool)
+    wanted = ss.ExitRecord.load(pool).needs_label("zero_one").tolist()
+    (folder / "theirs.csv").write_text(f"id,label\n{wanted[5]},{sample.labels[wanted[5]]}\n")
+    lines = iter([*sample.labels[wanted[:3]].tolist(), ""])
+    others = []
+
+    class First:
+        """Types labels; while it does, the record is labelled from elsewhere."""
+
+        def readline(self):
+            if not others:
+                others.append(run("label", "same.parquet", "--read", "theirs.csv"))
+                others.append(run("label", "pool.parquet"))
+            return f"{next(lines)}\n"
+
+    monkeypatch.setattr("sys.stdin", First())
+    assert run("label", "pool.parquet").status == 0
+    assert [each.status for each in others] == [2, 2]
+    assert "same.parquet is being labelled by another process: wait for it to end" in others[0].err
+    again = run("label", "pool.parquet", "--read", "theirs.csv")
+    assert again.out.startswith("1 labels added; ")
+    known = ~np.isnan(ss.ExitRecord.load(pool).losses["zero_one"]).any(axis=1)
+    assert set(np.flatnonzero(known)) == {*wanted[:3], wanted[5]}
+    assert not list(folder.glob(".*"))
+
+
 def test_names_of_classes(run, folder, sample, answers):
     names = [f"class-{k}" for k in range(10)]
     (folder / "names.txt").write_text("\n".join(names) + "\n")
@@ -108,6 +148,97 @@ def test_refusals(run, arguments, why):
     done = run("label", *arguments)
     assert done.status == 2
     assert why in done.err
+
+
+def cascade_logs(folder, n=200):
+    """Logs of two models that differ about every fifth question."""
+    for model in ("cheap", "dear"):
+        lines = [
+            {
+                "id": f"q{k}",
+                "prompt": f"What is {k}?",
+                "answer": f"number {k + (k % 5 == 0 and model == 'cheap')}",
+                "confidence": 0.5 if k % 5 == 0 else 0.9,
+                "cost": {"cheap": 1.0, "dear": 9.0}[model],
+            }
+            for k in range(n)
+        ]
+        (folder / f"{model}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.fixture
+def cascade(run, folder):
+    cascade_logs(folder)
+    assert run("record", "cheap.jsonl", "dear.jsonl", "-o", "cascade.parquet").status == 0
+    return ("label", "cascade.parquet", "--answers", "cheap.jsonl", "--answers", "dear.jsonl")
+
+
+def test_a_cascade_shows_questions_and_answers(run, folder, cascade, answers):
+    answers(*[f"Number {k}" for k in range(0, 200, 5)])
+    done = run(*cascade, "--epsilon", "0.1", "-o", "asked.parquet", "--json")
+    assert done.status == 0
+    assert json.loads(done.out)["asked"] > 5
+    shown = "q0\n  question: What is 0?\n  cheap: number 1\n  dear: number 0\n  right answer: "
+    assert shown in done.err
+    saved = ss.ExitRecord.load(folder / "asked.parquet")
+    known = saved.losses["exact_match"][~np.isnan(saved.losses["exact_match"]).any(axis=1)]
+    assert known.tolist() == [[1.0, 0.0]] * len(known)
+    assert "exact_match" in json.loads(done.out)["sentence"]
+
+
+def test_a_cascades_labels_there_and_back(run, folder, cascade):
+    assert run(*cascade, "--write", "todo.csv").status == 0
+    rows = listed(folder / "todo.csv")
+    assert {row["id"] for row in rows} == {f"q{k}" for k in range(0, 200, 5)}
+    assert rows[0]["question"] == f"What is {rows[0]['id'][1:]}?"
+    assert rows[0]["cheap"] != rows[0]["dear"] == f"number {rows[0]['id'][1:]}"
+    lines = [f"{row['id']},{row['dear']}" for row in rows[:8]]
+    (folder / "mine.csv").write_text("\n".join(["id,label", *lines]) + "\n")
+    for added in (8, 0):
+        done = run(*cascade, "--read", "mine.csv", "--json")
+        assert (done.status, json.loads(done.out)["added"]) == (0, added)
+    (folder / "mine.csv").write_text(f"id,label\n{rows[0]['id']},another\n")
+    assert "other labels than the record" in run(*cascade, "--read", "mine.csv").err
+
+
+def test_a_cascade_from_a_folder_of_answers(run, folder, answers):
+    def model(shift):
+        def answer(question):
+            number = int(question.split()[-1][:-1])
+            wrong = shift * (number % 5 == 0)
+            sure = 0.99 if not shift else 0.5 if number % 5 == 0 else 0.9
+            return ss.cascade.Answer(f"number {number + wrong}", confidence=sure, cost=1.0)
+
+        return answer
+
+    questions = [f"What is {k}?" for k in range(200)]
+    pair = ss.Cascade({"cheap": model(1), "dear": model(0)})
+    record = pair.collect(questions, folder=folder / "kept", progress=False)
+    record.save(folder / "own.parquet")
+    (folder / "questions.txt").write_text("\n".join(questions))
+    answers("number 0", "")
+    start = ("label", "own.parquet", "--answers", "kept", "--questions", "questions.txt")
+    done = run(*start, "--models", "cheap,dear", "-o", "asked.parquet", "--json")
+    assert (done.status, json.loads(done.out)["asked"]) == (0, 1)
+    assert "  cheap: number 1\n  dear: number 0\n" in done.err
+    done = run(*start, "--models", "dear,cheap")
+    assert done.status == 2
+    assert "must be those that the record was made from" in done.err
+    assert "must be one of the models" in run(*start, "--models", "cheap,huge").err
+    assert "needs --questions" in run(*start[:4], "--models", "cheap,dear").err
+
+
+def test_a_cascade_without_answers_is_refused(run, folder, cascade):
+    done = run("label", "cascade.parquet")
+    assert done.status == 2
+    assert "`--answers` must be given" in done.err
+    assert run("label", "cascade.parquet", "--write", "ids.csv").status == 0
+    done = run(*cascade, "--loss", "zero_one")
+    assert done.status == 2
+    assert "exact_match" in done.err
+    lines = (folder / "cheap.jsonl").read_text().replace("number 1", "number 7")
+    (folder / "cheap.jsonl").write_text(lines)
+    assert "must be those that the record was made from" in run(*cascade).err
 
 
 def test_a_budget_is_evaluated(run):

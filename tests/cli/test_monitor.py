@@ -53,6 +53,21 @@ def test_no_alarm(run, folder):
     assert "over all 2,000)" in done.out
 
 
+@pytest.mark.parametrize(
+    ("average", "each"), [("group", "the mean loss of a group"), ("sample", "with M = 4")]
+)
+def test_a_policy_about_groups_is_not_watched_by_requests(run, folder, average, each):
+    record = ss.load_record("users.parquet")
+    largest = 4 if average == "sample" else None
+    options = {"loss": "zero_one", "epsilon": 0.05, "average": average, "max_group_size": largest}
+    ss.calibrate(record, **options).save(folder / "grouped.json")
+    stream(folder / "fine.jsonl", drawn(200, 0.03))
+    done = run("monitor", "fine.jsonl", "--policy", "grouped.json")
+    assert_refused(done, "calibrated by groups", each, "--epsilon 0.05 --low -1 --high 1")
+    done = run("monitor", "fine.jsonl", "--epsilon", "0.05", "--low", "-1", "--high", "1")
+    assert (done.status, done.err) == (0, "")
+
+
 def test_an_alarm_is_exit_status_1(run, folder):
     stream(folder / "bad.jsonl", np.r_[drawn(2000, 0.03), drawn(2000, 0.2, 1)])
     done = run("monitor", "bad.jsonl", *EPSILON)
@@ -555,9 +570,10 @@ def test_several_logs_are_one_stream(run, tmp_path):
     assert json.loads(done.out)["alarm"] is True
 
 
-def test_new_lines_wait_until_other_logs_have_theirs(run, tmp_path):
+def test_new_lines_wait_until_other_logs_have_theirs(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftsure.cli.monitor.SETTLE", 3600.0)
     log(tmp_path, "a", drawn(50, 0.03))
-    log(tmp_path, "b", drawn(50, 0.03), start=time.time() + 60)
+    log(tmp_path, "b", drawn(50, 0.03), start=time.time() - 600)
     options = (*EPSILON, "--json")
     both = run("monitor", "a.jsonl", "b.jsonl", *options, "--state", "state.json")
     assert json.loads(both.out)["n"] == 50

@@ -108,6 +108,28 @@ def test_logs_of_before_with_numbers_are_read_one_after_the_other(tmp_path):
             watch.read_logs([one, two])
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_time_that_is_still_to_come_holds_nothing_up(tmp_path, restart):
+    one, two, state = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "state.json"
+    now = time.time()
+
+    def line(at, loss=1):
+        return f'{{"time": {now + at}, "loss": {loss}}}\n'
+
+    one.write_text(line(-90) * 10 + line(86_400) + line(-60) * 20)
+    two.write_text(line(-80) * 5 + line(-1))
+    watch = Watch(Monitor(0.5, 1e-9))
+    watch.read_logs([one, two], now - 2)
+    assert watch.monitor.n == 36  # the last line of the other log may have earlier ones
+    if restart:
+        watch.save(state)
+        watch = Watch.load(state)
+    with one.open("a") as file:
+        file.write(line(-3) * 7 + line(-1))
+    watch.read_logs([one, two], now - 2)
+    assert watch.monitor.n == 43
+
+
 def test_an_alarm_stops_the_reading_in_its_place(tmp_path):
     log, state = tmp_path / "a.jsonl", tmp_path / "state.json"
     log.write_text('{"loss": 1}\n' * 500 + '{"loss": 0.25}\n')

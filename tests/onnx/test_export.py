@@ -1,7 +1,11 @@
 """Export: it checks itself, names what it cannot do, and notices damaged folders."""
 
+import hashlib
 import json
+import re
 import shutil
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +14,16 @@ from torch import nn
 
 import swiftsure as ss
 from swiftsure import onnx
+from swiftsure._lib.files import json_checksum
 from swiftsure.onnx import exporting
-from swiftsure.onnx.folder import MANIFEST, read_manifest
+from swiftsure.onnx.folder import (
+    MANIFEST,
+    POLICY,
+    RUNTIME,
+    RuntimeConfig,
+    read_manifest,
+    write_folder,
+)
 from swiftsure.torch import EarlyExit, Scored, Staged, collect
 from tests.torch.builders import inputs, labels, network, policy_of
 
@@ -184,7 +196,6 @@ def test_the_manifest_says_what_was_checked(exported, model):
     assert set(manifest.files) == {
         *(f"{kind}-{k}.onnx" for kind in ("stage", "head") for k in (1, 2, 3)),
         "check.npz",
-        "policy.json",
     }
 
 
@@ -213,6 +224,166 @@ def test_an_edited_manifest_is_refused(exported, tmp_path):
     (folder / MANIFEST).unlink()
     with pytest.raises(ValueError, match="has no manifest"):
         onnx.EarlyExit.load(folder)
+
+
+def test_a_signed_folder_runs_no_other_network(exported, policy, tmp_path, monkeypatch):
+    manifest, folder = read_manifest(exported), tmp_path / "signed"
+    monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
+    with pytest.raises(ValueError, match=r"manifest\.json is not signed"):
+        onnx.EarlyExit.load(exported, policy)
+    write_folder(only_files(exported, tmp_path), folder, manifest, RuntimeConfig(threads=1))
+    onnx.save_policy(folder, policy)
+    assert onnx.EarlyExit.load(folder).policy == policy
+    one, two = ((folder / f"head-{k}.onnx").read_bytes() for k in (1, 2))
+    (folder / "head-1.onnx").write_bytes(two)
+    (folder / "head-2.onnx").write_bytes(one)
+    content = json.loads((folder / MANIFEST).read_text())
+    sums = content["files"]
+    sums["head-1.onnx"], sums["head-2.onnx"] = sums["head-2.onnx"], sums["head-1.onnx"]
+    reseal(folder, content)
+    with pytest.raises(ValueError, match=r"manifest\.json does not fit its signature"):
+        onnx.EarlyExit.load(folder)
+    monkeypatch.delenv("SWIFTSURE_POLICY_KEY")
+    assert onnx.EarlyExit.load(folder).policy == policy  # a checksum alone can be made anew
+
+
+def only_files(folder, tmp_path):
+    """Copy what `export` hands to `write_folder`."""
+    ignored = shutil.ignore_patterns(MANIFEST, RUNTIME)
+    return shutil.copytree(folder, tmp_path / "made", ignore=ignored)
+
+
+def reseal(folder, content):
+    """Write a manifest with the checksum that fits it."""
+    rest = {k: v for k, v in content.items() if k not in ("checksum", "signature")}
+    (folder / MANIFEST).write_text(json.dumps(content | {"checksum": json_checksum(rest)}))
+
+
+def outside(content):
+    content["parts"][0]["stage"] = "../other/stage-1.onnx"
+
+
+def outside_with_a_checksum(content):
+    outside(content)
+    content["files"]["../other/stage-1.onnx"] = content["files"]["stage-1.onnx"]
+
+
+def unlisted(content):
+    del content["files"]["head-2.onnx"]
+
+
+def no_such_array(content):
+    content["parts"][1]["state"] = [-9]
+
+
+def odd_form(content):
+    content["inputs"] = {"dtype": "object", "shape": [6]}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (outside, "has no checksum of '../other/stage-1.onnx', which would run"),
+        (outside_with_a_checksum, "'../other/stage-1.onnx', which is not in the folder"),
+        (unlisted, "has no checksum of 'head-2.onnx', which would run"),
+        (no_such_array, "parts.1.state names an array that does not exist"),
+        (odd_form, "inputs: a form must be an array"),
+        (lambda content: content["flops"].pop(), "flops must be 3"),
+    ],
+)
+def test_a_manifest_that_no_export_writes_is_refused(exported, tmp_path, change, why):
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    shutil.copytree(exported, tmp_path / "other")
+    content = json.loads((folder / MANIFEST).read_text())
+    change(content)
+    reseal(folder, content)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        onnx.EarlyExit.load(folder)
+
+
+class Stopped(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def stop_at(monkeypatch, point):
+    """Stop before the change number `point` to a folder: a file replaced, or removed."""
+    done = []
+
+    def counted(change):
+        def changed(*given, **more):
+            if len(done) == point:
+                raise Stopped
+            done.append(given)
+            return change(*given, **more)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        yield
+
+
+def test_a_stop_while_a_policy_is_saved(exported, policy, tmp_path, monkeypatch):
+    other = policy_of(0.4, 3)
+    for point in range(20):
+        folder = shutil.copytree(exported, tmp_path / str(point))
+        try:
+            with stop_at(monkeypatch, point):
+                onnx.save_policy(folder, other)
+        except Stopped:
+            assert onnx.EarlyExit.load(folder).policy == policy
+            onnx.save_policy(folder, other)
+        else:
+            break
+    assert onnx.EarlyExit.load(folder).policy == other
+    assert point == 1  # one change in all
+
+
+@pytest.mark.parametrize("with_policy", [True, False])
+def test_a_stop_while_a_folder_is_replaced(exported, policy, tmp_path, monkeypatch, with_policy):
+    """Both networks have the same form, so that only checksums tell their files apart."""
+    manifest, config, other = read_manifest(exported), RuntimeConfig(threads=1), policy_of(0.4, 3)
+    made = only_files(exported, tmp_path)
+    one, two = ((made / f"head-{k}.onnx").read_bytes() for k in (1, 2))
+    (made / "head-1.onnx").write_bytes(two)
+    (made / "head-2.onnx").write_bytes(one)
+    (made / POLICY).unlink()
+    if with_policy:
+        other.save(made / POLICY)
+    whole = 0
+    for point in range(40):
+        folder = shutil.copytree(exported, tmp_path / str(point))
+        (folder / "stage-9.onnx").write_bytes(b"of a larger model")
+        content = json.loads((folder / MANIFEST).read_text())
+        content["files"]["stage-9.onnx"] = hashlib.sha256(b"of a larger model").hexdigest()
+        reseal(folder, content)
+        try:
+            with stop_at(monkeypatch, point):
+                write_folder(made, folder, manifest, config)
+        except Stopped:
+            old = (folder / "head-1.onnx").read_bytes() == one
+            with suppress(ValueError):
+                found = onnx.EarlyExit.load(folder).policy
+                assert found == (policy if old else other)
+                whole += 1
+            write_folder(made, folder, manifest, config)
+        else:
+            break
+        read_manifest(folder)
+    assert 8 < point < 39
+    assert whole >= 1  # before the first change
+    assert not (folder / "stage-9.onnx").exists()
+    assert (folder / POLICY).exists() is with_policy
+
+
+def test_a_folder_with_a_damaged_manifest_is_exported_again(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    (folder / MANIFEST).write_text("{")
+    made = only_files(exported, tmp_path)
+    write_folder(made, folder, read_manifest(exported), RuntimeConfig(threads=1))
+    assert onnx.EarlyExit.load(folder).stages.n_exits == 3
 
 
 def test_runtime_settings_may_be_edited(exported, tmp_path):

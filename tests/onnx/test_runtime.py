@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import swiftsure as ss
 from swiftsure import onnx
-from swiftsure.onnx.scoring import confidence, tempered
+from swiftsure.onnx.scoring import broken_rows, confidence, tempered
 from swiftsure.onnx.stages import Answer
 from swiftsure.torch import EarlyExit, collect
 from swiftsure.torch import scoring as torch_scoring
@@ -140,6 +140,13 @@ def test_confidences_and_temperatures_are_those_of_pytorch(score, temperature):
 def test_a_temperature_keeps_the_prediction():
     logits = np.float32([[1.0, np.nextafter(np.float32(1), np.float32(2))]])
     assert tempered([logits], 3.0)[0].argmax() == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_map_with_a_pixel_that_is_not_finite_is_broken(value):
+    maps = np.random.default_rng(0).normal(size=(4, 3, 5, 5)).astype(np.float32)
+    maps[2, 1, 3, 3] = value
+    assert broken_rows([maps], None).tolist() == [False, False, True, False]
 
 
 def test_nan_is_refused_with_its_sample(exported, policy):

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
@@ -214,6 +216,86 @@ def test_a_parquet_with_damaged_data(tmp_path):
     content[20:2000] = bytes(1980)
     path.write_bytes(content)
     expect(path, "is damaged or cut short")
+
+
+def rewrite(path, columns):
+    """Replace columns of a record; its header stays."""
+    table = pq.read_table(path)
+    made = pa.table({name: columns.get(name, table[name][:1]) for name in table.column_names})
+    pq.write_table(made.replace_schema_metadata(table.schema.metadata), path)
+
+
+def equal_rows(n):
+    """Return columns of n equal rows, which take a few bytes when they are encoded."""
+    losses = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2 * n)), 2)
+    scores = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(n, np.float32)), 1)
+    ids = pa.array(np.zeros(n, np.int64))
+    return {"id": ids, "confidence/top1": scores, "loss/zero_one": losses}
+
+
+def test_a_parquet_that_would_unpack_to_far_more_is_not_decoded(
+    tmp_path, monkeypatch, columns_read
+):
+    path = tmp_path / "record.parquet"
+    RECORDS["exits, defaults"]().save(path)
+    rewrite(path, equal_rows(1_000_000))
+    assert path.stat().st_size < 50_000
+    monkeypatch.setenv("SWIFTSURE_MAX_UNPACKED", str(20_000_000))
+    expect(path, r"would unpack to 28,000,000, over the limit of 20,000,000\. If you trust it, set")
+    assert columns_read == []
+
+
+def test_one_long_text_does_not_make_all_long(tmp_path, monkeypatch):
+    path = tmp_path / "record.parquet"
+    ids = [str(i) for i in range(5_000)]
+    record = ss.ExitRecord(np.full((5_000, 1), 0.5), losses={"zero_one": np.zeros((5_000, 2))})
+    replace(record, ids=ids).save(path)
+    rewrite(path, {"id": pa.array(["x" * 10_000, *ids[1:]]), **without_ids(path)})
+    monkeypatch.setenv("SWIFTSURE_MAX_UNPACKED", str(20_000_000))
+    expect(path, "would unpack to 200,000,000")
+
+
+def without_ids(path):
+    table = pq.read_table(path)
+    return {name: table[name] for name in table.column_names if name != "id"}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array([True]),
+        pa.array([None], pa.int64()),
+        pa.array([None], pa.string()),
+        pa.array([{"a": 1}]),
+        pa.array([[1]]),
+        pa.array([b"a"]),
+        pa.array([0], pa.timestamp("s")),
+    ],
+    ids=lambda ids: str(ids.type),
+)
+def test_columns_of_other_types_are_refused(tmp_path, ids):
+    path = tmp_path / "record.parquet"
+    RECORDS["exits, defaults"]().save(path)
+    rewrite(path, {"id": ids})
+    expect(path, "is damaged or cut short")
+
+
+@pytest.mark.slow
+def test_forty_million_encoded_rows_take_little_memory(tmp_path):
+    path = tmp_path / "record.parquet"
+    RECORDS["exits, defaults"]().save(path)
+    RECORDS["exits, defaults"]().save(tmp_path / "small.parquet")
+    rewrite(path, equal_rows(40_000_000))
+    program = (
+        "import resource, sys, swiftsure as ss\n"
+        "ss.load_record(sys.argv[2])\n"  # imports what is needed
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    ss.load_record(sys.argv[1])\n"
+        "except ValueError as error:\n    assert 'would unpack to 1,120,000,000' in str(error)\n"
+        "else:\n    raise SystemExit('it was read')\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 50_000"
+    )
+    subprocess.run([sys.executable, "-c", program, path, tmp_path / "small.parquet"], check=True)
 
 
 def test_a_foreign_parquet(tmp_path):

@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -65,10 +69,11 @@ def test_several_samples_are_answered(client, kind):
 
 def test_tensor_columns_and_dicts_of_columns():
     table = tensors(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
-    first, second = parse_body(ARROW, arrow_of(table)).samples
+    first, second = parse_body(ARROW, arrow_of(table), 64).samples
     assert (first.shape, second[2, 3]) == ((3, 4), 23)
     table = pa.table({"ids": [[1, 2], [3]], "mask": [[1, 1], [1]]})
-    assert parse_body(ARROW, arrow_of(table)).samples[1] == {"ids": [3], "mask": [1]}
+    second = parse_body(ARROW, arrow_of(table), 64).samples[1]
+    assert {name: values.tolist() for name, values in second.items()} == {"ids": [3], "mask": [1]}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +90,7 @@ def test_tensor_columns_and_dicts_of_columns():
 )
 def test_bad_tables_are_refused(body):
     with pytest.raises(InvalidRequestError):
-        parse_body(ARROW, body)
+        parse_body(ARROW, body, 64)
 
 
 def test_a_bad_sample_of_a_request_fails_alone(client):
@@ -127,7 +132,40 @@ def test_shapes_that_do_not_exist_are_refused(shape):
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
     data = bytes(0 if shape.startswith("(0") else 4)
     with pytest.raises(InvalidRequestError):
-        parse_body(NPY[0], b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data)
+        parse_body(NPY[0], b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data, 64)
+
+
+def run_hostile(*arguments):
+    """Run `hostile.py`; its memory pool of Arrow reserves nothing, so that its limit is sharp."""
+    return subprocess.run(
+        [sys.executable, "-m", "serving.hostile", *arguments],
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["large"],
+        ["all", "2000"],
+        pytest.param(["arrow", "300000"], marks=pytest.mark.slow),
+        pytest.param(["all", "300000"], marks=pytest.mark.slow),
+    ],
+)
+def test_hostile_bodies_crash_nothing_and_take_little_memory(arguments):
+    """A process with 200 MB to spare parses bodies of up to 8 MiB, and damaged ones."""
+    found = run_hostile(*arguments)
+    assert found.returncode == 0, found.stdout[-500:] + found.stderr[-2000:]
 
 
 @pytest.mark.parametrize("n", [300, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -37,7 +37,7 @@ def adder():
     return Adder(Policy.model_validate_json(os.environ["ADDER_POLICY"]))
 
 
-def adders(_folder, workers):
+def adders(_folder, workers, _network):
     """Stand for `load_engines`: workers that start within a second."""
     return [WorkerEngine(adder, 1) for _ in range(workers)]
 

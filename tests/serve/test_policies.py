@@ -97,6 +97,106 @@ def test_a_watched_file_is_installed_when_it_changes(tmp_path, policy, safer):
         assert client.get("/health")[1]["status"] == "ok"
 
 
+def test_a_refused_policy_changes_nothing(tmp_path, policy, caplog):
+    """Refuse a policy that cannot be watched, answer, and start again."""
+
+    def guard(**options):
+        store = PolicyStore(tmp_path / "state")
+        return Guard(policy, watch=watch_in(tmp_path / "state"), store=store, **options)
+
+    caplog.set_level("INFO", "swiftsure.serve")
+    file, gap_policy = tmp_path / "policy.json", policy_of("gap")
+    engine = Adder(policy)
+    with start(
+        create_app(engine, NOW, guard=guard(file=file), audit_rate=1.0, token="t")
+    ) as address:
+        client = Client(address, "t")
+        status, found = client.send("POST", "/policy", body_of(gap_policy, tmp_path))
+        assert (status, "`epsilon`" in found["error"]) == (422, True)
+        assert "a policy was refused: `epsilon`" in caplog.text
+        health = client.get("/health")[1]
+        assert (health["status"], health["policy_number"], health["fault"]) == ("ok", 1, None)
+        assert client.get("/policy")[1]["sentence"] == str(policy)
+
+        def made():
+            return client.get("/status")[1]["monitor"]["n"]
+
+        assert client.predict([1, 2, 3])[1]["full_model"] is False
+        wait_until(lambda: made() == 1)  # audits go on
+        gap_policy.save(file)  # and through the watched file
+        wait_until(lambda: client.get("/health")[1]["status"] == "degraded")
+        assert "not installed: `epsilon`" in client.get("/health")[1]["fault"]
+        assert caplog.text.count("the policy was not installed: `epsilon`") == 1
+        assert client.predict([1, 2, 3])[1]["full_model"] is False
+        wait_until(lambda: made() == 2)
+        assert client.get("/policy")[1]["number"] == 1
+    assert engine.policy == policy
+    again = guard()
+    assert (again.state, again.number, again.policy) == ("ok", 1, policy)
+    again.close()
+
+
+def test_a_server_that_cannot_start_stores_no_policy(tmp_path, policy):
+    store = PolicyStore(tmp_path)
+    with pytest.raises(ValueError, match="`epsilon`"):
+        Guard(policy_of("gap"), watch=watch_in(tmp_path), store=store)
+    assert store.newest() is None
+
+
+def test_a_loss_that_audits_cannot_compute_is_refused_at_the_start(tmp_path, policy):
+    def refuse(_loss):
+        raise ValueError("`loss` cannot be computed")
+
+    engine = Adder(policy)
+    engine.check_loss = refuse
+    guard = Guard(policy, watch=watch_in(tmp_path))
+    with pytest.raises(ValueError, match="cannot be computed"):
+        create_app(engine, NOW, guard=guard, audit_rate=1.0)
+    guard.close()
+    create_app(engine, NOW)  # nothing is audited
+
+
+def test_a_policy_that_cannot_be_stored_is_not_served(tmp_path, policy, safer, monkeypatch):
+    guard = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+
+    def full(*_):
+        raise OSError("full")
+
+    monkeypatch.setattr(PolicyStore, "install", full)
+    with pytest.raises(OSError, match="full"):
+        guard.install(safer)
+    assert (guard.number, guard.mode.policy, guard.watcher.policy) == (1, policy, policy)
+    guard.watcher.audit(audited(), Adder(policy))
+    guard.close()
+    assert (guard.watcher.monitor.n, guard.watcher.fault) == (1, None)
+    other = Watcher(safer, watched_monitor(safer, 0.01), tmp_path)  # nobody holds its lock
+    other.audit(audited(), Adder(safer))
+    other.close()
+    assert other.monitor.n == 1
+
+
+def test_alarms_swaps_and_resumes_are_logged(tmp_path, policy, safer, caplog):
+    caplog.set_level("INFO", "swiftsure.serve")
+    engine = Adder(policy)
+    engine.wrong = 1.0
+    guard = Guard(policy, watch=watch_in(tmp_path), fallback=safer)
+    for rung, epsilon in (("fallback policy", 0.05), ("full model", 0.02)):
+        for _ in range(200):
+            guard.watcher.audit(audited(), engine)
+        wait_until(lambda rung=rung: guard.tick() or guard.state == rung)
+        guard.tick()
+        found = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert found[-1].startswith("Alarm at loss")
+        assert f"exceeds {epsilon}" in found[-1]
+        assert found[-1].endswith(f"The {rung} answers from now on.")
+    assert len(found) == 2  # one line per change
+    guard.resume()
+    assert "resumed: the alarm was put aside" in caplog.text
+    guard.install(policy_of(epsilon=0.03))
+    assert f"policy 2 ({guard.version}) is in force" in caplog.text
+    guard.close()
+
+
 def test_servers_that_share_a_folder_follow_each_other(tmp_path, policy, safer):
     one, two = (Guard(policy, store=PolicyStore(tmp_path)) for _ in range(2))
     one.install(safer)
@@ -104,10 +204,29 @@ def test_servers_that_share_a_folder_follow_each_other(tmp_path, policy, safer):
     assert (two.number, two.mode.policy) == (2, safer)
 
 
+def test_a_policy_of_another_server_that_cannot_be_watched_here_is_refused(
+    tmp_path, policy, safer, caplog
+):
+    one = Guard(policy, store=PolicyStore(tmp_path))
+    two = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+    one.install(policy_of("gap"))
+    for _ in range(3):
+        two._due_at = 0.0
+        two.tick()
+    assert (two.number, two.mode.policy, two.state) == (1, policy, "degraded")
+    assert caplog.text.count("the policy was not installed: `epsilon`") == 1
+    one.install(safer)
+    two._due_at = 0.0
+    two.tick()
+    assert (two.number, two.mode.policy, two.state) == (3, safer, "ok")
+    two.close()
+
+
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_installing_survives_kills(tmp_path, policy, safer, kills):
     context = multiprocessing.get_context("fork")
-    acknowledged = context.Value("i", 0)
+    # Without a lock, which a process that is killed would never give back.
+    acknowledged = context.Value("i", 0, lock=False)
 
     def work():
         store = PolicyStore(tmp_path)
@@ -208,6 +327,28 @@ def test_labels_feed_the_gap(tmp_path):
     # The full model says 0. Losses: r0 is 0 (gap 1), r1 is 1 (gap -1), r2 neither (0), r3 0 (1).
     assert (monitor.n, monitor.fault if hasattr(monitor, "fault") else None) == (10, None)
     assert monitor.mean == pytest.approx((1 - 1 + 0 + 1) / 10)
+
+
+def test_a_label_is_for_all_audits_of_its_id(tmp_path):
+    """A client that uses an id twice must not stop the monitor."""
+    engine, guard = Adder(policy_of("gap")), Guard(policy_of("gap"))
+    watcher = watch_in(tmp_path, labels=True)(guard.policy)
+    engine.wrong = 1.0
+    for name in ("same", "same", "other", "same"):
+        watcher.audit(audited(request=name), engine)
+    (log,) = watcher.folder.glob("audits-*.jsonl")
+    assert watcher.unlabelled() == ["same", "other"]
+    assert watcher.label({"same": 0, "other": 1}) == {"same": "added", "other": "added"}
+    assert watcher.label({"same": 0}) == {"same": "known"}
+    watcher.audit(audited(request="same"), engine)  # another one, after its label
+    assert watcher.unlabelled() == ["same"]
+    assert watcher.label({"same": 0}) == {"same": "added"}
+    watcher.close()
+    assert (watcher.monitor.n, watcher.fault) == (5, None)
+    assert watcher.monitor.mean == pytest.approx((4 - 1) / 5)
+    with log.open("a") as file:  # damaged
+        file.write('5\n{"served": 1}\n{"served": [1], "id": "a", "request": 5}\n')
+    assert watcher.unlabelled() == []
 
 
 def test_labels_are_refused_where_none_is_needed(tmp_path, policy):

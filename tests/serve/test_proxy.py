@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import random
+import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -11,16 +12,21 @@ from contextlib import ExitStack
 import numpy as np
 import openai
 import pytest
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from swiftsure.cascade import Answer
+from swiftsure.cascade import Answer, UpstreamError
 from swiftsure.serve import start
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from swiftsure.serve.proxy.asking import Found
 from swiftsure.serve.proxy.audits import Audits, CascadeEngine
+from swiftsure.serve.proxy.bill import Bill
+from swiftsure.serve.proxy.connections import GoneError
+from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.requests import ProxyError, asked_of, uncovered
+from swiftsure.serve.proxy.streams import PassedOn
 from tests.serve.builders import Client, Closed, at_once
 from tests.serve.test_watching import wait_until
-from tests.serve.upstreams import FAULTS, Upstream, chat_response, raw
+from tests.serve.upstreams import FAULTS, Upstream, chat_response, raw, status
 
 PRICES = {"small": (1.0, 1.0), "large": (10.0, 10.0)}
 
@@ -56,6 +62,7 @@ class Setup:
         models = "".join(
             f'[[models]]\nbase_url = "{places[name]}/v1"\nmodel = "{name}"\ntimeout = 1.5\n'
             f"per_million = [{PRICES[name][0]}, {PRICES[name][1]}]\n"
+            "parameters = { temperature = 0, max_tokens = 9 }\n"
             for name in PRICES
         )
         audits = "".join(f"{name} = {value}\n" for name, value in audit.items())
@@ -84,6 +91,13 @@ class Setup:
         given = {"model": "cascade", "messages": [{"role": "user", "content": text}]}
         found = self.client.chat.completions.with_raw_response.create(**(given | more))
         return found.parse().choices[0].message.content, found.headers
+
+
+def rested(setup):
+    """Forget what the proxy knows of its models' failures; return the new states."""
+    health = setup.app.state.proxy.upstreams.health
+    health[:] = [ModelHealth(each.name, last=each is health[-1]) for each in health]
+    return health
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +147,8 @@ def test_completions_and_models(setup):
         ({"temperature": 0.7}, "`temperature` has another value than when the policy was made"),
         ({"temperature": False}, "`temperature` has another value than when the policy was made"),
         ({"n": 2}, "`n` is not 1"),
-        ({"max_tokens": 5}, "`max_tokens` was not set when the policy was made"),
+        ({"max_tokens": 5}, "`max_tokens` has another value than when the policy was made"),
+        ({"seed": 5}, "`seed` was not set when the policy was made"),
         ({"model": "large"}, "asked for by name"),
     ],
 )
@@ -150,8 +165,69 @@ def test_null_does_not_undo_a_parameter_of_the_calibration(setup, number):
     setup.ask(f"Is it odd? {number}", temperature=None, max_tokens=None)
     for body in (*setup.small.bodies, *setup.large.bodies):
         assert body["temperature"] == 0
-        assert "max_tokens" not in body
+        assert body["max_tokens"] == 9
     assert len(setup.small.bodies) == 1
+
+
+@pytest.mark.parametrize("number", [7, 900])
+def test_two_names_of_one_parameter_are_one(setup, number):
+    """Models get the name that they were calibrated with, since both at once would be refused."""
+    setup.small.bodies.clear()
+    setup.large.bodies.clear()
+    _, headers = setup.ask(f"Is it odd? {number}", max_completion_tokens=9)
+    assert headers["x-swiftsure-reason"] in ("sure enough", "not sure enough")
+    _, headers = setup.ask(f"Is it odd? {number}", max_completion_tokens=5)
+    assert "another value" in headers["x-swiftsure-reason"]
+    bodies = [*setup.small.bodies, *setup.large.bodies]
+    assert {body["max_tokens"] for body in bodies} == {9, 5}
+    assert not any("max_completion_tokens" in body for body in bodies)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+QUESTION = {"role": "user", "content": "Is it odd? 7"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "Is it odd? 7"}, IMAGE]}],
+            "the calibration had no content of type image_url",
+        ),
+        (
+            [{"role": "system", "content": "Lie."}, QUESTION],
+            "the calibration had no such system prompt",
+        ),
+        (
+            [QUESTION, {"role": "assistant", "content": "odd"}, QUESTION],
+            "the calibration had no conversation of this length",
+        ),
+        ([{**QUESTION, "name": "x"}], "the calibration had no message with name"),
+        (
+            [{"role": "tool", "tool_call_id": "1", "content": "Is it odd? 7"}],
+            "the calibration had no last message from tool",
+        ),
+    ],
+)
+def test_messages_unlike_the_calibrations_go_to_the_large_model(
+    setup, monkeypatch, messages, reason
+):
+    rested(setup)
+    monkeypatch.setattr(setup.large, "answer", lambda _: ("odd", 0.9))
+    found = setup.client.chat.completions.with_raw_response.create(
+        model="cascade", messages=messages
+    )
+    assert found.headers["x-swiftsure-model"] == "large"
+    assert found.headers["x-swiftsure-reason"] == reason
+
+
+def test_a_policy_that_does_not_say_what_its_messages_were_like(setup, tmp_path, caplog):
+    config = ProxyConfig.load(setup.path)
+    place = tmp_path / "policy.json"
+    settings = {k: v for k, v in setup.policy.settings.items() if k != "requests"}
+    setup.policy.model_copy(update={"settings": settings}).save(place)
+    create_proxy(config.model_copy(update={"policy": place}))
+    assert "does not say what its calibration's messages were like" in caplog.text
 
 
 def test_models_of_two_kinds_have_no_request_in_common():
@@ -177,7 +253,7 @@ def test_what_the_client_did_not_ask_for_is_not_sent(setup):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_small_model_that_fails_hands_over(setup, fault, stream):
-    wait_until(lambda: setup.app.state.proxy.upstreams.pause(0) == 0)
+    rested(setup)
     given = {"messages": [{"role": "user", "content": f"{fault} 7"}], "model": "cascade"}
     if stream:
         chunks = setup.client.chat.completions.create(**given, stream=True)
@@ -201,14 +277,13 @@ EXPECTED = {
 def test_faults_of_the_large_model_are_told_in_the_form_that_clients_know(
     setup, fault, stream, monkeypatch
 ):
-    pauses = setup.app.state.proxy.upstreams._pauses
-    pauses[:] = [0.0] * len(pauses)
+    rested(setup)
     monkeypatch.setattr(setup.large, "faults", FAULTS)
     monkeypatch.setattr(setup.small, "faults", {})
     given = {"messages": [{"role": "user", "content": f"{fault} 900"}], "model": "cascade"}
     began = time.monotonic()
     text, error = outcome(setup, given, stream)
-    pauses[:] = [0.0] * len(pauses)
+    rested(setup)
     assert time.monotonic() - began < 4
     if error is None:
         # What the large model sent is passed on, as it would be without the proxy.
@@ -234,18 +309,272 @@ def outcome(setup, given, stream):
 
 
 def test_a_rate_limit_is_respected(setup):
-    upstreams = setup.app.state.proxy.upstreams
-    upstreams._pauses[:] = [time.monotonic() + 5.0, 0.0]
+    small, large = rested(setup)
+    busy = UpstreamError("", status=429, retry_after=5.0)
+    small.failed(busy)
     asked = len(setup.small.bodies)
     answer, headers = setup.ask("Is it odd? 7")
     assert (answer, headers["x-swiftsure-reason"]) == ("odd", "small asked for a pause")
     assert len(setup.small.bodies) == asked
-    upstreams._pauses[:] = [0.0, time.monotonic() + 5.0]
+    small, large = rested(setup)
+    large.failed(busy)
     assert setup.ask("Is it odd? 7")[1]["x-swiftsure-model"] == "small"
     with pytest.raises(openai.RateLimitError) as caught:
         setup.ask("Is it odd? 900")
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 5
-    upstreams._pauses[:] = [0.0, 0.0]
+    rested(setup)
+
+
+def test_reasons_and_failures_are_counted(setup):
+    rested(setup)
+    client = Client(setup.address)
+    setup.ask("Is it odd? 7", seed=3)
+    setup.ask("BROKEN 7")
+    text = client.get("/metrics")[1]
+    assert 'swiftsure_reasons_total{reason="`seed` was not set when the policy was made"}' in text
+    assert 'swiftsure_reasons_total{reason="small failed"}' in text
+    assert 'swiftsure_upstream_failures_total{model="small"} 1.0' in text
+    assert 'swiftsure_upstream_failures_total{model="large"} 0.0' in text
+    reasons = dict(client.get("/status")[1]["reasons"])
+    assert reasons["small failed"] >= 1
+
+
+def test_clients_cannot_make_up_any_number_of_reasons(setup, monkeypatch):
+    monkeypatch.setattr("swiftsure.serve.proxy.app.MOST_REASONS", 1)
+    client = Client(setup.address)
+    for name in ("one", "two", "\ud800"):
+        body = {"model": "cascade", "messages": [{"role": "user", "content": "odd? 7"}], name: 1}
+        assert client.send("POST", "/v1/chat/completions", json.dumps(body))[0] == 200
+    text = client.get("/metrics")[1]
+    assert "another reason" in text
+    assert "`one`" not in text
+
+
+def test_a_revoked_key_is_seen(setup):
+    rested(setup)
+    client = Client(setup.address)
+    assert client.get("/health")[1]["status"] == "ok"
+    assert setup.ask("KEY 7")[0] == "odd"
+    health = client.get("/health")[1]
+    assert health["status"] == "degraded"
+    assert health["fault"] == "small does not answer (status 401)."
+    assert client.get("/status")[1]["headline"] == "A model does not answer."
+    asked = len(setup.small.bodies)
+    _, headers = setup.ask("Is it odd? 7")
+    assert headers["x-swiftsure-reason"] == "small failed several times in a row"
+    assert len(setup.small.bodies) == asked
+    rested(setup)
+
+
+def test_a_model_that_fails_rests_and_is_tried_again():
+    now = [0.0]
+    health = ModelHealth("small", clock=lambda: now[0])
+    for _ in range(5):
+        assert (health.refusal(), health.trouble) == (None, None)
+        health.failed(TimeoutError())
+    assert health.refusal() == "small failed several times in a row"
+    assert health.trouble == "small does not answer (TimeoutError)."
+    now[0] += 30.0
+    assert health.refusal() is None  # one request tries it
+    assert health.refusal() is not None
+    health.failed(UpstreamError("", status=503, temporary=True))
+    assert health.refusal() == "small asked for a pause"
+    now[0] += 29.0
+    assert health.refusal() is not None
+    now[0] += 1.0
+    assert health.refusal() is None
+    health.answered()
+    assert (health.refusal(), health.trouble, health.failures) == (None, None, 6)
+
+
+def test_refused_requests_are_not_failures_of_the_model():
+    health = ModelHealth("small")
+    for _ in range(20):
+        health.failed(UpstreamError("", status=400))
+    assert (health.refusal(), health.failures) == (None, 20)
+
+
+def test_a_small_model_that_hangs_is_not_waited_for(setup, monkeypatch):
+    """Its time-out is a few times what it took in the calibration, and not a minute."""
+    rested(setup)
+    monkeypatch.setattr(setup.app.state.proxy.upstreams, "_seconds", [0.1, 60.0])
+    began = time.monotonic()
+    answer, headers = setup.ask("SILENT 7")
+    assert (answer, headers["x-swiftsure-reason"]) == ("odd", "small was too slow")
+    assert time.monotonic() - began < 1.0
+
+
+def test_time_outs_follow_from_the_calibration(setup):
+    config = ProxyConfig.load(setup.path)
+    models = [each.model_copy(update={"timeout": None}) for each in config.models]
+    config = config.model_copy(update={"models": tuple(models)})
+    assert config.timeouts(None) == [10.0, 60.0]
+    seconds = setup.policy.settings["seconds"]
+    assert len(seconds) == 2
+    assert all(0 < each < 1 for each in seconds)
+    found = [
+        config.timeouts(setup.policy.model_copy(update={"settings": {"seconds": each}}))[0]
+        for each in ([0.1, 1.0], [2.0, 1.0], [1e9, 1.0], [math.nan, 1.0], ["x", 1.0], [1.0], "x")
+    ]
+    assert found == [1.0, 6.0, 60.0, 10.0, 10.0, 10.0, 10.0]
+    assert ProxyConfig.load(setup.path).timeouts(setup.policy) == [1.5, 1.5]
+
+
+def test_errors_of_the_large_model_keep_their_code_and_parameter(setup, monkeypatch):
+    async def too_long(_upstream, _body):
+        error = {"message": "too long", "type": "invalid_request_error", "param": "messages"}
+        return JSONResponse({"error": {**error, "code": "context_length_exceeded"}}, 400)
+
+    monkeypatch.setitem(setup.large.faults, "LONG", too_long)
+    for stream in (False, True):
+        given = {"model": "large", "messages": [{"role": "user", "content": "LONG 7"}]}
+        _, error = outcome(setup, given, stream)
+        assert error.status_code == 400
+        assert error.code == "context_length_exceeded"
+        assert error.param == "messages"
+        assert error.body["message"] == "large: too long"
+
+
+def test_errors_of_the_large_model_may_hold_anything(setup, monkeypatch):
+    odd = b'{"error": {"message": "\\ud800", "code": 3, "type": [], "param": {}}}'
+
+    async def refuse(_upstream, _body):
+        return Response(odd, 400)
+
+    monkeypatch.setitem(setup.large.faults, "ODD", refuse)
+    given = {"model": "large", "messages": [{"role": "user", "content": "ODD 7"}]}
+    _, error = outcome(setup, given, stream=False)
+    assert (error.status_code, error.code, error.param) == (400, "upstream_refused", None)
+
+
+def test_other_paths_answer_in_the_form_that_clients_know(setup):
+    assert setup.client.models.retrieve("cascade").id == "cascade"
+    with pytest.raises(openai.NotFoundError) as caught:
+        setup.client.models.retrieve("none/such")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError) as caught:
+        setup.client.embeddings.create(model="cascade", input="x")
+    assert caught.value.code == "unknown_url"
+    with pytest.raises(openai.NotFoundError) as caught:
+        setup.client.responses.create(model="cascade", input="x")
+    assert caught.value.code == "unknown_url"
+    status, content = Client(setup.address).get("/v1/chat/completions")
+    assert (status, content["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_an_upstream_that_echoes_the_key_does_not_reveal_it(setup, monkeypatch):
+    monkeypatch.setenv("SECRET_KEY", "sk-very-secret")
+    monkeypatch.setattr(setup.app.state.proxy.upstreams.large, "key", "SECRET_KEY")
+    words = "I got Bearer sk-very-secret"
+
+    async def refuse(_upstream, _body):
+        return JSONResponse({"error": {"message": words, "code": words}}, 400)
+
+    events = f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{words}"}}}}]}}\n\n'
+    faults = {
+        "REFUSE": refuse,
+        "WHOLE": raw(json.dumps(chat_response(words))),
+        "STREAM": raw(f"{events}data: [DONE]\n\n", "text/event-stream"),
+    }
+    monkeypatch.setattr(setup.large, "faults", faults)
+    client = Client(setup.address)
+    for fault in faults:
+        messages = [{"role": "user", "content": f"{fault} 900"}]
+        body = {"model": "large", "messages": messages, "stream": fault == "STREAM"}
+        _, content = client.send("POST", "/v1/chat/completions", json.dumps(body))
+        assert "[key]" in str(content)
+        assert "secret" not in str(content)
+
+
+def test_an_odd_retry_after_is_told_as_a_rate_limit(setup, monkeypatch):
+    rested(setup)
+    monkeypatch.setattr(setup.large, "faults", {"BUSY": status(429, **{"retry-after-ms": "inf"})})
+    with pytest.raises(openai.RateLimitError) as caught:
+        setup.ask("BUSY 900")
+    assert caught.value.response.headers["retry-after"] == "1"
+    rested(setup)
+
+
+class Held:
+    """Answers, or streams without an end, until it is released or the caller goes away."""
+
+    def __init__(self):
+        self.begun = self.gone = 0
+        self.release = threading.Event()
+
+    async def __call__(self, upstream, body):
+        async def parts():
+            self.begun += 1
+            try:
+                yield b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n'
+                while not self.release.is_set():
+                    await asyncio.sleep(0.01)
+                yield b"data: [DONE]\n\n"
+            except asyncio.CancelledError:
+                self.gone += 1
+                raise
+
+        if body.get("stream"):
+            return StreamingResponse(parts(), media_type="text/event-stream")
+        self.begun += 1
+        while not self.release.is_set():
+            if await upstream.request.is_disconnected():
+                self.gone += 1
+                break
+            await asyncio.sleep(0.01)
+        return JSONResponse(chat_response("even"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_beyond_the_limit_are_refused_while_streams_are_open(setup, monkeypatch, stream):
+    rested(setup)
+    held = Held()
+    monkeypatch.setattr(setup.large, "faults", {"HELD": held})
+    proxy = setup.app.state.proxy
+    limits = proxy.config.limits.model_copy(update={"max_requests": 4})
+    monkeypatch.setattr(proxy, "config", proxy.config.model_copy(update={"limits": limits}))
+    given = {"model": "cascade", "messages": [{"role": "user", "content": "HELD 900"}]}
+
+    def ask():
+        found = setup.client.chat.completions.create(**given, stream=stream)
+        if stream:
+            for _ in found:
+                pass
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: held.begun == 4)
+    with pytest.raises(openai.RateLimitError) as caught:
+        setup.ask("Is it odd? 7")
+    assert caught.value.code == "busy"
+    held.release.set()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: proxy.under_way == 0)
+    assert setup.ask("Is it odd? 7")[0] == "odd"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_abandoned_requests_are_cancelled_upstream(setup, monkeypatch, stream):
+    rested(setup)
+    held = Held()
+    monkeypatch.setattr(setup.large, "faults", {"HELD": held})
+    messages = [{"role": "user", "content": "HELD 900"}]
+    body = json.dumps({"model": "cascade", "messages": messages, "stream": stream}).encode()
+    host, port = setup.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        wait_until(lambda: held.begun == 1)
+        if stream:
+            connection.recv(1)
+    proxy = setup.app.state.proxy
+    wait_until(lambda: proxy.under_way == 0)
+    wait_until(lambda: held.gone == 1)
+    if not stream:
+        assert 'status="499"' in Client(setup.address).get("/metrics")[1]
+    held.release.set()
 
 
 def test_answers_do_not_mix(setup):
@@ -350,11 +679,11 @@ def hostile(setup, n):
                 assert content["error"]["type"]
             assert "Traceback" not in str(content)
             if k % 50 == 0:
-                setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+                rested(setup)
                 assert setup.ask("Is it odd? 7")[0] == "odd"
     finally:
         setup.large.faults = before
-        setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+        rested(setup)
 
 
 def test_hostile_requests(setup):
@@ -368,7 +697,7 @@ def test_many_hostile_requests_and_faults(setup):
     rng = random.Random(2)
     setup.large.faults, before = dict(FAULTS), setup.large.faults
     for _ in range(1000):
-        setup.app.state.proxy.upstreams._pauses[:] = [0.0, 0.0]
+        rested(setup)
         number, word = rng.randrange(1000), rng.choice([*words, "", ""])
         given = {"messages": [{"role": "user", "content": f"{word} {number}"}], "model": "cascade"}
         answer, error = outcome(setup, given, stream=rng.random() < 0.5)
@@ -430,12 +759,43 @@ def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch
         assert Client(setup.address).get("/health")[1]["status"] == "full model"
         assert "swiftsure_alarm 1.0" in Client(setup.address).get("/metrics")[1]
         status = Client(setup.address).get("/status")[1]
-        assert status["costs"]["usd"] != 0
+        found = status["bill"]["usd"]
+        assert found["audits"] > 0
+        alone = found["answers"] + found["audits"] + found["saved"]
+        assert status["costs"]["usd"] == pytest.approx(found["saved"] / alone)
+        assert found["saved"] < 0  # every answer of the small model was audited
+        text = Client(setup.address).get("/metrics")[1]
+        assert f'swiftsure_cost_audits{{unit="usd"}} {found["audits"]}' in text
     again = create_proxy(ProxyConfig.load(setup.path))
     assert again.state.proxy.full
 
 
-def test_a_request_without_an_answer_counts_as_the_lowest_loss(tmp_path, monkeypatch):
+def test_an_outage_of_the_large_model_is_a_fault_and_no_alarm(tmp_path, monkeypatch):
+    """Nothing is known of the losses then, so the promise is not watched, and not broken."""
+    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    with ExitStack() as stack:
+        setup = Setup(stack, tmp_path / "served", rate=1.0)
+        watcher, client = setup.app.state.proxy.guard.watcher, Client(setup.address)
+        setup.large.faults = {"odd": status(500)}
+        for k in range(100):  # as largest losses, a few of these would raise the alarm
+            assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
+        wait_until(lambda: watcher.failed == 100)
+        with pytest.raises(openai.InternalServerError):
+            setup.ask("Is it odd? 900")  # needs no audit, so it does not end the fault
+        wait_until(lambda: watcher.made == 1)
+        health, page = client.get("/health")[1], client.get("/status")[1]
+        assert (health["status"], health["alarm"]) == ("degraded", None)
+        assert "an audit was lost: the last model did not answer" in health["fault"]
+        assert page["headline"] == "The monitor does not work."
+        setup.large.faults = {}
+        assert setup.ask("Is it odd? 7")[0] == "odd"
+        wait_until(lambda: client.get("/health")[1]["status"] == "ok")
+        wait_until(lambda: watcher.monitor.n == 2)
+        assert watcher.monitor.mean == 0
+
+
+def test_a_request_without_an_answer_counts_as_no_loss(tmp_path, monkeypatch):
     monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     with ExitStack() as stack:
@@ -449,6 +809,8 @@ def test_a_request_without_an_answer_counts_as_the_lowest_loss(tmp_path, monkeyp
 
 class SlowUpstreams:
     """The last model answers a request when its future is set."""
+
+    last, health = 0, (ModelHealth("large", last=True),)
 
     class large:  # noqa: N801
         @staticmethod
@@ -474,10 +836,68 @@ class Written:
         pass
 
 
+@pytest.mark.parametrize("kind", ["http.response.start", "http.response.body"])
+def test_a_client_that_does_not_read_its_stream_is_given_up(kind):
+    closed = []
+
+    async def parts():
+        while True:
+            yield b"x"
+
+    async def close():
+        closed.append(True)
+
+    async def send(message):
+        if message["type"] == kind:
+            await asyncio.Event().wait()
+
+    async def run():
+        await PassedOn(parts(), close, {}, 0.01)({"type": "http"}, None, send)
+
+    with pytest.raises(GoneError):
+        asyncio.run(run())
+    assert closed == [True]
+
+
+class BusyUpstreams(SlowUpstreams):
+    """The last model is at its rate limit when it is asked first."""
+
+    def __init__(self):
+        self.health, self.asked = (ModelHealth("large", last=True),), 0
+
+    async def ask_large(self, asked, *, logprobs):
+        assert self.health[0].pause == 0
+        self.asked += 1
+        if self.asked == 1:
+            error = UpstreamError("", status=429, retry_after=asked)
+            self.health[0].failed(error)
+            raise error
+        return "x", b""
+
+
+@pytest.mark.parametrize(("wait", "written", "asked"), [(0.05, ["0", "1", "2"], 4), (60.0, [], 1)])
+def test_audits_wait_as_long_as_the_large_model_says(wait, written, asked):
+    """Those that still wait when the proxy ends are not written, and neither are later ones."""
+
+    async def run():
+        guard, upstreams = Written(), BusyUpstreams()
+        audits = Audits(upstreams, guard, CascadeEngine(2), 1.0, 10, Bill())
+        for k in range(3):
+            audits.begin(audits.choose(), str(k), wait, Found(0, "", {}, Answer("x")))
+            await asyncio.sleep(0)
+        if wait < 1:
+            while len(guard.requests) < 3:
+                await asyncio.sleep(0.01)
+        await audits.close()
+        return guard.requests, upstreams.asked
+
+    assert asyncio.run(run()) == (written, asked)
+
+
 def test_audits_are_written_in_the_order_of_the_requests():
     async def run():
         loop, guard = asyncio.get_running_loop(), Written()
-        audits = Audits(SlowUpstreams(), guard, CascadeEngine(2), 1.0, 10)
+        audits = Audits(SlowUpstreams(), guard, CascadeEngine(2), 1.0, 10, Bill())
         turns = [audits.choose() for _ in range(5)]
         slow, fast = loop.create_future(), loop.create_future()
         early, last = Found(0, "", {}, Answer("x")), Found(1, "")
@@ -497,7 +917,7 @@ def test_audits_are_written_in_the_order_of_the_requests():
 
 
 def test_a_loss_that_audits_cannot_compute_is_refused(setup, tmp_path):
-    """A judge's, for example: every audit would fail, and count as no loss."""
+    """A judge's, for example: every audit would fail."""
     judged = setup.policy.certificate.promises[0].model_copy(update={"loss": "graded"})
     certificate = setup.policy.certificate.model_copy(update={"promises": (judged,)})
     config = ProxyConfig.load(setup.path)
@@ -524,6 +944,17 @@ def test_bad_configurations(tmp_path, text, match):
         ProxyConfig.load(path)
 
 
+def test_a_key_in_place_of_its_name_is_not_repeated(tmp_path):
+    path = tmp_path / "cascade.toml"
+    model = "[[models]]\nbase_url = 'http://x'\nmodel = 'a'\nkey = 'sk-very-secret'\n"
+    path.write_text(model * 2)
+    with pytest.raises(ValueError, match="name of an environment variable") as error:
+        ProxyConfig.load(path)
+    with pytest.raises(ValueError, match="name of an environment variable") as own:
+        ProxyConfig(models=[{"base_url": "http://x", "model": "a", "key": "sk-very-secret"}] * 2)
+    assert "sk-" not in str(error.value) + str(own.value)
+
+
 def test_a_key_or_policy_that_is_missing_is_refused_at_the_start(setup, tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text(setup.path.read_text())
@@ -535,8 +966,8 @@ def test_a_key_or_policy_that_is_missing_is_refused_at_the_start(setup, tmp_path
         create_proxy(ProxyConfig.load(path))
 
 
-def test_failures_of_a_model_are_logged_once_a_minute(setup, caplog, monkeypatch):
-    monkeypatch.setattr(setup.app.state.proxy.upstreams, "_logged", [-1e9, -1e9])
+def test_failures_of_a_model_are_logged_once_a_minute(setup, caplog):
+    rested(setup)
     for _ in range(3):
         setup.ask("BROKEN 7")
     assert [each.message for each in caplog.records if each.name == "swiftsure.serve"] == [
@@ -611,3 +1042,25 @@ def test_numbers_that_json_lacks_are_refused_in_requests(number):
     body = b'{"model": "m", "messages": [{"role": "user"}], "temperature": %s}' % number.encode()
     with pytest.raises(ProxyError, match="must be JSON"):
         asked_of(body, "chat")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"{}", {"Content-Type": "text/plain"}, 415, None),
+        (b"{}", {"Origin": "http://evil.example"}, 403, "foreign_origin"),
+        (b'{"messages": [' + b"[0]," * 120_000 + b"0]}", {}, 413, None),
+        (b'{"messages": [' + b"0," * 600_000 + b"0]}", {}, 413, None),
+        (json.dumps({"model": "cascade", "messages": "[,{:" * 200_000}), {}, 400, None),
+    ],
+)
+def test_other_kinds_pages_of_other_sites_and_many_values_are_refused(
+    setup, body, headers, status, code
+):
+    found, content = Client(setup.address).send("POST", "/v1/chat/completions", body, **headers)
+    assert (found, content["error"]["code"]) == (status, code)
+
+
+def test_an_empty_token_is_refused(setup):
+    with pytest.raises(ValueError, match="must not be empty"):
+        create_proxy(ProxyConfig.load(setup.path), token="")

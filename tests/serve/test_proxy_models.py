@@ -116,7 +116,9 @@ def test_two_language_models_from_record_to_alarm(tmp_path, monkeypatch):
             watcher = app.state.proxy.guard.watcher
             wait_until(lambda: watcher.monitor.n == 80)
             assert not watcher.monitor.alarm
-            assert Client(address).get("/status")[1]["costs"]["usd"] > 0
+            bill = Client(address).get("/status")[1]["bill"]["usd"]
+            assert bill["saved"] + bill["audits"] > 0  # before audits
+            assert bill["saved"] < 0  # as every answer was audited
             # The provider replaces the small model by one that is sure of nonsense.
             upstreams["small"].answer = lambda _: ("0", [("0", -1e-4)])
             for _ in range(100):

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from swiftsure.serve import Answer, InvalidRequestError
+from swiftsure.serve.loading import load_engines
 from swiftsure.serve.torch_engine import TorchEngine
-from swiftsure.torch import EarlyExit
+from swiftsure.torch import EarlyExit, attach_heads
 from tests.torch.builders import inputs, middle_threshold, network, policy_of
 
 
@@ -46,6 +47,44 @@ def test_the_full_model_answers_and_audits(engine):
         assert engine.compare(sample, one, "zero_one").inconsistency == differ
         assert engine.compare(sample, two, "zero_one").inconsistency == 0.0
     assert sum(one.exit < 3 for one in fast) > 5
+
+
+@pytest.mark.parametrize("settings", [{"capture": True}, {"compile": True}])
+def test_an_installed_policy_keeps_the_settings(engine, settings, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda stage, **_: stage)
+    fast = EarlyExit(engine.fast.model, engine.policy, on_invalid="mark", **settings)
+    own = TorchEngine(fast, inputs(60))
+    other = policy_of(0.0, 4)
+    own.check(other)
+    own.install(other)
+    assert own.policy == other
+    assert (own.fast.on_invalid, own.fast.captures is not None) == ("mark", "capture" in settings)
+    assert own.fast._settings == fast._settings
+    assert own.fast._stages is fast._stages  # what was compiled is not compiled again
+
+
+class Plain(torch.nn.Sequential):
+    """A network that is not one of transformers."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_folder_of_a_plain_network_is_served(tmp_path, workers):
+    network = Plain().eval()
+    model = attach_heads(network, ["1"], inputs(8))
+    EarlyExit(model, policy_of(0.5, model.n_exits)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="--network module:Plain"):
+        load_engines(tmp_path)
+    (engine,) = load_engines(tmp_path, workers, Plain)
+    samples = [engine.inputs.sample(row.tolist()) for row in inputs(5)]
+    found = engine.answer(samples, full=True)
+    with torch.no_grad():
+        expected = network(inputs(5)).argmax(dim=1).tolist()
+    assert [each.content["prediction"] for each in found] == expected
+    if workers:
+        engine.close()
 
 
 def test_a_folder_of_transformers_is_served(tmp_path):

@@ -5,13 +5,22 @@ import os
 import resource
 import signal
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
 from swiftsure.monitor import Monitor, Watch
-from swiftsure.serve import Batcher, Limits, Watcher, create_app, start, watched_monitor
+from swiftsure.serve import (
+    Batcher,
+    Guard,
+    Limits,
+    Watcher,
+    create_app,
+    start,
+    watched_monitor,
+)
 from swiftsure.serve.batching import Audited
 from swiftsure.serve.engine import Answer
 from swiftsure.serve.watching import resume
@@ -25,6 +34,17 @@ def policy():
 
 def watcher_of(engine, folder, alpha=0.01):
     return Watcher(engine.policy, watched_monitor(engine.policy, alpha), folder)
+
+
+@contextmanager
+def full_disk(room=0):
+    """Limit the size of files; Python turns the signal into an error."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def audited(exit_=0, request="same"):
@@ -78,17 +98,81 @@ def test_a_damaged_fallback_still_falls_back(tmp_path, policy):
     assert "cannot be read" in watcher_of(Adder(policy), tmp_path).fallback["reason"]
 
 
-def test_failed_audits_and_unanswered_requests_count_as_the_lowest_loss(tmp_path, policy):
+def test_failed_audits_count_as_the_largest_loss(tmp_path, policy):
     engine = Adder(policy)
-    watcher, engine.wrong = watcher_of(engine, tmp_path), 1.0
+    watcher = watcher_of(engine, tmp_path)
     watcher.audit(audited(), engine)
-    watcher.audit(Audited("invalid", np.zeros(3), None, None), engine)
+    # Neither model answers the second request; the third, only the policy does not answer.
+    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    watcher.audit(Audited("lost", np.zeros(3), None, None), engine)
     engine.audit_fails = True
     watcher.audit(audited(), engine)
     watcher.close()
-    assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0, 0.0]
-    assert (watcher.made, watcher.failed, watcher.monitor.n) == (2, 1, 3)
-    assert len({line["id"] for line in lines(watcher.folder)}) == 3  # whatever clients call them
+    assert [line["loss"] for line in lines(watcher.folder)] == [0.0, 0.0, 1.0, 1.0]
+    assert (watcher.made, watcher.failed, watcher.monitor.n) == (3, 1, 4)
+    assert len({line["id"] for line in lines(watcher.folder)}) == 4  # whatever clients call them
+
+
+def test_a_failed_audit_of_a_gap_is_never_a_gain(tmp_path):
+    engine = Adder(policy_of("gap"))
+    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    engine.audit_fails = True
+    watcher.audit(audited(), engine)
+    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    watcher.close()
+    assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0]
+
+
+def test_audits_that_all_fail_raise_an_alarm_that_says_so(tmp_path, policy):
+    engine = Adder(policy)
+    engine.audit_fails = True
+    watcher = watcher_of(engine, tmp_path)
+    for _ in range(50):
+        watcher.audit(audited(), engine)
+    watcher.close()
+    assert "50 audits failed in this server" in watcher.fallback["reason"]
+
+
+def test_an_alarm_holds_although_nothing_is_audited(tmp_path, policy):
+    engine = Adder(policy)
+    engine.wrong = 1.0
+    watcher = watcher_of(engine, tmp_path)
+    for _ in range(200):
+        watcher.audit(audited(), engine)
+    watcher.close()
+    (watcher.folder / "monitor.json").unlink()
+    guard = Guard(policy, watch=lambda each: Watcher(each, None, tmp_path))
+    assert (guard.state, guard.watcher.monitor) == ("full model", None)
+    with start(create_app(engine, guard=guard)) as address:
+        client = Client(address)
+        assert client.predict([1, 2, 3])[1]["full_model"]
+        assert client.get("/status")[1]["monitor"] is None
+        assert client.get("/metrics")[0] == 200
+        assert client.get("/labels")[0] == 409
+    with pytest.raises(ValueError, match="needs a guard that watches"):
+        create_app(engine, guard=guard, audit_rate=0.5)
+    assert guard.resume()
+    assert (guard.state, guard.alarm) == ("ok", None)
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"5", b"[]", b"null", b'{"served": 5}', b'{"request": "a", "served": []}'),
+        *(b"[" * 100_000, b"\xff", b'{"id": [], "loss": 0}'),
+    ],
+)
+def test_a_damaged_line_does_not_hide_what_needs_a_label(tmp_path, line):
+    engine = Adder(policy_of("gap"))
+    engine.wrong = 1.0
+    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    (watcher.folder / "audits-0.jsonl").write_bytes(line + b"\n")
+    watcher.audit(audited(request="r"), engine)
+    assert watcher.unlabelled() == ["r"]
+    assert watcher.label({"r": 1}) == {"r": "added"}
+    watcher.close()
+    assert watcher.fault is not None  # and it is seen
 
 
 def test_processes_share_one_monitor(tmp_path, policy):
@@ -242,16 +326,14 @@ def test_an_audit_that_the_disk_cuts_short_does_not_count_and_spoils_no_other(tm
     watcher = watcher_of(engine, tmp_path)
     watcher.audit(audited(), engine)
     (log,) = watcher.folder.glob("audits-*.jsonl")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 10, limits[1]))
-    try:
+    with full_disk(log.stat().st_size + 10):
         watcher.audit(audited(), engine)  # ten bytes of it fit
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert watcher.made == 1
+    assert (watcher.made, watcher.failed) == (1, 1)
+    assert "no room" in watcher.fault
+    watcher._look(time.time())  # which works: the audit is lost all the same
     assert "no room" in watcher.fault
     watcher.audit(audited(), engine)
-    assert watcher.made == 2
+    assert (watcher.made, watcher.failed, watcher.fault) == (2, 1, None)
     assert all(line.startswith(b'{"id"') for line in log.read_bytes().splitlines())
     watcher.close()
     assert (watcher.monitor.n, watcher.fault) == (2, None)
@@ -264,3 +346,170 @@ def test_another_risk_in_the_same_folder_is_a_fault(tmp_path, policy):
     watcher.close()
     other = Watcher(policy, Monitor(0.3, risk="consistency", loss="zero_one"), tmp_path)
     assert "watches another risk" in other.fault
+
+
+def test_an_alarm_takes_effect_although_it_cannot_be_stored(tmp_path, policy):
+    engine = Adder(policy)
+    guard = Guard(policy, watch=lambda _: watcher_of(engine, tmp_path))
+    watcher, engine.wrong = guard.watcher, 1.0
+    for _ in range(200):
+        watcher.audit(audited(), engine)
+    with full_disk():
+        watcher._look(time.time())
+        guard.tick()
+        assert (guard.state, guard.mode.full) == ("full model", True)
+        assert "Alarm at loss" in guard.alarm
+        assert "could not be written" in guard.fault
+    watcher._look(time.time())
+    assert guard.fault is None
+    assert (watcher.folder / "fallback.json").exists()
+    saved = Watch.load(watcher.folder / "monitor.json").monitor
+    assert (saved.n, saved.alarm) == (watcher.monitor.n, True)
+    guard.close()
+
+
+def test_a_state_that_was_not_saved_is_saved_without_new_lines(tmp_path, policy):
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
+    watcher.audit(audited(), engine)
+    with full_disk():
+        watcher._look(time.time())
+    assert not (watcher.folder / "monitor.json").exists()
+    watcher.close()
+    assert Watch.load(watcher.folder / "monitor.json").monitor.n == 1
+
+
+@pytest.mark.parametrize("wrong", [86_400.0, -86_400.0])
+def test_a_clock_that_steps_delays_no_alarm(tmp_path, policy, monkeypatch, wrong):
+    """A day ahead or back for some audits, also if the monitor read them by that clock."""
+    engine, real = Adder(policy), time.time
+    for read in (False, True):
+        watcher = watcher_of(engine, tmp_path / str(read))
+        for k in range(11):
+            with monkeypatch.context() as patch:
+                if k >= 10:
+                    patch.setattr(time, "time", lambda: real() + wrong)
+                watcher.audit(audited(), engine)
+                if read:
+                    watcher._look(time.time())
+        engine.wrong = 1.0
+        for _ in range(200):
+            watcher.audit(audited(), engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: real() + 3.0)
+            watcher._look(time.time() - 2.0)
+        assert watcher.monitor.alarm
+        watcher.close()
+        again = watcher_of(engine, tmp_path / str(read))
+        assert again.monitor.alarm
+        again.close()
+        engine.wrong = 0.0
+
+
+def test_lines_that_nobody_reads_are_a_fault_of_every_server(tmp_path, policy, monkeypatch):
+    monkeypatch.setattr("swiftsure.serve.watching.LATE", 0.1)
+    engine = Adder(policy)
+    one, two, idle = (watcher_of(engine, tmp_path) for _ in range(3))  # the first holds the lock
+    two.audit(audited(), engine)
+    with next(two.folder.glob("audits-*.jsonl")).with_name("audits-cut.jsonl").open("w") as file:
+        file.write('{"id": "cut short by a ki')
+    for watcher in (two, idle):
+        watcher._look(time.time())
+        assert watcher.fault is None  # not yet
+    time.sleep(0.15)
+    for watcher in (two, idle):
+        watcher._look(time.time())
+        assert "lines of the logs have waited" in watcher.fault
+    one._look(time.time())  # it goes on
+    for watcher in (one, two, idle):
+        watcher._look(time.time())
+        assert watcher.fault is None
+        time.sleep(0.06)
+    assert two.monitor.n == 1
+    one.close()
+    two.close()
+
+
+def test_audits_that_fail_in_a_row_are_a_fault(tmp_path, policy):
+    engine = Adder(policy)
+    watcher, engine.audit_fails = watcher_of(engine, tmp_path), True
+    for k in range(3):
+        assert watcher.fault is None
+        watcher.audit(audited(), engine)
+        assert watcher.failed == k + 1
+    assert "the last 3 audits failed" in watcher.fault
+    engine.audit_fails = False
+    watcher.audit(audited(), engine)
+    assert watcher.fault is None
+    watcher.close()
+
+
+def test_a_model_that_hangs_is_a_fault(tmp_path, policy, monkeypatch, caplog):
+    monkeypatch.setattr("swiftsure.serve.watching.LATE", 0.5)
+    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    engine = Adder(policy)
+    engine.lanes = 2
+    guard = guard_of(watcher_of(engine, tmp_path))
+    app = create_app(engine, Limits(max_batch=1, timeout=0.2), guard=guard, audit_rate=1.0)
+    with start(app) as address:
+        client = Client(address)
+        engine.gate.clear()
+        assert client.predict([1, 2, 3])[0] == 504  # one lane hangs, and its audit never comes
+        wait_until(lambda: "audits have waited" in (client.get("/health")[1]["fault"] or ""))
+        assert client.get("/status")[1]["headline"] == "The monitor does not work."
+        client.predict([1, 2, 3])  # the other one too
+        wait_until(lambda: "the monitor has not run" in (client.get("/health")[1]["fault"] or ""))
+        assert "swiftsure_monitor_fault 1.0" in client.get("/metrics")[1]
+        wait_until(lambda: "the monitor has not run" in caplog.text)
+        assert "audits have waited" in caplog.text
+        engine.gate.set()
+        wait_until(lambda: client.get("/health")[1]["status"] == "ok")
+
+
+def test_only_the_server_that_holds_the_monitor_resumes(tmp_path, policy, monkeypatch):
+    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.02)
+    engine = Adder(policy)
+    holder, other = (
+        Guard(policy, watch=lambda each: Watcher(each, watched_monitor(each, 0.01), tmp_path))
+        for _ in range(2)
+    )
+    app = create_app(engine, Limits(), guard=other, audit_rate=1.0, token="t")
+    with start(app) as address:
+        client, engine.wrong = Client(address, "t"), 1.0
+        while not client.predict([1, 2, 3])[1]["full_model"]:
+            holder.tick()
+        status, found = client.send("POST", "/resume")
+        assert (status, "locked by another process" in found["error"]) == (409, True)
+        assert client.get("/health")[1]["status"] == "full model"
+        engine.wrong = 0.0
+        assert holder.resume()
+        wait_until(lambda: client.get("/health")[1]["status"] == "ok")
+        made = other.watcher.made
+        client.predict([1, 2, 3])
+        wait_until(lambda: other.watcher.made == made + 1)
+        wait_until(lambda: holder.tick() or holder.watcher.monitor.n == 1)
+        assert (other.fault, holder.fault) == (None, None)
+    holder.close()
+
+
+def test_an_audit_that_is_not_json_is_lost_and_seen(tmp_path, policy, monkeypatch):
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
+    monkeypatch.setattr(watcher, "_found", lambda _: {"loss": np.ones(3)})
+    watcher.audit(audited(), engine)
+    assert (watcher.made, watcher.failed) == (0, 1)
+    assert "an audit was lost" in watcher.fault
+    watcher.close()
+
+
+def test_a_log_that_was_deleted_is_a_fault(tmp_path, policy):
+    engine = Adder(policy)
+    watcher = watcher_of(engine, tmp_path)
+    watcher.audit(audited(), engine)
+    watcher._look(time.time())
+    next(watcher.folder.glob("audits-*.jsonl")).unlink()
+    watcher.audit(audited(), engine)
+    watcher._look(time.time())
+    assert "is not the log that was read before" in watcher.fault
+    watcher.close()

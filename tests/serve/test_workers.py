@@ -5,12 +5,14 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import pytest
 
 from swiftsure.serve import Batcher, Limits, WorkerEngine, create_app, start
+from swiftsure.serve.workers import Spare
 from tests.serve.builders import Adder, Client, at_once, policy_of, wait_until
 
 
@@ -45,7 +47,7 @@ def engines():
     yield found
     for each in found:
         each.close()
-    wait_until(lambda: not any(each._process.is_alive() for each in found))
+    wait_until(lambda: not any(each._worker.process.is_alive() for each in found))
 
 
 @pytest.fixture
@@ -89,8 +91,9 @@ def test_killed_workers_lose_no_request(client, engines):
         rng = np.random.default_rng(0)
         while not stop.wait(0.3):
             pid = engines[int(rng.integers(2))].pid
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+            with suppress(ProcessLookupError):  # its worker is still being replaced
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
             if len(killed) == 2:
                 return
 
@@ -103,6 +106,33 @@ def test_killed_workers_lose_no_request(client, engines):
     work.join()
     assert {status for status, _ in answers} == {200}
     assert len(killed) == 2
+
+
+def gated(policy_json, gate):
+    """Return an engine once a file is gone."""
+    wait_until(lambda: not gate.exists(), 60)
+    return make(policy_json)
+
+
+def test_a_spare_worker_answers_while_another_one_loads(tmp_path):
+    gate = tmp_path / "gate"
+    load = partial(gated, policy_of().model_dump_json(), gate)
+    spare = Spare(load, 1)
+    engine = WorkerEngine(load, 1, spare)
+    assert spare._next.pipe.poll(60)
+    gate.touch()  # from now on no model is loaded
+    first = engine.pid
+    with start(create_app(engine, Limits(timeout=5))) as address:
+        os.kill(first, signal.SIGKILL)
+        assert Client(address).predict([1, 2, 3])[1]["outputs"] == 6
+        assert engine.pid != first
+        loading = spare._next.process
+        os.kill(loading.pid, signal.SIGKILL)
+        wait_until(lambda: not loading.is_alive())
+        gate.unlink()
+        assert spare.take().process.pid != loading.pid  # a spare that died is not used
+        loading = spare._next.process
+    wait_until(lambda: not loading.is_alive())
 
 
 def test_batches_run_side_by_side(engines):

@@ -67,6 +67,7 @@ class Upstream:
             await asyncio.sleep(self.delay)
         for word, fault in self.faults.items():
             if isinstance(asked, str) and word in asked:
+                self.request = request
                 return await fault(self, body)
         text, probability = self.answer(asked)
         found = chat_response(text, probability, self.model)

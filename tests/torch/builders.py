@@ -54,7 +54,7 @@ def policy_of(threshold, n_exits, score="top1", *, model=None, **fields):
         threshold=threshold,
         score=score,
         n_exits=n_exits,
-        settings={"threshold": None},
+        settings={"threshold": threshold},
         certificate=certificate,
         **fields,
     )

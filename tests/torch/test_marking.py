@@ -48,6 +48,19 @@ def test_other_samples_of_a_batch_are_answered_as_if_alone():
     assert out.failures == {}
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("exit_", [0, 2])
+def test_a_map_with_a_pixel_that_is_not_finite_is_invalid_at_any_exit(exit_, value):
+    maps = torch.randn(6, 3, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    maps[3, exit_, 1, 2, 2] = value
+    policy = policy_of(None if exit_ else 0.0, 3, "mean_top1")  # all leave at this exit
+    out = EarlyExit(Played(3), policy, on_invalid="mark")(maps)
+    assert out.exits.tolist() == [exit_] * 6
+    assert out.invalid.nonzero()[:, 0].tolist() == [3]
+    with pytest.raises(InvalidSampleError, match=f"exit {exit_ + 1} .* sample 3"):
+        EarlyExit(Played(3), policy)(maps)
+
+
 def test_an_error_names_all_invalid_samples():
     batch = logits(8)
     batch[2], batch[5] = torch.nan, torch.inf

@@ -30,7 +30,9 @@ __all__ = [
     "STDOUT",
     "LockedError",
     "NotJSONError",
+    "TooLargeError",
     "atomic_write",
+    "is_open_at",
     "json_checksum",
     "locked",
     "max_unpacked",
@@ -193,7 +195,7 @@ def locked(path: str | os.PathLike[str], wait: float = 0.0) -> Iterator[None]:
             ) from None
         except OSError:  # a file system without locks
             break
-        if folder or _is_open_at(handle, path):
+        if folder or is_open_at(handle, path):
             break
         os.close(handle)  # its last holder deleted it in between
     try:
@@ -209,7 +211,7 @@ class LockedError(ValueError):
     """Another process, or another caller in this one, holds a lock."""
 
 
-def _is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
+def is_open_at(handle: int, path: str | os.PathLike[str]) -> bool:
     """Return whether the path still leads to an open file."""
     try:
         return os.path.samestat(os.fstat(handle), Path(path).stat())
@@ -368,16 +370,24 @@ def max_unpacked(path: str | os.PathLike[str], unpacked: int) -> None:
 
     The limit applies to files that unpack to over 50 times their size. It is 1 GiB, or the number
     of bytes in the environment variable SWIFTSURE_MAX_UNPACKED.
+
+    Raises
+    ------
+    TooLargeError
     """
     text = os.environ.get("SWIFTSURE_MAX_UNPACKED", str(MAX_UNPACKED))
     if not text.isdecimal():
         raise ValueError(f"SWIFTSURE_MAX_UNPACKED must be a number of bytes, but is {text!r:.200}.")
     packed = Path(path).stat().st_size
     if unpacked > max(int(text), 50 * packed):
-        raise ValueError(
+        raise TooLargeError(
             f"{path} is {packed:,} bytes long but would unpack to {unpacked:,}, over the limit of"
             f" {int(text):,}. If you trust it, set SWIFTSURE_MAX_UNPACKED={unpacked}."
         )
+
+
+class TooLargeError(ValueError):
+    """A file would unpack to far more memory than its size suggests."""
 
 
 def shortened(error: BaseException | str) -> str:

@@ -9,6 +9,7 @@
 | `answer_losses` | losses of answers |
 | `collecting`, `answer_log`, `retrying` | asks all models; keeps every answer; retries |
 | `running` | runs a cascade under a policy |
+| `request_kinds` | what the messages of requests are like |
 | `wrapping`, `recalibrating` | measures or maps a model's confidence |
 | `judging` | a loss that another model gives |
 | `estimator` | `CertifiedCascade` for scikit-learn |

@@ -116,7 +116,7 @@ class AnswerLog:
                 return False
             key = AnswerKey(content["model"], content["input"], content["repeat"])
             self.answers[key] = Answer.of(content["content"]), float(content["seconds"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return False
         return True
 
@@ -142,8 +142,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     body, mark, rest = line.rpartition(b', "sum": "')
     if not mark or rest != _sum(body).encode() + b'"}':
         return None
-    content: dict[str, Any] = json.loads(body.decode("utf-8", "surrogatepass") + "}")
-    return content
+    try:
+        content = json.loads(body.decode("utf-8", "surrogatepass") + "}")
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _sum(body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from swiftsure.cascade.collecting import ask_all, input_keys, model_key, rows_of
 from swiftsure.cascade.confidences import ANSWER_SCORES, answer_confidence
 from swiftsure.cascade.judging import Judge, judge_tables
 from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_of
+from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff
 from swiftsure.cascade.running import CascadeRunner, run_coroutine
 from swiftsure.certify.calibration import calibrate
@@ -219,6 +221,7 @@ class Cascade:
             groups=groups,
             slices=slices,
             fingerprint=self.fingerprint,
+            inputs=values,
         )
 
     def calibrate(self, record: ExitRecord, *, cost: str | None = None, **options: Any) -> Policy:
@@ -235,6 +238,11 @@ class Cascade:
         **options
             `epsilon`, `risk`, `loss`, `delta` and the others of `swiftsure.calibrate`.
         """
+        if SECONDS in record.costs and isinstance(record, ExitRecord):
+            # What is slower than nearly all answers hangs, for those who run the policy.
+            each = np.diff(record.costs[SECONDS], axis=-1, prepend=0.0)
+            slow = np.quantile(np.atleast_2d(each), 0.99, axis=0).tolist()
+            record = replace(record, settings={**record.settings, SECONDS: slow})
         score = options.pop("score", None)
         if score is None and self.scores[0] in record.confidences:
             score = self.scores[0]
@@ -293,11 +301,13 @@ def record_of_answers(
     groups: ArrayLike | None = None,
     slices: ArrayLike | None = None,
     fingerprint: str | None = None,
+    inputs: Any = None,
 ) -> ExitRecord:
     """Return the record of answers that are given already, by model: (n_models, n).
 
     Parameters are those of `Cascade.collect`; `seconds` is (n, n_models), and `graded` holds losses
     that are known already, in [0, 1]: against labels, or None, and against the last model, or None.
+    Of `inputs` that are requests, what they are like is kept in the record's settings.
     """
     names = list(names or (f"model {k + 1}" for k in range(len(answers))))
     tables: dict[str, Any] = {"losses": {}, "inconsistencies": {}, "loss_ranges": {}}
@@ -320,6 +330,7 @@ def record_of_answers(
     own = _costs(answers, names)
     if seconds is not None:
         own.setdefault(SECONDS, seconds)
+    features = features_of_inputs(inputs)
     return ExitRecord(
         {score: _confidences(answers, score, names) for score in scores},
         losses=tables["losses"],
@@ -332,6 +343,7 @@ def record_of_answers(
         groups=groups,  # type: ignore[arg-type]
         slices=slices,  # type: ignore[arg-type]
         fingerprint=fingerprint,
+        settings={} if features is None else {REQUESTS: features},
     )
 
 

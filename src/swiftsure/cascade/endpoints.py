@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,16 @@ from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-__all__ = ["Endpoint", "answer_of_response", "usage_cost"]
+__all__ = ["Endpoint", "answer_of_response", "check_key", "usage_cost"]
+
+LARGEST = 32 << 20
+"""Largest answer that is read, in bytes."""
+
+LARGEST_ERROR = 10_000
+"""How much of an error is read, in bytes."""
+
+SHORTEST_SECRET = 8
+"""Shorter values of a key, such as EMPTY for a local server, are not secrets."""
 
 
 @dataclass(eq=False)
@@ -30,8 +40,8 @@ class Endpoint(Model):
         Such as "https://api.openai.com/v1" or "http://localhost:8000/v1".
     model : str
     key : str, optional
-        Name of the environment variable that holds the API key; it is read at each request and
-        stored nowhere. None sends no key.
+        Name of the environment variable that holds the API key, and not the key; it is read at each
+        request and stored nowhere. None sends no key.
     per_million : (input, output) or (input, output, cached input), optional
         Prices of a million tokens, as providers list them.
     unit : str
@@ -51,6 +61,12 @@ class Endpoint(Model):
     name : str, optional
         By default the model's.
 
+    Notes
+    -----
+    Redirects are not followed, since they would send the prompt to another host. Answers of more
+    than 32 MiB, and compressed ones, are refused. A key that a server repeats is replaced by
+    "[key]".
+
     Examples
     --------
     >>> small = Endpoint("http://localhost:8000/v1", "small", key=None, per_million=(0.15, 0.6))
@@ -60,7 +76,7 @@ class Endpoint(Model):
 
     base_url: str
     model: str
-    key: str | None = "OPENAI_API_KEY"
+    key: str | None = field(default="OPENAI_API_KEY", repr=False)  # in case it is a key
     per_million: Sequence[float] | None = None
     unit: str = "usd"
     kind: Literal["chat", "completions"] = "chat"
@@ -81,6 +97,7 @@ class Endpoint(Model):
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"`base_url` must start with http:// or https://: {self.base_url!r}.")
         self.base_url = self.base_url.rstrip("/")
+        check_key(self.key)
         if self.logprobs is not None:
             checks.count("logprobs", self.logprobs, 0)
         if self.per_million is not None:
@@ -143,7 +160,20 @@ class Endpoint(Model):
     async def send(self, body: Mapping[str, Any]) -> bytes:
         """Send a request and return its response as it came."""
         async with self.post(body) as response:
-            return await response.read()
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > LARGEST:
+                    raise UpstreamError(f"{self.name} sent more than {LARGEST >> 20} MiB.")
+                parts.append(part)
+        return self.redacted(b"".join(parts))
+
+    def redacted(self, content: bytes) -> bytes:
+        """Return what the server sent, with "[key]" wherever it repeats the key."""
+        secret = os.environ.get(self.key, "") if self.key is not None else ""
+        if len(secret) < SHORTEST_SECRET:
+            return content
+        return content.replace(secret.encode("utf-8", "surrogateescape"), b"[key]")
 
     def parse(self, content: bytes) -> Any:
         """Return the JSON in a response."""
@@ -169,10 +199,12 @@ class Endpoint(Model):
         content = json.dumps(dict(body)).encode()
         try:
             async with self._session().post(
-                self.url, data=content, headers=self.headers()
+                self.url, data=content, headers=self.headers(), allow_redirects=False
             ) as response:
                 if response.status != 200:
                     raise await self._refused(response)
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise UpstreamError(f"{self.name} sent a compressed answer.")
                 yield response
         except TimeoutError:
             raise UpstreamError(
@@ -191,23 +223,35 @@ class Endpoint(Model):
         ValueError
             If the environment variable of the key is not set.
         """
-        headers = {"Content-Type": "application/json"}
+        # Not compressed: a few bytes could become more than memory holds.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.key is not None:
             secret = os.environ.get(self.key)
             if not secret:
-                raise ValueError(f"`key`: the environment variable {self.key} is not set.")
+                raise ValueError(f"`key`: the environment variable {_shown(self.key)} is not set.")
             headers["Authorization"] = f"Bearer {secret}"
         return headers
 
     async def _refused(self, response: "ClientResponse") -> UpstreamError:
         """Return the error for a response that is not an answer."""
-        text = (await response.content.read(10_000)).decode("utf-8", "replace")
-        key = f" (key: {self.key})" if response.status in (401, 403) and self.key else ""
+        if 300 <= response.status < 400:
+            text = f"{self.name} answered with status {response.status}, a redirect, which is not"
+            return UpstreamError(f"{text} followed: correct `base_url`.", status=response.status)
+        parts, size = [], 0
+        while size < LARGEST_ERROR and (part := await response.content.read(LARGEST_ERROR)):
+            parts.append(part)
+            size += len(part)
+        content = self.redacted(b"".join(parts))
+        text = content.decode("utf-8", "replace")
+        key = ""
+        if response.status in (401, 403) and self.key is not None:
+            key = f" (key: {_shown(self.key)})"
         return UpstreamError(
             f"{self.name} answered with status {response.status}{key}: {shortened(text)}",
             status=response.status,
             temporary=response.status in TEMPORARY,
             retry_after=retry_after(response.headers),
+            error=_error_in(content),
         )
 
     def _session(self) -> "ClientSession":
@@ -225,6 +269,7 @@ class Endpoint(Model):
                 timeout=aiohttp.ClientTimeout(total=self.timeout),
                 # A cookie from the answer to one request must not be sent with another.
                 cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
             )
             self._sessions = {k: v for k, v in self._sessions.items() if not k.is_closed()}
             self._sessions[loop] = session
@@ -235,6 +280,39 @@ class Endpoint(Model):
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
+
+
+def check_key(key: Any) -> str | None:
+    """Return the name of an environment variable; refuse anything else without repeating it.
+
+    Examples
+    --------
+    >>> check_key("OPENAI_API_KEY")
+    'OPENAI_API_KEY'
+    """
+    if key is None:
+        return None
+    if isinstance(key, str) and re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
+        return key
+    raise ValueError(
+        "`key` must be the name of an environment variable, such as OPENAI_API_KEY, not the API key"
+        " itself: export the key under a name, and give the name."
+    )
+
+
+def _shown(key: str) -> str:
+    """Return the name of a variable for messages; one in small letters may be an API key."""
+    return key if key.isupper() else "that `key` names"
+
+
+def _error_in(content: bytes) -> Mapping[str, Any]:
+    """Return the `error` object of an OpenAI-style error; empty if there is none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    error = found.get("error") if isinstance(found, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 def usage_cost(

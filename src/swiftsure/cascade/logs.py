@@ -15,7 +15,7 @@ their id, or by their prompt where they have none.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from swiftsure.cascade.endpoints import answer_of_response, usage_cost
 from swiftsure.cascade.retrying import UpstreamError
 from swiftsure.records import ExitRecord
 
-__all__ = ["LogEntry", "read_log", "record_of_logs"]
+__all__ = ["LogEntry", "answered_by_all", "read_log", "read_logs", "record_of_logs"]
 
 OWN = ("confidence", "cost", "probabilities", "logprobs", "top_logprobs", "scores")
 METRICS = ("acc", "exact_match", "acc_norm")
@@ -48,6 +48,8 @@ class LogEntry:
     label: Any = None
     seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    prompt: Any = None
+    """A text or messages, if the line holds them."""
 
 
 def read_log(
@@ -84,6 +86,30 @@ def read_log(
                 raise ValueError(f"{place}: {why.removesuffix('.')}.") from None
 
 
+def read_logs(
+    paths: Sequence[Path],
+    models: Sequence[str] | None = None,
+    prices: Mapping[str, Sequence[float]] | None = None,
+) -> tuple[list[LogEntry], list[str]]:
+    """Return the entries of several logs, and the models, cheapest first.
+
+    Without `models`, each file is of one model, and named for it.
+    """
+    if models is not None:
+        return [entry for path in paths for entry in read_log(path, prices)], list(models)
+    if len(paths) < 2:
+        raise ValueError("`--models` must name the models, cheapest first, if there is one log.")
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError("The logs must have different names, which name their models.")
+    entries = [
+        replace(entry, model=name)
+        for path, name in zip(paths, names, strict=True)
+        for entry in read_log(path, prices)
+    ]
+    return entries, names
+
+
 def record_of_logs(
     entries: Sequence[LogEntry],
     *,
@@ -105,6 +131,33 @@ def record_of_logs(
     losses, scores
         As in `Cascade`.
     """
+    keys, rows = answered_by_all(entries, models)
+    found = [_label(key, [row[i] for row in rows], labels) for i, key in enumerate(keys)]
+    metrics = [
+        name for name in METRICS if all(name in entry.metrics for row in rows for entry in row)
+    ]
+    graded = {
+        name: (1 - np.asarray([[e.metrics[name] for e in row] for row in rows], np.float64).T, None)
+        for name in metrics
+    }
+    timed = all(entry.seconds is not None for row in rows for entry in row)
+    return record_of_answers(
+        [[entry.answer for entry in row] for row in rows],
+        found if any(each is not None for each in found) else None,
+        seconds=np.asarray([[e.seconds for e in row] for row in rows]).T if timed else None,
+        losses=losses if losses is not None or not metrics else [],
+        scores=scores,
+        names=models,
+        graded={f"lm_eval_{name}": each for name, each in graded.items()} if losses is None else {},
+        ids=keys,
+        inputs=[entry.prompt for entry in rows[0]],
+    )
+
+
+def answered_by_all(
+    entries: Sequence[LogEntry], models: Sequence[str]
+) -> tuple[list[str], list[list[LogEntry]]]:
+    """Return the keys of the inputs that every model answered, and their entries by model."""
     by_model: dict[str, dict[str, LogEntry]] = {name: {} for name in models}
     for entry in entries:
         own = by_model.get(entry.model or "")
@@ -127,25 +180,7 @@ def record_of_logs(
             " their prompt."
         )
     rows = [[by_model[name][key] for key in keys] for name in models]
-    found = [_label(key, [row[i] for row in rows], labels) for i, key in enumerate(keys)]
-    metrics = [
-        name for name in METRICS if all(name in entry.metrics for row in rows for entry in row)
-    ]
-    graded = {
-        name: (1 - np.asarray([[e.metrics[name] for e in row] for row in rows], np.float64).T, None)
-        for name in metrics
-    }
-    timed = all(entry.seconds is not None for row in rows for entry in row)
-    return record_of_answers(
-        [[entry.answer for entry in row] for row in rows],
-        found if any(each is not None for each in found) else None,
-        seconds=np.asarray([[e.seconds for e in row] for row in rows]).T if timed else None,
-        losses=losses if losses is not None or not metrics else [],
-        scores=scores,
-        names=models,
-        graded={f"lm_eval_{name}": each for name, each in graded.items()} if losses is None else {},
-        ids=keys,
-    )
+    return keys, rows
 
 
 def _label(key: str, entries: Sequence[LogEntry], labels: Mapping[str, Any] | None) -> Any:
@@ -181,6 +216,7 @@ def _entry(
         model=content.get("model"),
         label=content.get("label"),
         seconds=_seconds(content),
+        prompt=prompt,
     )
 
 
@@ -223,6 +259,7 @@ def _of_response(
         model=None if model is None else str(model),
         label=content.get("label"),
         seconds=_seconds(content),
+        prompt=prompt,
     )
 
 

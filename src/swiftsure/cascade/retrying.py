@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ T = TypeVar("T")
 TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """HTTP statuses after which another try may succeed."""
 
+LONGEST_WAIT = 86_400.0
+"""Longest Retry-After that is believed, in seconds."""
+
 
 class UpstreamError(Exception):
     """A model did not answer.
@@ -29,6 +33,8 @@ class UpstreamError(Exception):
         Whether another try may succeed.
     retry_after : float or None
         Seconds to wait before that, if the server said so.
+    error : mapping
+        The `error` object that the server sent, without keys; empty if it sent none.
     """
 
     def __init__(
@@ -38,8 +44,10 @@ class UpstreamError(Exception):
         status: int | None = None,
         temporary: bool = False,
         retry_after: float | None = None,
+        error: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.error = error or {}
         self.status = status
         self.temporary = temporary
         self.retry_after = retry_after
@@ -114,7 +122,7 @@ def _told(error: Exception) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Return the seconds that Retry-After says to wait: a number, or a date.
+    """Return the seconds that Retry-After says to wait, a day at most: a number, or a date.
 
     Examples
     --------
@@ -123,15 +131,17 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     """
     lower = {str(name).lower(): str(value) for name, value in headers.items()}
     try:
-        if "retry-after-ms" in lower:
-            return max(0.0, float(lower["retry-after-ms"]) / 1000)
         text = lower.get("retry-after", "")
-        if text.strip().replace(".", "", 1).isdecimal():
-            return float(text)
-        until = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError, OverflowError):
+        if "retry-after-ms" in lower:
+            wait = float(lower["retry-after-ms"]) / 1000
+        elif text.strip().replace(".", "", 1).isdecimal():
+            wait = float(text)
+        else:
+            until = email.utils.parsedate_to_datetime(text).timestamp()
+            wait = until - (time.time() if now is None else now)
+    except (ValueError, TypeError, OverflowError, OSError):
         return None
-    return max(0.0, until - (time.time() if now is None else now))
+    return min(max(0.0, wait), LONGEST_WAIT) if math.isfinite(wait) else None
 
 
 def described(error: BaseException) -> str:

@@ -28,7 +28,10 @@ DELTA = 0.1
 """The failure probability if none is given."""
 
 Labeller = Callable[[NDArray[Any]], Any]
-"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown."""
+"""(ids of samples, (m,)) -> their labels, (m,); None or a negative number where unknown.
+
+Or a mapping of their losses against the labels, (m, n_exits), by name; NaN where unknown.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Ask:
     Parameters
     ----------
     labeller : callable
-        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`.
+        (ids of samples, (m,)) -> their labels, (m,), as in `ExitRecord.with_labels`, or a mapping
+        of their losses against the labels, (m, n_exits), by name.
     budget : int, optional
         The largest number of labels to ask for.
     """

@@ -105,7 +105,7 @@ def make_policy(
             settings = record.setting(int(threshold))  # type: ignore[arg-type]
         else:
             settings = {record.dial: threshold}
-        settings |= record.settings
+    settings |= getattr(record, "settings", {})
     return Policy(
         threshold=threshold,
         score=None if known is None else known.score_of(request.rule),

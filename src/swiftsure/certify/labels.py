@@ -63,7 +63,9 @@ def label_along(
         wanted = lacking(stop)
         if len(wanted) > left:
             return record
-        record = record.with_labels(wanted, labeller(wanted))
+        found = labeller(wanted)
+        given = {"losses" if isinstance(found, Mapping) else "labels": found}
+        record = record.with_labels(wanted, **given)
         left -= len(wanted)
         if len(lacking(stop)):
             return record

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -59,6 +60,9 @@ __all__ = [
 VERSION = 1
 """Version of the policy file; newer versions are refused."""
 
+DATA = re.compile(r"(sha256:[0-9a-f]{64}( sha256:[0-9a-f]{64})*)?")
+"""Fingerprints of the curves of all promises."""
+
 BUDGET = "budget"
 """The control of a certificate whose setting was chosen by a compute budget."""
 
@@ -81,7 +85,8 @@ AVERAGES = {
 Guarantee = Literal["probability", "expectation", "none"]
 
 
-Name = Annotated[str, Field(max_length=1_000)]
+# Without control characters, which a terminal would obey.
+Name = Annotated[str, Field(max_length=1_000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
@@ -146,6 +151,8 @@ class PromiseResult(_Frozen):
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
         upper = self.upper_bound
         _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
+        known = self.bound is None or self.bound in BOUNDS
+        _require(known, f"bound must be one of {', '.join(BOUNDS)}")
 
     @property
     def asked(self) -> Promise:
@@ -223,7 +230,7 @@ class Certificate(_Frozen):
     seed: int | None = Field(ge=0)
     """Seed of the order in which samples were tested; None if the order does not matter."""
     pool: Count | None
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Annotated[Name, Field(min_length=1)], ...]
     costs: dict[str, tuple[float, float]]
     """Mean costs of the full model and of the policy, on the calibration samples."""
     exit_shares: tuple[float, ...] | None
@@ -311,6 +318,25 @@ class Certificate(_Frozen):
             or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
             "exit_shares must be shares that add up to 1",
         )
+        _require(
+            self.unit == "groups" or self.n == self.n_samples or self.by_budget,
+            "n must be n_samples without groups",
+        )
+        if shares is not None and self.unit == "samples" and self.max_weight is None:
+            _require(
+                all(
+                    abs(each - round(each * self.n_samples) / self.n_samples) < 1e-9
+                    for each in shares
+                ),
+                "exit_shares must be shares of n_samples",
+            )
+        _require(self.seed_drawn is None or self.seed is not None, "seed_drawn must have a seed")
+        _require(self.cost is None or self.cost in self.costs, "cost must be one of the costs")
+        _require(DATA.fullmatch(self.data) is not None, "data must be SHA-256 hashes")
+        _require(
+            self.guarantee == "none" or len(self.assumptions) > 0,
+            "assumptions must be given where a guarantee is",
+        )
         self._check_scope()
 
     def _check_scope(self) -> None:
@@ -374,6 +400,11 @@ class Certificate(_Frozen):
             # probability although the risk is ε.
             chance = self.n * math.log((high - level) / (high - low)) if level < high else -math.inf
             _require(chance <= math.log(self.delta) + 1e-9, "n is too small for epsilon and delta")
+        if not in_order and (self.delta or 1.0) <= 0.25 and promise.upper_bound is not None:
+            _require(
+                promise.upper_bound >= promise.calibration_risk - slack,
+                "upper_bound must not be below calibration_risk",
+            )
         # Betting may end before the last sample, so that the mean of all may be above ε.
         at_most = self.guarantee == "expectation" and self.options.get("method") != "ucb"
         if self.guarantee == "probability" and not self.by_budget and not in_order:
@@ -483,6 +514,10 @@ class Policy(_Frozen):
                 not isinstance(threshold, tuple) or len(threshold) == n_exits - 1,
                 "threshold must be one per exit but the last",
             )
+            _require(
+                self.settings == self.settings | self._exit_settings(),
+                "settings must hold the threshold",
+            )
             _require(self.min_exit < n_exits, "min_exit must be an exit")
             _require(bool(self.score), "score must be named")
             low, high = (0.0, 1.0) if certificate.path in paths.WITHIN_SCORES else (-3e38, 3e38)
@@ -495,10 +530,18 @@ class Policy(_Frozen):
                 _require(promise.risk in RISKS, f"risk must be one of {', '.join(RISKS)}")
             shares = certificate.exit_shares
             _require(shares is None or len(shares) == n_exits, "exit_shares must be one per exit")
+            _require(
+                not any((shares or ())[: self.min_exit]), "exit_shares must be 0 before min_exit"
+            )
         _require(
             self.temperatures is None or len(self.temperatures) == n_exits,
             "temperatures must be one per exit",
         )
+
+    def _exit_settings(self) -> dict[str, Any]:
+        """Return the settings of a policy for exits, as JSON holds them."""
+        several = isinstance(self.threshold, tuple)
+        return {"threshold": list(self.threshold) if several else self.threshold}  # type: ignore[arg-type]
 
     @property
     def runs_full_model(self) -> bool:
@@ -788,11 +831,14 @@ class Policy(_Frozen):
                 " certificate may not be about this setting. Calibrate again, or accept the change"
                 " with `accept_edited=True` (--accept-edited)."
             )
+        refuse_unsigned(path, content, signature)
+        if edited and policy.n_exits is not None:  # the threshold was edited where it stands first
+            settings = policy.settings | policy._exit_settings()
+            policy = policy.model_copy(update={"settings": settings})
         try:
             policy.check(edited)
         except ValueError as error:
             raise ValueError(f"{path} is a damaged policy: {error}.") from None
-        refuse_unsigned(path, content, signature)
         return policy
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from swiftsure.cli.options import optional
 from swiftsure.cli.output import one_line, print_json, print_text
 
 if TYPE_CHECKING:
+    from swiftsure.certify.policy import Policy
     from swiftsure.monitor import Drift, Monitor, Watch
 
 __all__ = ["monitor"]
@@ -173,13 +174,34 @@ def _requested_monitor(
     if alpha is None:
         alpha = ALPHA if kept is None else kept.alpha
     if policy is not None:
-        return Monitor.from_policy(Policy.load(policy), alpha, risk=risk, loss=loss)
+        found = Policy.load(policy)
+        watched = Monitor.from_policy(found, alpha, risk=risk, loss=loss)
+        _refuse_groups(found, policy, watched)
+        return watched
     if epsilon is not None:
         return Monitor(epsilon, alpha, _with_defaults(loss_range, (0.0, 1.0)), risk=risk, loss=loss)
     if kept is None:
         return None
     within = _with_defaults(loss_range, (kept.loss_range.low, kept.loss_range.high))
     return Monitor(kept.epsilon, alpha, within, risk=risk or kept.risk, loss=loss or kept.loss)
+
+
+def _refuse_groups(policy: "Policy", file: Path, watched: "Monitor") -> None:
+    """Refuse a policy about groups: a line may be a request, and does not say its group."""
+    certificate = policy.certificate
+    if certificate.unit != "groups":
+        return
+    each = "the mean loss of a group"
+    if certificate.average == "sample":
+        each = (
+            f"Σℓ/M + ε (1 − m/M) for the m losses of a group, with M = {certificate.max_group_size}"
+        )
+    within = watched.loss_range
+    raise ValueError(
+        f"`--policy`: {file} was calibrated by groups, so losses of single requests cannot be"
+        f" watched. Write one line per group, with {each}, and watch them with --epsilon"
+        f" {watched.epsilon:g} --low {within.low:g} --high {within.high:g} instead of --policy."
+    )
 
 
 def _with_defaults(

@@ -60,25 +60,12 @@ def record(
 
         swiftsure record proxy.jsonl --models mini,full -o pair.parquet
     """
-    from dataclasses import replace
-
-    from swiftsure.cascade.logs import read_log, record_of_logs
+    from swiftsure.cascade.logs import read_logs, record_of_logs
 
     check_outputs(output)
     known = dict(_price(text) for text in prices or ())
-    entries: list[Any] = []
-    names = None if models is None else [name.strip() for name in models.split(",")]
-    if names is None and len(logs) < 2:
-        raise ValueError("`--models` must name the models, cheapest first, if there is one log.")
-    if names is None:
-        names = [path.stem for path in logs]
-        if len(set(names)) < len(names):
-            raise ValueError("The logs must have different names, which name their models.")
-        for path, name in zip(logs, names, strict=True):
-            entries += [replace(entry, model=name) for entry in read_log(path, known)]
-    else:
-        for path in logs:
-            entries += read_log(path, known)
+    named = None if models is None else [name.strip() for name in models.split(",")]
+    entries, names = read_logs(logs, named, known)
     made = record_of_logs(
         entries,
         models=names,

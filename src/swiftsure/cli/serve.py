@@ -1,9 +1,10 @@
 """`swiftsure serve`: serve a certified model over HTTP."""
 
+import logging
 import os
+import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,17 +14,26 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import print_json, print_policy, print_text
+from swiftsure.cli.targets import find_target, import_from_current_folder
 
 if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
-    from swiftsure.serve import Guard, Watcher
+    from swiftsure.serve import Engine, Guard, Watcher
 
 __all__ = ["serve"]
 
+log = logging.getLogger("swiftsure.cli")
+
 TOKEN = "SWIFTSURE_TOKEN"
+
+OF_PROXIES = ("folder", "host", "port", "resume", "json")
+"""What applies to a cascade.toml; all else stands in the file."""
+OF_AUDITS = ("epsilon", "labels", "alpha")
+"""What means nothing if no request is audited."""
 
 
 def serve(
+    context: typer.Context,
     folder: Annotated[
         Path | None,
         typer.Argument(
@@ -49,6 +59,10 @@ def serve(
     workers: Annotated[
         int, typer.Option(help="Processes that run the model; 0: a thread of the server.")
     ] = 0,
+    network: Annotated[
+        str | None,
+        optional("module:Class of the folder's network, if it is not one of transformers'."),
+    ] = None,
     audit: Annotated[
         float, typer.Option(help="Share of requests that the full model answers too.")
     ] = 0.0,
@@ -90,7 +104,7 @@ def serve(
 
     A TOML file describes a cascade of language models: it is served as a
     proxy that answers as OpenAI's API does. Its audits and limits are in the
-    file; of the options, only --host, --port and --resume apply.
+    file; of the options, only --host, --port, --resume and --json apply.
 
     [bold]Example[/bold]
 
@@ -99,15 +113,15 @@ def serve(
     """
     from swiftsure.serve.app import Limits, create_app
     from swiftsure.serve.loading import load_engines
-    from swiftsure.serve.running import run
+    from swiftsure.serve.running import listen, log_to_stderr, run
 
     if demo == (folder is not None):
-        raise ValueError("`folder` must be given, or --demo.")
+        raise ValueError("`folder` must be given, or --demo, and not both.")
+    _refuse_ignored(context)
     if folder is not None and folder.suffix == ".toml":
-        _serve_proxy(folder, host, port, resume, json)
+        with log_to_stderr(), listen(host, port) as listening:
+            _serve_proxy(folder, listening, resume, json)
         return
-    if drift and not demo:
-        raise ValueError("`--drift` needs --demo, whose images it sends.")
     if drift and audit == 0:
         audit = 1.0
     limits = Limits(
@@ -119,122 +133,164 @@ def serve(
     )
     if not 0 <= audit <= 1:
         raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
-    engines = load_engines(folder, workers)
-    guard = _guard(
-        engines[0].policy,
-        _watch(audit, epsilon, labels, alpha, state),
-        state,
-        policy,
-        fallback,
-        resume,
-    )
-    app = create_app(
-        engines, limits, guard=guard, audit_rate=audit, token=os.environ.get(TOKEN) or None
-    )
-    address = f"http://{host}:{port}"
-    if json:
-        print_json(
-            {
-                "address": address,
-                "sentence": str(guard.policy),
-                "state": guard.state,
-                "alarm": guard.alarm,
-                "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
-            }
-        )
-    else:
-        print_policy(guard.policy)
-        if guard.alarm is not None:
-            print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
-        print_text(f"Serving on {address}")
-    sys.stdout.flush()
-    if drift:
-        threading.Thread(target=_drill, args=(address,), daemon=True).start()
-    run(app, host, port)
+    with log_to_stderr(), import_from_current_folder():
+        listen(host, port).close()  # a busy port is found before the model is loaded
+        made = None if network is None else find_target("--network", network)
+        engines = load_engines(folder, workers, made)
+        watch = _watch(audit, epsilon, labels, alpha, state)
+        guard = _guard(engines[0], watch, state, policy, fallback)
+        token = os.environ.get(TOKEN)
+        app = create_app(engines, limits, guard=guard, audit_rate=audit, token=token)
+        with listen(host, port) as listening:
+            resumed = resume and guard.resume()
+            address = _address(listening)
+            if json:
+                print_json(
+                    {
+                        "address": address,
+                        "sentence": str(guard.policy),
+                        "state": guard.state,
+                        "alarm": guard.alarm,
+                        "resumed": resumed,
+                        "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
+                    }
+                )
+            else:
+                if resume:
+                    print_text("The alarm was put aside." if resumed else "There was no alarm.")
+                print_policy(guard.policy)
+                if guard.alarm is not None:
+                    print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
+                print_text(f"Serving on {address}")
+            sys.stdout.flush()
+            if drift:
+                say = log.info if json else print_text
+                threading.Thread(target=_drill, args=(address, say), daemon=True).start()
+            run(app, listening)
 
 
-def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> None:
+def _refuse_ignored(context: typer.Context) -> None:
+    """Refuse options that would do nothing."""
+    values = context.params
+    given = {
+        option.name: option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)).name == "COMMANDLINE"  # type: ignore[union-attr]
+    }
+    folder, drift = values["folder"], values["drift"]
+    if folder is not None and folder.suffix == ".toml":
+        for name, option in given.items():
+            if name not in OF_PROXIES:
+                raise ValueError(
+                    f"`{option}` must not be given with {folder}: a proxy's models, limits and"
+                    " audits stand in the file. Set it there if the proxy has it; of the options,"
+                    " only --host, --port, --resume and --json apply."
+                )
+        return
+    if drift and not values["demo"]:
+        raise ValueError("`--drift` needs --demo, whose images it sends.")
+    if drift and "audit" in given and values["audit"] == 0:
+        raise ValueError("`--audit` must be above 0 with --drift, which waits for the alarm.")
+    if "network" in given and folder is None:
+        raise ValueError("`--network` needs a folder: --demo has a network of its own.")
+    if values["audit"] == 0 and not drift:
+        for name in OF_AUDITS:
+            if name in given:
+                raise ValueError(
+                    f"`{given[name]}` needs audits, and nothing is audited: also give the share of"
+                    " requests to audit, such as --audit 0.05."
+                )
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool) -> None:
     from swiftsure.serve import watching
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
     from swiftsure.serve.running import run
 
     config = ProxyConfig.load(path)
     policy = config.load_policy()
-    if resume and policy is not None:
+    aside = None
+    if resume:
+        if policy is None:
+            raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
         aside = watching.resume(policy, config.audit.state)
-        print_text("There was nothing to put aside." if aside is None else f"Put aside: {aside}")
-    app = create_proxy(config, token=os.environ.get(TOKEN) or None)
-    address = f"http://{host}:{port}/v1"
+    app = create_proxy(config, token=os.environ.get(TOKEN))
+    address = f"{_address(listening)}/v1"
+    sentence = None if policy is None else str(policy)
     if json:
-        print_json({"address": address, "sentence": None if policy is None else str(policy)})
-    elif policy is None:
-        print_text("There is no policy, so the last model answers all requests.", "bold")
+        print_json({"address": address, "sentence": sentence, "resumed": aside is not None})
     else:
-        print_policy(policy)
-    if not json:
+        if resume:
+            print_text("There was no alarm." if aside is None else f"Put aside: {aside}")
+        if policy is None:
+            print_text("There is no policy, so the last model answers all requests.", "bold")
+        else:
+            print_policy(policy)
         print_text(f"Serving the model {config.name!r} on {address}")
     sys.stdout.flush()
-    run(app, host, port)
+    run(app, listening)
 
 
-def _drill(address: str) -> None:
-    """Send the demo's images once the server answers, and say when it fell back."""
+def _drill(address: str, say: Callable[[str], None]) -> None:
+    """Send the demo's images, which wait until the server answers, and say when it fell back."""
     from swiftsure import assets
     from swiftsure import serve as serving
     from swiftsure.torch.models.embedded import prepared
 
-    time.sleep(1.0)
     images = prepared(assets.sample_images(not assets.installed()).images).numpy()
-    print_text("The drill begins: 300 images as they are, then noisy ones.")
-    found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
+    say("The drill begins: 300 images as they are, then noisy ones.")
+    found = serving.drill(address, images, token=os.environ.get(TOKEN))
     if found.fallback_after is None:
-        print_text(f"No alarm after {found.sent:,} images.")
+        say(f"No alarm after {found.sent:,} images.")
     else:
-        print_text(
+        say(
             f"Alarm: after {found.fallback_after:,} noisy images the full model answers. Start"
-            " again without --drift to see that this stays, and with --resume to go back.",
-            "bold red",
+            " again without --drift to see that this stays, and with --resume to go back."
         )
 
 
 def _guard(
-    own: "Policy",
-    watch: "Callable[[Policy], Watcher | None]",
+    engine: "Engine",
+    watch: "Callable[[Policy], Watcher]",
     state: Path,
     file: Path | None,
     fallback: Path | None,
-    resume: bool,
 ) -> "Guard":
     from swiftsure.certify.policy import Policy
     from swiftsure.serve.guarding import Guard, PolicyStore
 
+    own = engine.policy
     if file is not None:
         own = Policy.load(file)
-    guard = Guard(
+        engine.check(own)  # before it is stored: a server must be able to start without it
+    return Guard(
         own,
         watch=watch,
         fallback=None if fallback is None else Policy.load(fallback),
         store=PolicyStore(state),
         file=file,
     )
-    if resume:
-        print_text("The alarm was put aside." if guard.resume() else "There was no alarm.")
-    return guard
 
 
 def _watch(
     audit: float, epsilon: float | None, labels: bool, alpha: float, state: Path
-) -> "Callable[[Policy], Watcher | None]":
-    """Return a function that returns the watcher of a policy; None if it need not be watched."""
+) -> "Callable[[Policy], Watcher]":
+    """Return a function that returns the watcher of a policy.
 
-    def watch(policy: "Policy") -> "Watcher | None":
+    If nothing is audited, it still obeys an alarm of before, or of another server.
+    """
+
+    def watch(policy: "Policy") -> "Watcher":
         from swiftsure import serve as serving
-        from swiftsure.serve.watching import policy_version
 
-        # An alarm of before holds even if nothing is audited now.
-        if audit == 0 and not (state / policy_version(policy) / "monitor.json").exists():
-            return None
-        monitor = serving.watched_monitor(policy, alpha, epsilon, labels=labels)
+        monitor = None
+        if audit > 0:
+            monitor = serving.watched_monitor(policy, alpha, epsilon, labels=labels)
         return serving.Watcher(policy, monitor, state)
 
     return watch

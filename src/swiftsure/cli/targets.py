@@ -2,12 +2,12 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["call_target", "import_from_current_folder", "one_line_of"]
+__all__ = ["call_target", "find_target", "import_from_current_folder", "one_line_of"]
 
 
 @contextmanager
@@ -23,6 +23,11 @@ def import_from_current_folder() -> Iterator[None]:
 
 def call_target(option: str, target: str) -> Any:
     """Call the function named by module:function and return its result."""
+    return find_target(option, target)()
+
+
+def find_target(option: str, target: str) -> Callable[[], Any]:
+    """Return the function or the class named by module:function."""
     module, _, name = target.partition(":")
     if not (module and name):
         raise ValueError(f"`{option}` must be module:function, but got {target!r}.")
@@ -32,12 +37,12 @@ def call_target(option: str, target: str) -> Any:
         raise ValueError(f"`{option}`: cannot import {module!r} ({one_line_of(error)}).") from error
     if not hasattr(found, name):
         raise ValueError(f"`{option}`: {module!r} has no function {name!r}.")
-    function = getattr(found, name)
+    function: Callable[[], Any] = getattr(found, name)
     if not callable(function):
         raise ValueError(
             f"`{option}` must name a function, but {target!r} is of type {type(function).__name__}."
         )
-    return function()
+    return function
 
 
 def one_line_of(error: BaseException | None) -> str:

@@ -3,6 +3,7 @@
 import heapq
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,7 +50,9 @@ class Logs:
     Each log is append-only and has one writer. The lines of all logs are folded in order of their
     key `time`, and lines of the same time in order of the logs' paths; a line without a time counts
     as that before it. So the order does not depend on when the logs are read, if each line is
-    written within `settle` seconds of its time; see `read`.
+    written within `settle` seconds of its time; see `read`. A time that is still to come is of a
+    clock that was wrong: it counts as now, and the line does not wait for it. Nor do lines after
+    it, or after a clock was set back.
 
     Parameters
     ----------
@@ -79,8 +82,9 @@ class Logs:
         ----------
         paths : files
         until : float
-            Lines with a later time wait for another call: with `time.time() - settle`, a line that
-            another log gets within `settle` seconds of its time is still folded in its place.
+            Lines between this time and now wait for another call: with `time.time() - settle`, a
+            line that another log gets within `settle` seconds of its time is still folded in its
+            place.
 
         Raises
         ------
@@ -136,9 +140,10 @@ class _Reader:
             if not line.endswith(b"\n"):
                 return
             number += 1
-            latest = max(latest, _time_of(line))
-            if latest > until:
+            own, now = _time_of(line), time.time()
+            if until < own <= now:
                 return
+            latest = max(latest, min(own, now))
             yield _Entry(latest, self._path, number, line)
 
     def passed(self, entry: _Entry) -> LogPlace:

@@ -271,8 +271,8 @@ class Monitor:
         """Return an interval for the mean risk so far, valid at every moment: `risk_interval`.
 
         It is about the losses that were added. Where the lowest loss stands for one that is not
-        known (a label that never came, an audit that failed), the risk may be above its upper end.
-        No alarm depends on it.
+        known (a label that never came), the risk may be above its upper end; where the largest does
+        (a server's audit that failed), below its lower end. No alarm depends on it.
         """
         with self.lock:
             n, total = self.n, float(self._state[_evidence.TOTAL])

@@ -1,10 +1,12 @@
-"""The exported folder: ONNX files, the policy, and a manifest with the checksum of each file.
+"""The exported folder: ONNX files, a manifest with the checksum of each, and the policy.
 
 stage-1.onnx, head-1.onnx, …    one stage and one head per exit
-policy.json                     the policy, if there is one
 check.npz                       samples with the outputs and exits of the PyTorch model
+manifest.json                   what these files are, and their checksums; written last
+policy.json                     the policy, if there is one; it has a checksum of its own
 runtime.json                    providers and threads; may be edited
-manifest.json                   what the files are, and their checksums; written last
+
+With a key in the environment, the manifest and the policy are signed (see `Policy.save`).
 """
 
 import hashlib
@@ -12,10 +14,18 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from swiftsure._lib.files import (
     atomic_write,
@@ -24,8 +34,9 @@ from swiftsure._lib.files import (
     validation_message,
     write_text,
 )
+from swiftsure._lib.signing import proofs, refuse_unsigned
 from swiftsure.certify.policy import Policy
-from swiftsure.onnx.trees import Form
+from swiftsure.onnx.trees import Form, check_form, samples_of
 
 __all__ = [
     "CHECK",
@@ -36,6 +47,7 @@ __all__ = [
     "Manifest",
     "Part",
     "RuntimeConfig",
+    "folder_policy",
     "read_manifest",
     "save_policy",
     "write_folder",
@@ -46,7 +58,7 @@ MANIFEST, POLICY, CHECK, RUNTIME = "manifest.json", "policy.json", "check.npz", 
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Part(_Strict):
@@ -81,7 +93,7 @@ class Check(_Strict):
     """
 
     samples: int = Field(ge=1)
-    largest_difference: float
+    largest_difference: float = Field(ge=0)
     near_threshold: int = Field(ge=0)
 
 
@@ -102,19 +114,33 @@ class Manifest(_Strict):
     flops : (n_exits,)
         Operations per sample up to each exit, in the PyTorch network.
     files : dict
-        SHA-256 of each file.
+        SHA-256 of each file of the model, and of `check.npz`.
     """
 
     model: str
     parts: list[Part] = Field(min_length=2)
-    inputs: Form
-    outputs: Form
+    inputs: Annotated[Form, AfterValidator(check_form)]
+    outputs: Annotated[Form, AfterValidator(check_form)]
     scored: bool
     network: str | None
     check: Check | None
     int8: bool
-    flops: list[float]
+    flops: list[Annotated[float, Field(ge=0)]]
     files: dict[str, str]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Raise if no export writes such numbers."""
+        if len(self.flops) != len(self.parts):
+            raise ValueError(f"flops must be {len(self.parts)}, one for each exit")
+        n_before = len(samples_of(self.inputs, 0))
+        for k, part in enumerate(self.parts):
+            handed_on = [-1 - place for place in part.state if place < 0]
+            made = len(part.state) - len(handed_on)
+            if max(handed_on, default=-1) >= n_before or (part.stage is None and made):
+                raise ValueError(f"parts.{k}.state names an array that does not exist")
+            n_before = len(part.state)
+        return self
 
     @property
     def n_exits(self) -> int:
@@ -153,10 +179,13 @@ class RuntimeConfig(_Strict):
 def read_manifest(folder: str | os.PathLike[str], *, check_files: bool = True) -> Manifest:
     """Return the manifest of an exported folder, after comparing all files with their checksums.
 
+    The policy is not among these files: `Policy.load` checks it.
+
     Raises
     ------
     ValueError
-        If the folder was not exported completely, or a file is missing or damaged.
+        If the folder was not exported completely, or a file is missing or damaged; if there is a
+        key in the environment and the manifest is not signed with it.
     """
     place = Path(folder)
     if not (place / MANIFEST).is_file():
@@ -164,23 +193,37 @@ def read_manifest(folder: str | os.PathLike[str], *, check_files: bool = True) -
             f"`folder` must be one that `swiftsure export` wrote, but {place} has no {MANIFEST}."
         )
     content = read_json(place / MANIFEST, "an exported model", FORMAT, VERSION)
-    if content.pop("checksum", None) != json_checksum(content):
+    checksum, signature = content.pop("checksum", None), content.pop("signature", None)
+    if checksum != json_checksum(content):
         raise ValueError(f"{place / MANIFEST} is damaged: its checksum differs. Export again.")
     described = {key: value for key, value in content.items() if key not in ("format", "version")}
     try:
         manifest = Manifest.model_validate(described)
+        _check_names(manifest)
     except ValidationError as error:
         raise ValueError(
             f"{place / MANIFEST} is not an exported model: {validation_message(error)}."
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{place / MANIFEST} is not an exported model: {error}.") from None
+    refuse_unsigned(place / MANIFEST, content, signature)
     for name, expected in manifest.files.items() if check_files else ():
         file = place / name
-        if Path(name).name != name:
-            raise ValueError(f"{place / MANIFEST} names {name!r:.200}, which is not in the folder.")
-        if not file.is_file() or sha256(file) != expected:
+        if name != POLICY and not (file.is_file() and sha256(file) == expected):
             what = "damaged: its checksum differs" if file.is_file() else "missing"
             raise ValueError(f"{file} is {what}. Export again, or copy the whole folder again.")
     return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raise if a file is outside the folder, or one that runs has no checksum."""
+    for name in manifest.files:
+        if Path(name).name != name or name == "..":
+            raise ValueError(f"it names {name!r:.200}, which is not in the folder")
+    for part in manifest.parts:
+        for run in (part.stage, part.head):
+            if run is not None and run not in manifest.files.keys() - {POLICY}:
+                raise ValueError(f"it has no checksum of {run!r:.200}, which would run")
 
 
 def read_runtime(folder: str | os.PathLike[str]) -> RuntimeConfig:
@@ -197,23 +240,45 @@ def read_runtime(folder: str | os.PathLike[str]) -> RuntimeConfig:
 def write_folder(made: Path, target: Path, manifest: Manifest, config: RuntimeConfig) -> Manifest:
     """Move the files in `made` to a folder, and write the manifest last.
 
-    A folder whose writing was interrupted lacks the manifest, or has one that does not fit.
+    Until then, an earlier manifest there does not fit the new files, so the folder is refused.
+    Writing it again repairs it.
     """
     target.mkdir(parents=True, exist_ok=True)
     before: set[str] = set()
-    if (target / MANIFEST).is_file():
+    with suppress(ValueError):  # there is none, it is damaged, or not signed
         before = set(read_manifest(target, check_files=False).files)
-    hashes = {}
-    for file in sorted(made.iterdir()):
-        hashes[file.name] = sha256(file)
-        with atomic_write(target / file.name) as temporary:
-            shutil.copyfile(file, temporary)
+    parts = sorted(file for file in made.iterdir() if file.name != POLICY)
+    hashes = {file.name: sha256(file) for file in parts}
+    for file in parts:
+        _replace(target / file.name, file)
+    # After the model, so that no other model is ever found with this policy, or with the old one.
+    if (made / POLICY).exists():
+        _replace(target / POLICY, made / POLICY)
+    else:
+        (target / POLICY).unlink(missing_ok=True)
     write_text(target / RUNTIME, json.dumps(config.model_dump(), indent=2) + "\n")
     complete = manifest.model_copy(update={"files": hashes})
-    _write_manifest(target, complete)
-    for name in before - set(hashes):  # of an earlier export
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **complete.model_dump()}
+    write_text(target / MANIFEST, json.dumps(content | proofs(content), indent=2) + "\n")
+    for name in before - {POLICY, *hashes}:  # of an earlier export
         (target / name).unlink(missing_ok=True)
     return complete
+
+
+def _replace(target: Path, source: Path) -> None:
+    with atomic_write(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def folder_policy(folder: Path) -> Policy:
+    """Return the policy in an exported folder; raise if it holds none."""
+    if not (folder / POLICY).is_file():
+        raise ValueError(
+            f"`policy` must be given, since {folder} holds no {POLICY}: collect a record with"
+            " `swiftsure collect`, calibrate, and pass the policy, or save it there with"
+            " `swiftsure export FOLDER POLICY`."
+        )
+    return Policy.load(folder / POLICY)
 
 
 def save_policy(folder: str | os.PathLike[str], policy: Policy) -> None:
@@ -226,18 +291,8 @@ def save_policy(folder: str | os.PathLike[str], policy: Policy) -> None:
     """
     from swiftsure.onnx.runtime import EarlyExit
 
-    place = Path(folder)
-    EarlyExit.load(place, policy)  # refuses policies of other models
-    policy.save(place / POLICY)
-    manifest = read_manifest(place, check_files=False)
-    files = {**manifest.files, POLICY: sha256(place / POLICY)}
-    _write_manifest(place, manifest.model_copy(update={"files": files}))
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **manifest.model_dump()}
-    whole = {**content, "checksum": json_checksum(content)}
-    write_text(folder / MANIFEST, json.dumps(whole, indent=2) + "\n")
+    EarlyExit.load(folder, policy)  # refuses policies of other models
+    policy.save(Path(folder) / POLICY)
 
 
 def sha256(file: Path) -> str:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.exits import exit_indices
 from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
-from swiftsure.onnx.folder import CHECK, POLICY
+from swiftsure.onnx.folder import CHECK, folder_policy
 from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
 from swiftsure.onnx.scoring import confidence, score_name, tempered
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
@@ -127,12 +126,7 @@ class EarlyExit:
         stages = Stages.load(folder, providers=providers, threads=threads)
         given = policy is not None
         if policy is None:
-            if POLICY not in stages.manifest.files:
-                raise ValueError(
-                    f"`policy` must be given, since {folder} holds none: collect a record with"
-                    " `swiftsure collect`, calibrate, and pass the policy."
-                )
-            policy = Policy.load(Path(folder) / POLICY)
+            policy = folder_policy(stages.folder)
         fast = cls(stages, policy, score=score, audit=audit, monitor=monitor)
         on_cpu = stages.providers == [SHORT_NAMES["cpu"]]
         if not on_cpu or (given and fast.bound_to_network):

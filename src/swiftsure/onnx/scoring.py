@@ -1,5 +1,6 @@
 """Confidences and temperatures on arrays: the same functions that make records from logits."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,11 +63,12 @@ def _bad_logits(logits: Array) -> NDArray[np.bool_]:
 
 
 def broken_rows(arrays: Sequence[Array], decided: Array | None) -> NDArray[np.bool_]:
-    """Return which samples have a NaN confidence, or an invalid output if it is one of logits."""
+    """Return which samples have a NaN confidence, or invalid logits or maps of logits."""
     n = len(arrays[0])
     broken = np.zeros(n, bool) if decided is None else np.isnan(decided)
     first = arrays[0]
-    if len(arrays) == 1 and first.ndim == 2 and first.dtype.kind == "f" and first.shape[1]:
+    of_logits = len(arrays) == 1 and first.ndim in (2, 4) and first.dtype.kind == "f"
+    if of_logits and math.prod(first.shape[1:]):
         broken = broken | _bad_logits(first)
     return broken
 

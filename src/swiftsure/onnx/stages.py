@@ -1,6 +1,7 @@
 """`Stages`: an exported model whose stages and heads run in ONNX Runtime on NumPy arrays."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
+from swiftsure._lib.files import shortened
 from swiftsure.onnx.folder import Manifest, Part, RuntimeConfig, read_manifest, read_runtime
 from swiftsure.onnx.trees import arrays_in, build, samples_of
 
@@ -24,6 +26,9 @@ SHORT_NAMES = {
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
+STATE = re.compile(r"state_[0-9]{1,4}")
+"""Names of the inputs of stages and heads."""
+
 OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 """Provider options that keep float32 products in float32."""
 
@@ -117,9 +122,15 @@ class Stages:
 
     def _session(self, name: str) -> Callable[[State], list[Array]]:
         chosen = [(each, OPTIONS.get(each, {})) for each in self.providers]
-        session = ort.InferenceSession(self.folder / name, self._options, providers=chosen)
+        try:
+            session = ort.InferenceSession(self.folder / name, self._options, providers=chosen)
+        except Exception as error:  # ONNX Runtime has classes of its own, of which it says nothing
+            raise ValueError(f"{self.folder / name} cannot be run ({shortened(error)}).") from None
         # Inputs are named "state_0", "state_1", and so on; unused ones are not in the graph.
-        inputs = [(each.name, int(each.name.rpartition("_")[2])) for each in session.get_inputs()]
+        names = [each.name for each in session.get_inputs()]
+        if not all(STATE.fullmatch(each) for each in names):
+            raise ValueError(f"{self.folder / name} is not a part that `export` wrote.")
+        inputs = [(each, int(each.rpartition("_")[2])) for each in names]
 
         def run(state: State) -> list[Array]:
             found: list[Array] = session.run(

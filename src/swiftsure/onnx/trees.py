@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Form", "arrays_in", "build", "describe", "samples_of"]
+__all__ = ["Form", "arrays_in", "build", "check_form", "describe", "samples_of"]
 
 Form = dict[str, Any]
 Array = NDArray[Any]
+
+MAX_DEPTH = 50
+"""How deeply batches and outputs may be nested in a file."""
+
+DTYPES = {np.dtype(code).name for code in "?bhilqBHILQefd"}
+"""Names of the dtypes of arrays."""
 
 
 def describe(tree: Any, what: str = "`batch`") -> Form:
@@ -40,6 +46,30 @@ def describe(tree: Any, what: str = "`batch`") -> Form:
         return {"value": tree}
     raise TypeError(
         f"{what} must hold arrays in tuples, lists and dicts, but holds a {type(tree).__name__}."
+    )
+
+
+def check_form(form: Any, depth: int = 0) -> Form:
+    """Return a form that was read from a file; raise if `describe` does not make such forms."""
+    if not isinstance(form, dict) or depth > MAX_DEPTH:
+        raise ValueError(f"a form must be a dict, nested at most {MAX_DEPTH} times")
+    match form:
+        case {"dtype": str(dtype), "shape": list(shape), **rest} if not rest:
+            whole = all(type(size) is int and 0 <= size < 2**31 for size in shape)
+            if dtype in DTYPES and whole and len(shape) < 32:
+                return form
+        case {"dict": dict(parts), **rest} if not rest:
+            for part in parts.values():
+                check_form(part, depth + 1)
+            return form
+        case {"tuple": list(parts), **rest} | {"list": list(parts), **rest} if not rest:
+            for part in parts:
+                check_form(part, depth + 1)
+            return form
+        case {"value": None | bool() | int() | float() | str(), **rest} if not rest:
+            return form
+    raise ValueError(
+        f"a form must be an array, a dict, a tuple, a list or a value, not {form!r:.80}"
     )
 
 

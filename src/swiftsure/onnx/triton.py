@@ -19,13 +19,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from swiftsure._lib.files import write_text
-from swiftsure.certify.policy import Policy
 from swiftsure.onnx.folder import (
     CHECK,
     MANIFEST,
     POLICY,
     RUNTIME,
     RuntimeConfig,
+    folder_policy,
     read_manifest,
 )
 from swiftsure.onnx.runtime import EarlyExit
@@ -62,8 +62,7 @@ def write_repository(
     """
     source, target = Path(folder), Path(repository)
     manifest = read_manifest(source)
-    if POLICY not in manifest.files:
-        raise ValueError(f"`folder` must hold a policy, but {folder} has none.")
+    folder_policy(source)  # refuses a folder without one
     for file in {part.stage for part in manifest.parts} | {part.head for part in manifest.parts}:
         if file is not None:
             _write_onnx(source / file, target / _model_name(name, file), max_batch_size)
@@ -123,7 +122,7 @@ class TritonStages(Stages):
 def load(repository: Path, name: str, call: Call) -> EarlyExit:
     """Return the runtime of a repository's model, whose stages `call` runs."""
     stages = TritonStages(repository, name, call)
-    return EarlyExit(stages, Policy.load(stages.folder / POLICY))
+    return EarlyExit(stages, folder_policy(stages.folder))
 
 
 def _declared(config: str, which: str) -> dict[str, bool]:

@@ -166,6 +166,8 @@ class Record:
         if first.sampling.weights is not None:
             weights = np.concatenate([part.sampling.weights for part in parts])
             changed["sampling"] = replace(first.sampling, weights=weights)
+        if "settings" not in cls.identity:
+            changed["settings"] = _joined_settings([part.settings for part in parts])
         whole: Self = replace(first, **changed)
         return whole
 
@@ -308,6 +310,24 @@ def differing(first: Any, other: Any) -> list[str]:
         for name, values in first.costs.items()
         if values.ndim == 1 and not np.array_equal(values, other.costs.get(name, []))
     ]
+
+
+def _joined_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return lists with the items of all records, and what is the same in all; no other settings.
+
+    What a list says of the samples of one record, such as the kinds of its requests, is then said
+    of those of all.
+    """
+    first, *others = settings
+    found: dict[str, Any] = {}
+    for name, value in first.items():
+        all_values = [value, *(each.get(name) for each in others)]
+        lists = [each for each in all_values if isinstance(each, list)]
+        if len(lists) == len(settings):
+            found[name] = list(dict.fromkeys(item for each in lists for item in each))
+        elif all(each == value for each in all_values):
+            found[name] = value
+    return found
 
 
 def _joins(mine: float | Array, others: float | Array) -> bool:

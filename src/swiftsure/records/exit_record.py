@@ -87,6 +87,8 @@ class ExitRecord(Record):
     has_ids : bool, optional
         Whether `ids` identify samples. By default they do if they are given; the numbers that the
         samples of a record without ids get do not.
+    settings : mapping
+        What else belongs to the policy, such as a cascade's kinds of requests.
 
     Raises
     ------
@@ -127,6 +129,7 @@ class ExitRecord(Record):
     predictions: Array | None = None
     sampling: Sampling = field(default_factory=Sampling)
     has_ids: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""

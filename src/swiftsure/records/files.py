@@ -18,9 +18,17 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from swiftsure._lib import checks
-from swiftsure._lib.files import atomic_write, max_unpacked, npz, shortened, validation_message
+from swiftsure._lib.files import (
+    TooLargeError,
+    atomic_write,
+    max_unpacked,
+    npz,
+    shortened,
+    validation_message,
+)
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
+from swiftsure.records.footer import column_sizes
 from swiftsure.records.sampling import Sampling
 
 __all__ = [
@@ -53,6 +61,9 @@ KEY, CHECKSUM = b"swiftsure", b"swiftsure-checksum"
 
 TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
 """Attributes of a record that map names to tables, and the prefixes of their columns."""
+
+TEXTS = ["id", "group", "slice"]
+"""Columns that may hold texts."""
 
 FULL = "full cost/"
 """Prefix of the columns of the full model's costs."""
@@ -104,13 +115,14 @@ def packed(record: Any) -> pa.Table:
         "order": {"seed": record.order.seed, "drawn": record.order.drawn},
         "sampling": record.sampling.facts(),
         "columns": {name: _digest(_values(column)) for name, column in columns.items()},
+        "settings": dict(record.settings),
     }
     if header["kind"] == "exits":
         header |= {"temperatures": record.temperatures, "dtype": record.dtype}
         header |= {"full_costs": {k: v for k, v in full_costs.items() if np.ndim(v) == 0}}
     else:
         never = [None if np.isinf(t) else t for t in record.thresholds.tolist()]
-        header |= {"thresholds": never, "dial": record.dial, "settings": dict(record.settings)}
+        header |= {"thresholds": never, "dial": record.dial}
         if record.dials:
             header |= {"version": DIALS_VERSION, "dials": record.dials}
     header |= _origin(record)
@@ -147,9 +159,16 @@ def write(table: pa.Table, path: str | os.PathLike[str], *, durable: bool = True
         )
 
 
-def checksum(schema: pa.Schema) -> str:
-    """Return the checksum of a record's header, which holds digests of all columns."""
-    return str((schema.metadata or {}).get(CHECKSUM, b""), "ascii", "replace")
+def checksum(record: pa.Table | str | os.PathLike[str]) -> str:
+    """Return the checksum of a record's header, which holds digests of all columns.
+
+    Parameters
+    ----------
+    record : table or path
+        What `packed` returns, or a Parquet file.
+    """
+    metadata = record.schema.metadata if isinstance(record, pa.Table) else _metadata(record)
+    return str((metadata or {}).get(CHECKSUM, b""), "ascii", "replace")
 
 
 def kind(path: str | os.PathLike[str]) -> str:
@@ -299,7 +318,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> di
         del arguments["confidences"]
         own: tuple[str, ...] = ("thresholds", "dial", "settings", "dials")
     else:
-        own = ("temperatures", "dtype")
+        own = ("temperatures", "dtype", "settings")
         arguments["predictions"] = data.get("prediction")
         alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
         arguments["full_costs"] = header.full_costs | alone
@@ -308,8 +327,9 @@ def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> di
 
 def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") -> dict[str, Array]:
     """Return columns by name, after comparing each with its digest in the header."""
-    with _opened(path) as file:
+    with _opened(path, names) as file:
         table = file.read(columns=names)
+        _check_texts(path, table)
         found = {name: _values(table[name]) for name in names}
     for name, values in found.items():
         _compare(path, name, _digest(values), header)
@@ -320,13 +340,14 @@ def _row_groups(
     path: str | os.PathLike[str], names: list[str], header: "_Header"
 ) -> Iterator[dict[str, Array]]:
     """Yield columns by name, a row group at a time; compare them with their digests at the end."""
-    with _opened(path) as file:
+    with _opened(path, names) as file:
         groups, n = range(file.metadata.num_row_groups), file.metadata.num_rows
         widths = {name: _width(file, name) for name in names if "/" not in name}
     digests: dict[str, Any] = {}
     for group in groups:
-        with _opened(path) as file:
+        with _opened(path, names, checked=True) as file:
             table = file.read_row_group(group, columns=names)
+            _check_texts(path, table)
             found = {name: _values(table[name]) for name in names}
         del table
         for name, values in found.items():
@@ -341,25 +362,76 @@ def _row_groups(
 
 def _width(file: pq.ParquetFile, name: str) -> int:
     """Return the length of the longest text in a column; 0 if it holds numbers."""
-    index = file.schema_arrow.get_field_index(name)
-    if not pa.types.is_string(file.schema_arrow.types[index]):
+    if not _is_text(file.schema_arrow.field(name).type):
         return 0
     parts = (file.read_row_group(group, columns=[name]) for group in range(file.num_row_groups))
-    return max(pc.max(pc.utf8_length(part[name])).as_py() or 1 for part in parts)
+    return max(_longest(part[name]) for part in parts)
+
+
+def _longest(texts: pa.ChunkedArray) -> int:
+    """Return the number of characters of the longest text in a column; at least 1."""
+    found = (pc.max(pc.utf8_length(chunk.dictionary)).as_py() or 1 for chunk in texts.chunks)
+    return max(found, default=1)
+
+
+def _check_texts(path: str | os.PathLike[str], table: pa.Table) -> None:
+    """Raise if texts, all as long as the longest, would need far more memory than the file.
+
+    NumPy stores them so, with four bytes per character.
+    """
+    wide = [column for column in table.columns if pa.types.is_dictionary(column.type)]
+    max_unpacked(path, sum(4 * len(each) * _longest(each) for each in wide))
+
+
+def _unpacked(path: str | os.PathLike[str], file: pq.ParquetFile) -> int:
+    """Return how many bytes the columns of a file take in memory.
+
+    The sizes in its metadata do not say: encoded, millions of equal rows take a few bytes. Texts
+    are read as dictionaries, so that each counts once, and a row as an index of four bytes.
+    """
+    metadata, sizes, total = file.metadata, column_sizes(path), 0
+    groups = [metadata.row_group(each) for each in range(metadata.num_row_groups)]
+    rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
+    fields = list(file.schema_arrow)
+    if any(len(fields) != len(group) for group in sizes):  # one that holds several
+        raise ValueError("its columns are not those of a record")
+    for number, field in enumerate(fields):
+        is_list = pa.types.is_fixed_size_list(field.type)
+        kind, per_row = (
+            (field.type.value_type, field.type.list_size) if is_list else (field.type, 1)
+        )
+        n_values = sum(group[number][0] for group in sizes)
+        if _is_text(kind) and not is_list:
+            total += 4 * rows + sum(group[number][1] for group in sizes)
+        elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            total += max(per_row * rows, n_values) * kind.bit_width // 8
+        else:
+            raise ValueError(f"its column {field.name!r:.200} is of type {field.type}")
+    return total
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a column holds texts, which are read as dictionaries."""
+    dictionary = pa.types.is_dictionary(kind)
+    return bool(pa.types.is_string(kind.value_type if dictionary else kind))
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; errors say that it is damaged."""
+def _opened(
+    path: str | os.PathLike[str], names: list[str], checked: bool = False
+) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file, whose size may be checked already; errors say that it is damaged."""
+    texts = [name for name in TEXTS if name in names]
     try:
         with (
             Path(path).open("rb") as opened,  # pyarrow refuses names that are not UTF-8
-            pq.ParquetFile(opened, page_checksum_verification=True) as file,
+            pq.ParquetFile(opened, page_checksum_verification=True, read_dictionary=texts) as file,
         ):
-            metadata = file.metadata
-            groups = range(metadata.num_row_groups)
-            max_unpacked(path, sum(metadata.row_group(each).total_byte_size for each in groups))
+            if not checked:
+                max_unpacked(path, _unpacked(path, file))
             yield file
+    except TooLargeError:
+        raise
     except (pa.ArrowException, OSError, MemoryError, LookupError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or cut short ({shortened(error)}).") from None
 
@@ -483,16 +555,7 @@ class _Header(_Strict):
 
 
 def _header(path: str | os.PathLike[str]) -> _Header:
-    if not Path(path).is_file():
-        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
-    try:
-        with Path(path).open("rb") as opened:
-            metadata = pq.read_schema(opened).metadata or {}
-    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
-            " `record.save` wrote, or an npz of plain arrays."
-        ) from None
+    metadata = _metadata(path)
     text = metadata.get(KEY)
     if text is None:
         raise ValueError(
@@ -521,6 +584,20 @@ def is_csv(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == ".csv"
 
 
+def _metadata(path: str | os.PathLike[str]) -> dict[bytes, bytes]:
+    """Return the metadata of a Parquet file."""
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be an existing file, but {path} is not one.")
+    try:
+        with Path(path).open("rb") as opened:
+            return dict(pq.read_schema(opened).metadata or {})
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
+            " `record.save` wrote, or an npz of plain arrays."
+        ) from None
+
+
 def _is_npz(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix == ".npz" or (Path(path).is_file() and zipfile.is_zipfile(path))
 
@@ -533,12 +610,27 @@ def _lists(values: Array) -> pa.Array:
 
 def _values(column: pa.Array | pa.ChunkedArray) -> Array:
     """Return a column as an array; a column of lists as a matrix."""
+    if column.null_count:
+        raise ValueError("a column has empty rows")
+    if isinstance(column, pa.ChunkedArray) and pa.types.is_dictionary(column.type):
+        return _texts(column)
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_fixed_size_list(whole.type):
         flat: Array = whole.flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(-1, whole.type.list_size)
     values: Array = whole.to_numpy(zero_copy_only=False)
     return values.astype(str) if values.dtype == object else values
+
+
+def _texts(column: pa.ChunkedArray) -> Array:
+    """Return a column of texts, which was read as dictionaries, as an array."""
+    parts = []
+    for chunk in column.chunks:
+        names, rows = np.asarray(chunk.dictionary.to_pylist(), str), chunk.indices.to_numpy()
+        parts.append(names[rows])
+    found = np.concatenate(parts) if parts else np.empty(0, str)
+    longest = max(1, int(np.char.str_len(found).max(initial=1)))
+    return found.astype(f"<U{longest}", copy=False)  # a dictionary may hold unused texts
 
 
 def _digest(values: Array) -> str:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swiftsure._lib.files import (
@@ -123,7 +122,7 @@ class Shards(Generic[Record]):
             self.notes |= notes
             return
         file, table = self._file(number), files.packed(record)
-        self._checksums[file.name] = files.checksum(table.schema)
+        self._checksums[file.name] = files.checksum(table)
         self.note(**notes)
         files.write(table, file, durable=self._durable)
         self.saved.add(number)
@@ -180,7 +179,7 @@ class Shards(Generic[Record]):
             path = self._file(number)
             try:
                 record = self._kind.load(path)
-                if files.checksum(pq.read_schema(path)) != found.shards.get(path.name):
+                if files.checksum(path) != found.shards.get(path.name):
                     raise ValueError(f"{path} is not the shard that {MANIFEST} names")
             except ValueError as error:
                 warnings.warn(f"This shard is made again: {error}", UserWarning, stacklevel=4)
@@ -197,7 +196,7 @@ def check_shards(folder: Path, paths: list[Path]) -> None:
     for name in sorted(set(named) - {path.name for path in paths}):
         raise ValueError(f"{folder / name} is missing, which {MANIFEST} names: resume the run.")
     for path in paths:
-        if path.name not in named or files.checksum(pq.read_schema(path)) != named[path.name]:
+        if path.name not in named or files.checksum(path) != named[path.name]:
             raise ValueError(f"{path} is not a shard that {folder / MANIFEST} names.")
 
 

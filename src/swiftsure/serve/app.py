@@ -1,7 +1,6 @@
 """The web application: /predict, /health, /policy, /metrics, and a live page at /."""
 
 import asyncio
-import hmac
 import json
 import logging
 import tempfile
@@ -10,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,13 +19,23 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure._lib import checks
+from swiftsure._lib.files import LockedError
 from swiftsure.certify.policy import Policy
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.serve.batching import Batcher, BusyError, Outcome, Served
-from swiftsure.serve.bodies import ARROW, JSON, NPY, Parsed, parse_body
-from swiftsure.serve.engine import Engine, InvalidRequestError
+from swiftsure.serve.bodies import ARROW, JSON, NPY, check_count, parse_body
+from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError
 from swiftsure.serve.guarding import Guard
+from swiftsure.serve.http import (
+    Access,
+    RefusedError,
+    check_json,
+    content_type,
+    off_loop,
+    read_body,
+    read_json,
+)
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.watching import Watcher
@@ -67,10 +76,12 @@ class Limits:
             raise ValueError(f"`max_wait_ms` must be in [0, 60000], but got {self.max_wait_ms:g}.")
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+class _Asked(NamedTuple):
+    """A request for predictions: its id, and its samples, checked; errors where they are wrong."""
+
+    name: str
+    samples: "list[Any | InvalidRequestError]"
+    several: bool
 
 
 def create_app(
@@ -147,14 +158,14 @@ class _Service:
         audit_rate: float,
         token: str | None,
     ) -> None:
-        if audit_rate and guard.watcher is None:
+        if audit_rate and (guard.watcher is None or guard.watcher.monitor is None):
             raise ValueError("`audit_rate` needs a guard that watches.")
         self.engines, self.engine = engines, engines[0]
         self.limits, self.guard = limits, guard
         self.audit_rate, self.token = audit_rate, token
         guard.check_with(self.engine)
         self.live = LiveStatus(self.engine, guard)
-        self._authorisation = None if token is None else f"Bearer {token}".encode()
+        self._access = Access(token)
 
     @property
     def watcher(self) -> Watcher | None:
@@ -180,10 +191,11 @@ class _Service:
             mode=self.guard.mode,
             deliver=deliver,
         )
-        self.live.batcher = self.batcher
+        self.live.batcher, self.guard.pending = self.batcher, self.batcher.pending
         self.metrics = Metrics(self.batcher, self.guard, self.live.costs)
         try:
-            yield
+            async with self.guard.logging_stalls():
+                yield
         finally:
             await run_in_threadpool(self.batcher.close)
             await run_in_threadpool(self.guard.close)
@@ -212,22 +224,21 @@ class _Service:
         began, own = time.perf_counter(), {}
         try:
             headers = dict(scope["headers"])
-            self._authorise(headers.get(b"authorization", b""))
-            parsed = await self._parsed(headers, receive)
-            name = _request_id(parsed.id, headers)
-            own = {"id": name}
-            samples = parsed.samples
-            if samples is None:
-                samples = self.engine.inputs.samples(parsed.inputs)
-            if samples is None:
-                (found,) = await self._answers([(name, self.engine.inputs.sample(parsed.inputs))])
+            self._access.check(headers)
+            asked = await self._asked(headers, receive)
+            own = {"id": asked.name}
+            if asked.several:
+                status, content = await self._several(asked, began)
+            else:
+                (sample,) = asked.samples
+                if isinstance(sample, InvalidRequestError):
+                    raise sample
+                (found,) = await self._answers([(asked.name, sample)])
                 if isinstance(found, Exception):
                     raise found
                 status, content = 200, {**own, **self._content(found)}
                 self._note(found, began)
-            else:
-                status, content = await self._several(name, samples, began)
-        except _RefusedError as error:
+        except RefusedError as error:
             status, content = error.status, {**own, "error": str(error)}
         except InvalidRequestError as error:
             status, content = 422, {**own, "error": str(error)}
@@ -247,23 +258,13 @@ class _Service:
         await send({"type": "http.response.start", "status": status, "headers": reply})
         await send({"type": "http.response.body", "body": body})
 
-    async def _several(
-        self, name: str, samples: list[Any], began: float
-    ) -> tuple[int, dict[str, Any]]:
+    async def _several(self, asked: _Asked, began: float) -> tuple[int, dict[str, Any]]:
         """Answer several samples; one that is wrong fails alone."""
-        if len(samples) > self.limits.max_queue:  # waiting would not help
-            raise _RefusedError(
-                413, f"A request must have at most {self.limits.max_queue:,} samples."
-            )
-        found: list[Served | Exception | None] = [None] * len(samples)
-        good = []
-        for k, inputs in enumerate(samples):
-            try:
-                good.append((k, self.engine.inputs.sample(inputs)))
-            except InvalidRequestError as error:
-                found[k] = error
-        answers = await self._answers([(f"{name}.{k}", sample) for k, sample in good])
-        for (k, _), answer in zip(good, answers, strict=True):
+        name = asked.name
+        found: list[Served | Exception] = list(asked.samples)
+        good = [k for k, sample in enumerate(found) if not isinstance(sample, InvalidRequestError)]
+        answers = await self._answers([(f"{name}.{k}", asked.samples[k]) for k in good])
+        for k, answer in zip(good, answers, strict=True):
             found[k] = answer
         content = []
         for k, each in enumerate(found):
@@ -320,44 +321,23 @@ class _Service:
         self.live.answered(exit_, full=full)
         self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
 
-    async def _parsed(self, headers: dict[bytes, bytes], receive: Receive) -> Parsed:
-        """Return the content of a request's body."""
-        kind = (
-            headers.get(b"content-type", b"application/json")
-            .split(b";")[0]
-            .strip()
-            .decode("latin-1")
-        )
+    async def _asked(self, headers: dict[bytes, bytes], receive: Receive) -> _Asked:
+        """Return what a request asks for."""
+        kind = content_type(headers)
         if kind not in (JSON, ARROW, *NPY):
-            raise _RefusedError(415, f"The body must be {JSON}, {NPY[0]} or {ARROW}.")
-        body = await self._body(headers, receive)
-        return parse_body(kind, body)
+            raise RefusedError(415, f"The body must be {JSON}, {NPY[0]} or {ARROW}.")
+        body = await read_body(headers, receive, self.limits.max_body, self.limits.timeout)
+        return await off_loop(body, lambda: self._read(kind, body, headers))
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limit = self.limits.max_body
-        parts, size = [], 0
-        try:
-            if int(headers.get(b"content-length", b"0")) > limit:
-                raise _RefusedError(413, f"The body must have at most {limit:,} bytes.")
-            async with asyncio.timeout(self.limits.timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _RefusedError(400, "The body was cut short.")
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit:
-                        raise _RefusedError(413, f"The body must have at most {limit:,} bytes.")
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
-        except TimeoutError:
-            text = f"The body did not arrive within {self.limits.timeout:g} s."
-            raise _RefusedError(408, text) from None
-
-    def _authorise(self, given: bytes) -> None:
-        if self._authorisation is not None and not hmac.compare_digest(given, self._authorisation):
-            raise _RefusedError(401, "The header `Authorization: Bearer TOKEN` must be given.")
+    def _read(self, kind: str, body: bytes, headers: dict[bytes, bytes]) -> _Asked:
+        most, inputs = self.limits.max_queue, self.engine.inputs
+        parsed = parse_body(kind, body, most)
+        name = _request_id(parsed.id, headers)
+        samples = inputs.samples(parsed.inputs) if parsed.samples is None else parsed.samples
+        if samples is None:
+            return _Asked(name, [_checked(inputs, parsed.inputs)], False)
+        check_count(len(samples), most)
+        return _Asked(name, [_checked(inputs, each) for each in samples], True)
 
     async def labels(self, request: Request) -> Response:
         """Take labels of audited requests, or say which are needed."""
@@ -365,28 +345,23 @@ class _Service:
 
     async def _labels(self, request: Request) -> Response:
         watcher = self.watcher
-        if watcher is None:
-            raise _RefusedError(409, "Nothing is audited, so no label is needed.")
+        if watcher is None or watcher.monitor is None:
+            raise RefusedError(409, "Nothing is audited, so no label is needed.")
         if request.method == "GET":
             return JSONResponse({"needed": await run_in_threadpool(watcher.unlabelled)})
-        content = await self._json(request)
-        labels = content.get("labels")
-        if content.keys() != {"labels"} or not isinstance(labels, dict) or not labels:
-            raise _RefusedError(422, 'The body must be {"labels": {"request id": class, ...}}.')
+        body = await self._body(request)
+        content = await off_loop(body, lambda: read_json(body))
+        labels = content.get("labels") if isinstance(content, dict) else None
+        if not isinstance(labels, dict) or not labels or len(content) > 1:
+            raise RefusedError(422, 'The body must be {"labels": {"request id": class, ...}}.')
         try:
             return JSONResponse({"results": await run_in_threadpool(watcher.label, labels)})
         except ValueError as error:
-            raise _RefusedError(422, str(error)) from None
+            raise RefusedError(422, str(error)) from None
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        body = await self._body(dict(request.scope["headers"]), request.receive)
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
-            raise _RefusedError(422, "The body must be JSON in UTF-8.") from None
-        if not isinstance(content, dict):
-            raise _RefusedError(422, "The body must be a JSON object.")
-        return content
+    async def _body(self, request: Request) -> bytes:
+        limits = self.limits
+        return await read_body(_headers(request), request.receive, limits.max_body, limits.timeout)
 
     async def resume(self, request: Request) -> Response:
         """Put an alarm aside and go back to the policy in force."""
@@ -394,8 +369,11 @@ class _Service:
 
     async def _resume(self, _request: Request) -> Response:
         if self.token is None:
-            raise _RefusedError(403, "The server must have a token to be told to resume.")
-        found = await run_in_threadpool(self.guard.resume)
+            raise RefusedError(403, "The server must have a token to be told to resume.")
+        try:
+            found = await run_in_threadpool(self.guard.resume)
+        except (LockedError, OSError) as error:
+            raise RefusedError(409, f"The alarm stays: {error}") from None
         self.batcher.mode = self.guard.mode
         return JSONResponse({"resumed": found, **self.live.health()})
 
@@ -437,12 +415,13 @@ class _Service:
         guard = self.guard
         if request.method == "POST":
             if self.token is None:
-                raise _RefusedError(403, "The server must have a token to install policies.")
-            body = await self._body(dict(request.scope["headers"]), request.receive)
+                raise RefusedError(403, "The server must have a token to install policies.")
+            body = await self._body(request)
             try:
                 await run_in_threadpool(lambda: guard.install(_policy_in(body)))
             except ValueError as error:
-                raise _RefusedError(422, str(error)) from None
+                log.warning("a policy was refused: %s", error)
+                raise RefusedError(422, str(error)) from None
             self.batcher.mode = guard.mode
         content = guard.policy.model_dump(mode="json")
         return JSONResponse(
@@ -467,10 +446,21 @@ class _Service:
         self, request: Request, respond: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         try:
-            self._authorise(request.headers.get("authorization", "").encode("latin-1"))
+            changes = request.method == "POST"
+            self._access.check(_headers(request), changes=changes)
+            if changes:
+                check_json(_headers(request))
             return await respond(request)
-        except _RefusedError as error:
+        except RefusedError as error:
             return JSONResponse({"error": str(error)}, error.status)
+
+
+def _checked(inputs: Inputs, given: Any) -> Any:
+    """Return a sample, or the error of one that is wrong."""
+    try:
+        return inputs.sample(given)
+    except InvalidRequestError as error:
+        return error
 
 
 def _request_id(given: object, headers: dict[bytes, bytes]) -> str:
@@ -484,6 +474,10 @@ def _request_id(given: object, headers: dict[bytes, bytes]) -> str:
         return check_request_id("id", given)
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(str(error)) from None
+
+
+def _headers(request: Request) -> dict[bytes, bytes]:
+    return dict(request.scope["headers"])
 
 
 def _policy_in(body: bytes) -> Policy:

@@ -14,7 +14,7 @@ from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.serve.engine import Answer, Engine
 
-__all__ = ["Audited", "Batcher", "BusyError", "Mode", "Served", "WorkerDiedError"]
+__all__ = ["Audited", "Batcher", "BusyError", "Mode", "Pending", "Served", "WorkerDiedError"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -61,6 +61,41 @@ class Audited:
     answer: Answer | None
     """None if the request could not be answered."""
     mode: Mode
+
+
+class Pending:
+    """Since when audits wait, in any thread.
+
+    Examples
+    --------
+    >>> pending = Pending()
+    >>> pending.begin("audit")
+    >>> 0 <= pending.age() < 60
+    True
+    >>> pending.end("audit")
+    >>> pending.age()
+    0.0
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[object, float] = {}  # oldest first
+
+    def begin(self, audit: object) -> None:
+        """Add an audit that waits from now on."""
+        with self._lock:
+            self._since[audit] = time.monotonic()
+
+    def end(self, audit: object) -> None:
+        """Remove an audit that is over."""
+        with self._lock:
+            self._since.pop(audit, None)
+
+    def age(self) -> float:
+        """Return for how many seconds the oldest audit has waited; 0 if none waits."""
+        with self._lock:
+            oldest = next(iter(self._since.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +149,8 @@ class Batcher:
         How later batches are answered. Nothing is audited while the full model answers.
     dropped : int
         How many audits were dropped.
+    pending : Pending
+        Audits that were accepted and are not over.
 
     Notes
     -----
@@ -145,6 +182,7 @@ class Batcher:
         self.max_audits = checks.count("max_audits", max_audits)
         self.mode = Mode(self.engines[0].policy) if mode is None else mode
         self.dropped = 0
+        self.pending = Pending()
         self._on_audit, self._on_idle = on_audit, on_idle
         self._deliver = _set_futures if deliver is None else deliver
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
@@ -196,6 +234,7 @@ class Batcher:
                 if not self.mode.full and self._random.random() < self.audit_rate:
                     if self._chosen - self._audited < self.max_audits:
                         audit, self._chosen = self._chosen, self._chosen + 1
+                        self.pending.begin(audit)
                     else:
                         self.dropped += 1
                 self._requests.append(_Request(request, sample, audit, now, done))
@@ -313,11 +352,13 @@ class Batcher:
         with self._changed:
             if not self._audit_is_ready():
                 return
-            audited = self._audits.pop(self._audited)
+            number = self._audited
+            audited = self._audits.pop(number)
             self._audited += 1
             self._auditing = True
         if audited is not None and self._on_audit is not None:
             self._call(self._on_audit, audited, engine)
+        self.pending.end(number)
         with self._changed:
             self._auditing = False
             self._changed.notify()

@@ -1,10 +1,10 @@
 """Bodies of requests: JSON, .npy and Arrow IPC, checked before anything is allocated for them."""
 
 import io
-import json
 import math
 import struct
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +13,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from swiftsure.serve.engine import InvalidRequestError
+from swiftsure.serve.http import JSON, MOST_LISTS, RefusedError, read_json
 
-__all__ = ["ARROW", "JSON", "NPY", "Parsed", "parse_body"]
+__all__ = ["ARROW", "JSON", "NPY", "Parsed", "check_count", "parse_body"]
 
-
-JSON = "application/json"
 NPY = ("application/x-npy", "application/octet-stream")
 ARROW = "application/vnd.apache.arrow.stream"
 SHORT = 512
@@ -44,20 +43,23 @@ class Parsed(NamedTuple):
     id: object
 
 
-def parse_body(kind: str, body: bytes) -> Parsed:
-    """Return the content of a body of one of the kinds above."""
+def parse_body(kind: str, body: bytes, most: int) -> Parsed:
+    """Return the content of a body of one of the kinds above, with at most so many samples."""
     if kind == JSON:
         return _json_body(body)
     if kind == ARROW:
-        return Parsed(None, _arrow_body(body), None)
+        return Parsed(None, _arrow_body(body, most), None)
     return Parsed(_npy_body(body), None, None)
 
 
+def check_count(samples: int, most: int) -> None:
+    """Refuse a request with more samples than may wait: sending it again would not help."""
+    if samples > most:
+        raise RefusedError(413, f"A request must have at most {most:,} samples.")
+
+
 def _json_body(body: bytes) -> Parsed:
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidRequestError("The body must be JSON in UTF-8.") from None
+    content = read_json(body)
     if not isinstance(content, dict) or ("inputs" in content) == ("samples" in content):
         raise InvalidRequestError(
             'The body must be an object such as {"inputs": [0.1, 0.2]}, or {"samples": [...]} for'
@@ -82,16 +84,18 @@ def _npy_body(body: bytes) -> NDArray[Any]:
         short = body[6:8] == b"\x01\x00" and start <= SHORT
         shape, fortran, dtype, start = _short_header(body[:start]) if short else _npy_header(body)
         size = math.prod(shape) * dtype.itemsize
-        plain = dtype.kind in "biuf" and min(shape, default=1) >= 0
+        plain = dtype.kind in "biuf" and min(shape, default=1) >= 1
     except Exception:  # NumPy's parser of headers raises many kinds of errors
         raise InvalidRequestError("The body must be an array in NumPy's .npy format.") from None
     data = body[start:]
     if not plain or len(data) != size:
-        raise InvalidRequestError("The body must be a .npy array of numbers, and nothing else.")
+        raise InvalidRequestError(
+            "The body must be a .npy array of numbers, no axis of it empty, and nothing else."
+        )
     array = np.frombuffer(data, dtype)
     try:
         return array.reshape(shape, order="F" if fortran else "C")
-    except (TypeError, ValueError):  # too many dimensions, or no room for one beside a 0
+    except (TypeError, ValueError):  # too many dimensions
         raise InvalidRequestError("The body must be a .npy array of a shape that exists.") from None
 
 
@@ -109,40 +113,40 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]
     return (*read(file), file.tell())
 
 
-def _arrow_body(body: bytes) -> list[Any]:
+def _arrow_body(body: bytes, most: int) -> list[Any]:
     """Return the rows of an Arrow IPC stream: its only column `inputs`, or dicts of its columns.
 
-    A row of a tensor column is an array of its shape, one of a list column a nested list. Bodies
-    are not compressed, so that nothing is allocated which is larger than the body.
+    A row of a tensor or list column is an array. All that is made before the rows were counted and
+    validated are views of the body.
     """
     try:
-        if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))):
-            raise InvalidRequestError("The Arrow body must not be compressed.")
+        count = sum(map(_checked_message, pa.ipc.MessageReader.open_stream(pa.py_buffer(body))))
+        check_count(count, most)  # each batch has at least one row
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(pa.py_buffer(body), options=options) as reader:
-            if len(reader.schema.names) > MOST_NAMES:
-                raise InvalidRequestError(f"A table must have at most {MOST_NAMES} columns.")
-            batches = list(reader)
+            _check_schema(reader.schema)
+            batches = [_checked_batch(batch) for batch in reader]
         if sum(batch.nbytes for batch in batches) > 2 * len(body):  # columns that share bytes
             raise InvalidRequestError("The Arrow body must not refer to bytes twice.")
-        for batch in batches:
-            batch.validate(full=True)
-        table = pa.Table.from_batches(batches) if batches else None
-        columns = {} if table is None else _arrow_columns(table)
-    except InvalidRequestError:
+        rows = sum(batch.num_rows for batch in batches)
+        check_count(rows, most)
+        table = pa.Table.from_batches(batches).combine_chunks()
+        columns = {name: _arrow_rows(table.column(name).chunk(0)) for name in table.column_names}
+    except (InvalidRequestError, RefusedError):
         raise
     except Exception:  # damaged bodies raise many kinds of errors
         raise InvalidRequestError("The body must be a table as an Arrow IPC stream.") from None
-    rows = len(next(iter(columns.values()), []))
-    if not rows:
-        raise InvalidRequestError("The Arrow table must have at least one row.")
     if [*columns] == ["inputs"]:
-        return columns["inputs"]
+        return list(columns["inputs"])
     return [{name: values[k] for name, values in columns.items()} for k in range(rows)]
 
 
-def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Return whether a message declares compression: field 3 of a record batch's flatbuffer."""
+def _checked_message(message: pa.ipc.Message) -> bool:
+    """Return whether a message is a batch, and refuse those that Arrow would not read as they are.
+
+    Arrow decompresses buffers, swaps their bytes and looks dictionaries up before it validates
+    anything. So the message's flatbuffer is read here: https://arrow.apache.org/docs/format.
+    """
     data = bytes(message.metadata)
 
     def field(table: int, number: int) -> int | None:
@@ -158,26 +162,64 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
         return target
 
     header = field(follow(0), 2)
-    if message.type == "schema" or header is None:
+    if header is None or message.type not in ("schema", "record batch"):
+        raise InvalidRequestError("The Arrow body must hold a schema and its batches alone.")
+    if message.type == "schema":
+        order = field(follow(header), 0)
+        if order is not None and struct.unpack_from("<h", data, order)[0]:
+            raise InvalidRequestError("The Arrow body must be little-endian.")
         return False
-    batch = follow(header)
-    if message.type == "dictionary":
-        inner = field(batch, 1)
-        return inner is not None and field(follow(inner), 3) is not None
-    return field(batch, 3) is not None
+    if field(follow(header), 3) is not None:
+        raise InvalidRequestError("The Arrow body must not be compressed.")
+    return True
 
 
-def _arrow_columns(table: pa.Table) -> dict[str, list[Any]]:
-    if len(set(table.column_names)) < len(table.column_names):
+def _check_schema(schema: pa.Schema) -> None:
+    if len(schema.names) > MOST_NAMES:
+        raise InvalidRequestError(f"A table must have at most {MOST_NAMES} columns.")
+    if len(set(schema.names)) < len(schema.names):
         raise InvalidRequestError("The columns of a table must have different names.")
-    return {name: _arrow_rows(table.column(name)) for name in table.column_names}
+    for column in schema:
+        kind = column.type
+        if isinstance(kind, pa.FixedShapeTensorType):
+            kind = kind.storage_type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_fixed(kind):
+            kind = kind.value_type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise InvalidRequestError(
+                f"An Arrow column must hold integers or floats, or lists or tensors of them, but"
+                f" {column.name!r:.60} is of type {column.type!s:.60}."
+            )
 
 
-def _arrow_rows(column: pa.ChunkedArray) -> list[Any]:
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        arrays = [chunk.to_numpy_ndarray() for chunk in column.chunks if len(chunk)]
-        if column.null_count:
-            raise InvalidRequestError("An Arrow column must have no nulls.")
-        return [row for array in arrays for row in array]
-    rows: list[Any] = column.to_pylist()
-    return rows
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and kind.list_size > 0)
+
+
+def _checked_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose buffers are as long as its rows and offsets say."""
+    batch.validate(full=True)
+    if batch.num_rows == 0:
+        raise InvalidRequestError("An Arrow table and its batches must have at least one row.")
+    return batch
+
+
+def _arrow_rows(column: pa.Array) -> Any:
+    """Return an array of all rows; a list of arrays where lists differ in length."""
+    if column.null_count:
+        raise InvalidRequestError("An Arrow column must have no nulls.")
+    if isinstance(column, pa.FixedShapeTensorArray):
+        return column.to_numpy_ndarray()
+    if not pa.types.is_nested(column.type):
+        return column.to_numpy()
+    values = _arrow_rows(column.flatten())
+    if pa.types.is_fixed_size_list(column.type):
+        ends = np.arange(len(column) + 1) * column.type.list_size
+    else:
+        ends = np.asarray(column.offsets) - column.offsets[0].as_py()
+    length = ends[1] if len(ends) > 1 else 0
+    if isinstance(values, np.ndarray) and np.array_equal(np.diff(ends), [length] * len(column)):
+        return values.reshape(len(column), length, *values.shape[1:])
+    if len(column) > MOST_LISTS:
+        raise RefusedError(413, f"At most {MOST_LISTS:,} Arrow lists may differ in length.")
+    return [values[start:end] for start, end in pairwise(ends)]

@@ -1,8 +1,31 @@
 """`CostCount`: what the answers of a server cost, against the full model alone."""
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from swiftsure.serve.engine import Engine, ExitCosts
 
-__all__ = ["CostCount"]
+__all__ = ["CostCount", "Costs"]
+
+
+class Costs(Protocol):
+    """What the metrics and the live page show of costs, by unit."""
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """On answers."""
+
+    @property
+    def audits(self) -> Mapping[str, float]:
+        """On audits; 0 where they run in idle moments, which is not counted."""
+
+    @property
+    def saved(self) -> Mapping[str, float]:
+        """Against the full model alone, after the audits that are counted."""
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """What was saved as a share of the full model's cost."""
 
 
 class CostCount:
@@ -12,6 +35,7 @@ class CostCount:
         self._costs: dict[str, ExitCosts] = dict(getattr(engine, "costs", {}))
         self.spent = dict.fromkeys(self._costs, 0.0)
         self.saved = dict.fromkeys(self._costs, 0.0)
+        self.audits = dict.fromkeys(self._costs, 0.0)  # in idle moments, and not counted
 
     def add(self, exit_: int, *, full: bool) -> None:
         """Count an answer; one of the full model costs what the full model alone costs."""

@@ -8,6 +8,7 @@ A request goes through an engine in this order:
 | a batch is ready | `answer` answers several samples | a thread, or a process, of the batcher |
 | the request is audited | `compare` asks the full model too | the same, when it is idle |
 | a policy is to be installed | `check` refuses one of another model | any thread |
+| its answers are to be audited | `check_loss` refuses a loss that it cannot compute | any thread |
 | a policy was installed | `install` replaces the policy | that of `answer`, between batches |
 
 A sample and an answer must be picklable, so that an engine can run in a worker process. An engine
@@ -19,9 +20,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from swiftsure.certify.policy import Policy
 
-__all__ = ["Answer", "Comparison", "Engine", "ExitCosts", "Inputs", "InvalidRequestError"]
+__all__ = [
+    "Answer",
+    "Comparison",
+    "Engine",
+    "ExitCosts",
+    "Inputs",
+    "InvalidRequestError",
+    "UnansweredError",
+]
+
+
+class UnansweredError(RuntimeError):
+    """The full model, which is another server, did not answer, so no loss is known."""
 
 
 class InvalidRequestError(ValueError):
@@ -96,8 +111,11 @@ class Inputs(Protocol):
             If the inputs have another shape or dtype, or are not finite.
         """
 
-    def samples(self, inputs: Any) -> list[Any] | None:
-        """Return the samples, not yet checked, in an array with a batch axis; None if it is one."""
+    def samples(self, inputs: Any) -> Sequence[Any] | NDArray[Any] | None:
+        """Return the samples, not yet checked, in an array with a batch axis; None if it is one.
+
+        An array is returned as it is: its rows are counted before they are taken apart.
+        """
 
 
 class Engine(Protocol):
@@ -142,6 +160,9 @@ class Engine(Protocol):
 
     def check(self, policy: Policy) -> None:
         """Raise `ValueError` if a policy was made for another model, score or number of exits."""
+
+    def check_loss(self, loss: str) -> None:
+        """Raise `ValueError` if `compare` cannot compute a loss for this model."""
 
     def install(self, policy: Policy) -> None:
         """Use another policy, which was checked, for all later calls."""

@@ -9,22 +9,27 @@ An alarm is kept in the folder of the policy that it is about, so a server that 
 where it stood.
 """
 
+import asyncio
+import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from swiftsure._lib.files import locked
 from swiftsure.certify.policy import Policy
 from swiftsure.serve import watching
-from swiftsure.serve.batching import Audited, Mode
+from swiftsure.serve.batching import Audited, Mode, Pending
 from swiftsure.serve.engine import Engine
 from swiftsure.serve.watching import Watcher, policy_version, resume
 
 __all__ = ["Guard", "PolicyStore", "StoredPolicy"]
+
+log = logging.getLogger("swiftsure.serve")
 
 NAME = re.compile(r"policy-(\d{6})\.json")
 
@@ -53,15 +58,14 @@ class PolicyStore:
             return None
         return StoredPolicy(_number(path), Policy.load(path))
 
-    def start_with(self, policy: Policy) -> StoredPolicy:
-        """Return the policy in force, after installing one that was never installed before."""
+    def in_force(self, policy: Policy) -> StoredPolicy | None:
+        """Return the policy in force; None if another one, which was never installed, replaces it.
+
+        So a server that starts with an old policy goes on with the newest one.
+        """
         version = policy_version(policy)
-        before = self.newest()
-        if before is not None and any(
-            policy_version(Policy.load(path)) == version for path in self._files()
-        ):
-            return before
-        return self.install(policy)
+        known = any(policy_version(Policy.load(path)) == version for path in self._files())
+        return self.newest() if known else None
 
     def install(self, policy: Policy) -> StoredPolicy:
         """Add a policy, which is then in force; nothing changes if it is in force already."""
@@ -99,6 +103,11 @@ class Guard:
         Where installed policies are kept; by default only in memory.
     file : path, optional
         A policy file that is watched: if its content changes, it is installed.
+
+    Attributes
+    ----------
+    pending : Pending
+        The audits that wait. A server sets it to its own, so that it is a fault if they hang.
     """
 
     def __init__(
@@ -114,20 +123,26 @@ class Guard:
         self._fallback = fallback
         self._file = None if file is None else Path(file)
         self._seen: bytes | None = None  # what the file held
+        self._refused = 0  # the newest policy of another server that cannot be used here
         self._engine: Engine | None = None
         self._lock = threading.RLock()
         self._fault: str | None = None
+        self.pending = Pending()
+        self._ticked_at = time.monotonic()
         self._due_at = 0.0
         self._watchers: list[Watcher | None] = []  # one per policy of the ladder
-        stored = StoredPolicy(1, policy) if store is None else store.start_with(policy)
-        self._stand(stored)
+        self.number, self._mode = 0, Mode(policy)
+        stored = None if store is None else store.in_force(policy)
+        if stored is None:
+            self._stand(policy)
+        else:
+            self._stand(stored.policy, stored.number)
 
     def check_with(self, engine: Engine) -> None:
         """Use an engine to check policies before they are installed; checks those of the start."""
         self._engine = engine
-        for policy in self._ladder:
-            if policy != engine.policy:
-                engine.check(policy)
+        for policy, watcher in zip(self._ladder, self._watchers, strict=True):
+            self._check(policy, watcher)
 
     @property
     def watcher(self) -> Watcher | None:
@@ -141,9 +156,43 @@ class Guard:
 
     @property
     def fault(self) -> str | None:
-        """Why the monitor or the watched file cannot be used; None if they can."""
+        """Why the monitor or the watched file cannot be used; None if they can.
+
+        It depends on the time, so that it is seen although all threads of the model hang.
+        """
         watcher = self.watcher
-        return self._fault or (None if watcher is None else watcher.fault)
+        return self._fault or (None if watcher is None else watcher.fault) or self._stall
+
+    @property
+    def _stall(self) -> str | None:
+        """What hangs; None if nothing does."""
+        if time.monotonic() - self._ticked_at > watching.LATE:
+            return f"the monitor has not run for over {watching.LATE:g} s: a worker or a disk hangs"
+        if self.pending.age() > watching.LATE:
+            return (
+                f"audits have waited for over {watching.LATE:g} s: a model or a worker hangs, or"
+                " the server is overloaded"
+            )
+        return None
+
+    @asynccontextmanager
+    async def logging_stalls(self) -> AsyncIterator[None]:
+        """Log what hangs, in the event loop, which goes on when all threads of the model hang."""
+
+        async def follow() -> None:
+            logged = None
+            while True:
+                stall = self._stall
+                if stall not in (None, logged):
+                    log.error("the monitor does not work: %s", stall)
+                logged = stall
+                await asyncio.sleep(watching.PAUSE)
+
+        following = asyncio.get_running_loop().create_task(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
 
     @property
     def alarm(self) -> str | None:
@@ -175,8 +224,13 @@ class Guard:
                 watcher.tick()
             self._choose()
             if time.monotonic() >= self._due_at:
-                self._follow()
                 self._due_at = time.monotonic() + watching.PAUSE
+                if any(watcher.moved for watcher in self._present):
+                    for watcher in self._present:
+                        watcher.close()
+                    self._renew()
+                self._follow()
+            self._ticked_at = time.monotonic()
         finally:
             self._lock.release()
 
@@ -186,22 +240,22 @@ class Guard:
         Raises
         ------
         ValueError
-            If it is not for this model.
+            If it is not for this model, or cannot be watched. The policy in force stays.
         """
         with self._lock:
-            if self._engine is not None:
-                self._engine.check(policy)
-            if self._store is None:
-                changed = policy != self.policy
-                self._stand(StoredPolicy(self.number + changed, policy))
-            else:
-                self._stand(self._store.install(policy))
+            self._stand(policy)
             return self.number
 
     def resume(self) -> bool:
         """Put the alarms aside and go back to the policy in force, with a new α.
 
         Returns whether there was an alarm.
+
+        Raises
+        ------
+        LockedError
+            If another server holds the monitor: nothing changes. Tell that server, and this one
+            follows.
         """
         with self._lock:
             alarmed = [each for each in self._present if each.fallback is not None]
@@ -209,8 +263,9 @@ class Guard:
                 watcher.close()
             for watcher in alarmed:
                 resume(watcher.policy, watcher.folder.parent)
-            self._watchers = []
-            self._stand(StoredPolicy(self.number, self.policy))
+            self._renew()
+            if alarmed:
+                log.warning("resumed: the alarm was put aside")
             return bool(alarmed)
 
     def close(self) -> None:
@@ -223,37 +278,87 @@ class Guard:
     def _present(self) -> list[Watcher]:
         return [each for each in self._watchers if each is not None]
 
-    def _stand(self, stored: StoredPolicy) -> None:
-        """Serve a policy from now on."""
-        before = self._present
-        self.number, self.policy = stored
-        self.version = policy_version(stored.policy)
-        ladder = [self.policy]
-        if self._fallback is not None and self._fallback != self.policy:
+    def _renew(self) -> None:
+        """Watch the policy in force anew, since the folder before was put aside."""
+        before, self._watchers = self._watchers, [None] * len(self._watchers)
+        try:
+            self._stand(self.policy, self.number)
+        except BaseException:
+            self._watchers = before
+            raise
+
+    def _stand(self, policy: Policy, number: int | None = None) -> None:
+        """Serve a policy from now on, stored under a number, or under a new one.
+
+        It is checked, its watchers are built and it is stored before anything changes. So if one of
+        these fails, the policy before stays in force, also after a restart.
+        """
+        ladder = [policy]
+        if self._fallback is not None and self._fallback != policy:
             ladder.append(self._fallback)
-        for watcher in before:
-            watcher.close()
-        self._watchers = [None if self._watch is None else self._watch(each) for each in ladder]
-        self._ladder = ladder
+        before = self._present
+        watchers: list[Watcher | None] = []
+        try:
+            for each in ladder:
+                self._check(each, None)
+                watchers.append(self._watcher_of(each))
+                self._check(each, watchers[-1])
+            number = self._store_as(policy) if number is None else number
+        except BaseException:
+            _close(each for each in watchers if each not in before)
+            raise
+        _close(each for each in before if each not in watchers)
+        self._ladder, self._watchers = ladder, watchers
+        self.number, self.policy, self.version = number, policy, policy_version(policy)
+        log.info("policy %d (%s) is in force", number, self.version)
         self._choose()
+
+    def _check(self, policy: Policy, watcher: Watcher | None) -> None:
+        """Raise if the engine cannot use a policy, or cannot make the audits of its watcher."""
+        engine = self._engine
+        if engine is None:
+            return
+        if policy != engine.policy:
+            engine.check(policy)
+        loss = None if watcher is None or watcher.monitor is None else watcher.monitor.loss
+        if loss is not None:
+            engine.check_loss(loss)
+
+    def _watcher_of(self, policy: Policy) -> Watcher | None:
+        """Return the watcher that a policy has now, or a new one."""
+        for each in self._present:
+            if each.policy == policy:
+                return each
+        return None if self._watch is None else self._watch(policy)
+
+    def _store_as(self, policy: Policy) -> int:
+        """Store a policy, if there is a store, and return its number."""
+        if self._store is not None:
+            return self._store.install(policy).number
+        return self.number + (self.number == 0 or policy != self.policy)
 
     def _choose(self) -> None:
         """Find the first policy of the ladder without an alarm."""
-        alarmed = [each is not None and each.fallback is not None for each in self._watchers]
-        if all(alarmed):
-            self._rung = len(alarmed) - 1
-            self._mode = Mode(self._ladder[-1], full=True)
-        else:
-            self._rung = alarmed.index(False)
-            self._mode = Mode(self._ladder[self._rung])
+        alarms = [
+            None if each is None or each.fallback is None else str(each.fallback["reason"])
+            for each in self._watchers
+        ]
+        full = None not in alarms
+        rung = len(alarms) - 1 if full else alarms.index(None)
+        before, self._rung, self._mode = self._mode, rung, Mode(self._ladder[rung], full)
+        if self._mode != before and (full or rung):
+            reason = alarms[rung] or alarms[rung - 1]
+            log.error("%s The %s answers from now on.", reason, self.state)
 
     def _follow(self) -> None:
         """Install what another server or the watched file has."""
         try:
             if self._store is not None:
-                newest = self._store.newest(above=self.number)
+                newest = self._store.newest(above=max(self.number, self._refused))
                 if newest is not None:
-                    self._stand(newest)
+                    self._refused = newest.number
+                    self._stand(newest.policy, newest.number)
+                    self._fault = None
             if self._file is not None and self._file.exists():
                 content = self._file.read_bytes()
                 if content != self._seen:
@@ -261,4 +366,15 @@ class Guard:
                     self.install(Policy.load(self._file))
                     self._fault = None
         except (OSError, ValueError) as error:
-            self._fault = f"the policy was not installed: {error}"
+            if isinstance(error, OSError):  # try again: the policy is not at fault
+                self._refused, self._seen = 0, None
+            fault = f"the policy was not installed: {error}"
+            if fault != self._fault:
+                log.error("%s", fault)
+            self._fault = fault
+
+
+def _close(watchers: Iterable[Watcher | None]) -> None:
+    for each in watchers:
+        if each is not None:
+            each.close()

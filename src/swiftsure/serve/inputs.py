@@ -32,11 +32,11 @@ class InputForm:
             )
         return {name: checked_array(name, inputs[name], *leaf) for name, leaf in self.form.items()}
 
-    def samples(self, inputs: Any) -> list[Any] | None:
-        """Return the rows of an array with one axis more than a sample; None for one sample."""
+    def samples(self, inputs: Any) -> NDArray[Any] | None:
+        """Return an array with one axis more than a sample; None for one sample."""
         if isinstance(self.form, Mapping) or not isinstance(inputs, np.ndarray):
             return None
-        return list(inputs) if inputs.ndim == len(self.form[0]) + 1 else None
+        return inputs if inputs.ndim == len(self.form[0]) + 1 else None
 
 
 def checked_array(
@@ -46,24 +46,45 @@ def checked_array(
 
     Real numbers must have the shape. Whole numbers, such as tokens, need only as many axes.
     """
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidRequestError(f"`{name}` must be an array of numbers, not ragged.") from None
     whole = dtype.kind in "iub"
-    if array.dtype.kind not in ("iub" if whole else "iuf"):
-        kind = "whole numbers" if whole else "numbers"
-        raise InvalidRequestError(f"`{name}` must be an array of {kind}.")
+    array = value if isinstance(value, np.ndarray | np.generic) else _as_array(name, value, whole)
+    if array.dtype.kind not in ("iubO" if whole else "iufO"):
+        raise InvalidRequestError(f"`{name}` must be an array of {_kind(whole)}.")
     fits = array.ndim == len(shape) and array.size > 0 if whole else array.shape == shape
     if not fits:
         wanted = f"{len(shape)} axes" if whole else f"shape {list(shape)}"
         raise InvalidRequestError(
             f"`{name}` must have {wanted}, but has shape {list(array.shape)}."[:300]
         )
-    with np.errstate(all="ignore"):
-        cast = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    try:
+        with np.errstate(all="ignore"):
+            cast = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    except OverflowError:  # an int of Python's
+        raise InvalidRequestError(f"`{name}` must fit {dtype.name}.") from None
     if whole and not np.array_equal(cast, array):
         raise InvalidRequestError(f"`{name}` must fit {dtype.name}.")
     if not np.isfinite(cast).all():
         raise InvalidRequestError(f"`{name}` must be finite numbers of {dtype.name}.")
     return cast
+
+
+def _as_array(name: str, value: Any, whole: bool) -> NDArray[Any]:
+    """Return nested lists as an array of Python's numbers.
+
+    Their types are checked before numbers are made of them: NumPy would make all texts as long as
+    the longest.
+    """
+    try:
+        array = np.array(value, dtype=object)
+        types = set(map(type, array.ravel().tolist()))
+    except (ValueError, RecursionError):
+        types = {list}
+    if list in types or np.ndarray in types:
+        raise InvalidRequestError(f"`{name}` must be an array of numbers, not ragged.")
+    if not types <= ({int, bool} if whole else {int, float}):
+        raise InvalidRequestError(f"`{name}` must be an array of {_kind(whole)}.")
+    return array
+
+
+def _kind(whole: bool) -> str:
+    return "whole numbers" if whole else "numbers"

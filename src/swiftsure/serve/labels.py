@@ -38,7 +38,7 @@ def gap(loss: str, served: Sequence[float], full: Sequence[float], label: object
 
 
 class LabelIndex:
-    """The audits in a folder's logs that wait for a label, by the client's request id.
+    """The audits in a folder's logs that wait for a label, by their own ids.
 
     The logs are the only memory, so labels can be given to any server of the folder, also after a
     restart. Each call reads what was appended since the last one.
@@ -47,13 +47,12 @@ class LabelIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
-        self._audits: dict[str, dict[str, Any]] = {}  # by the audit's own id
-        self._waiting: dict[str, dict[str, Any]] = {}  # by the client's id
-        self._known: dict[str, None] = {}  # by the client's id
+        self._waiting: dict[str, dict[str, Any]] = {}  # by the audit's own id
+        self._losses: set[str] = set()  # of audits that were not announced yet
+        self._known: dict[str, None] = {}  # by the client's id, which may come twice
 
     def read(self) -> tuple[dict[str, dict[str, Any]], dict[str, None]]:
-        """Return (audits that wait for a label, requests whose loss is known)."""
-        losses: list[str] = []
+        """Return (audits that wait for a label, by their own id; requests with a known loss)."""
         for path in sorted(self._folder.glob("audits-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -61,25 +60,27 @@ class LabelIndex:
                     if not line.endswith(b"\n"):
                         break
                     self._offsets[path] = self._offsets.get(path, 0) + len(line)
-                    self._take(line, losses)
-        for audit in losses:  # after all announcements, which may be in another log
-            held = self._audits.pop(audit, None)
-            if held is not None:
-                self._waiting.pop(held["request"], None)
-                self._known[held["request"]] = None
+                    self._take(line)
+        for audit in self._losses & self._waiting.keys():  # which may be in another log
+            self._known[self._waiting.pop(audit)["request"]] = None
+            self._losses.remove(audit)
         for request in list(self._known)[: max(0, len(self._known) - REMEMBERED)]:
             del self._known[request]
         return self._waiting, self._known
 
-    def _take(self, line: bytes, losses: list[str]) -> None:
+    def _take(self, line: bytes) -> None:
         try:
             content = json.loads(line)
-        except ValueError:  # cut short by a kill
+        except (ValueError, RecursionError):  # cut short by a kill, or damaged: a fault elsewhere
             return
-        if "served" in content:
-            self._audits[content["id"]] = content
-            self._waiting.setdefault(content["request"], content)
-        elif "request" in content:
-            self._known[content["request"]] = None
-        elif "loss" in content:
-            losses.append(content["id"])
+        if not isinstance(content, dict):
+            return  # the monitor reports it
+        audit, request = content.get("id"), content.get("request")
+        if not isinstance(audit, str):
+            return
+        if not isinstance(request, str):
+            self._losses.add(audit)
+        elif isinstance(content.get("served"), list) and isinstance(content.get("full"), list):
+            self._waiting[audit] = content
+        else:
+            self._known[request] = None

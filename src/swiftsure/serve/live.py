@@ -3,14 +3,15 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from swiftsure.serve.batching import Batcher
-from swiftsure.serve.costs import CostCount
+from swiftsure.serve.costs import CostCount, Costs
 from swiftsure.serve.engine import Engine
 from swiftsure.serve.guarding import Guard
 from swiftsure.serve.history import History
@@ -21,6 +22,10 @@ EVERY = 1.0
 """Seconds between events."""
 LONGEST = 60.0
 """Seconds after which a stream of events ends; the page then asks for another one."""
+FOLDERS = re.compile(r"""[^\s'"\\/]*(?:[\\/][^\\/'"\n]*)*[\\/]""")
+"""All of a path but the file's name; where a name holds spaces, also words between two paths."""
+REASONS = 12
+"""How many reasons the page shows."""
 UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
 
 
@@ -31,14 +36,21 @@ class LiveStatus:
     ----------
     exits : list of int
         Answers of each exit so far.
-    costs : CostCount
+    costs : Costs
+    reasons : mapping
+        How many requests a proxy's models answered for each reason.
+    trouble : callable
+        Returns what is wrong besides the monitor, or None.
     """
 
     def __init__(self, engine: Engine, guard: Guard) -> None:
         self._engine, self._guard = engine, guard
         self.batcher: Batcher | None = None  # set when the application starts
         self.exits = [0] * engine.n_exits
-        self.costs = CostCount(engine)
+        self._counted = CostCount(engine)
+        self.costs: Costs = self._counted
+        self.reasons: Mapping[str, int] = {}
+        self.trouble: Callable[[], str | None] = lambda: None
         self._history = History()
         text = (Path(__file__).parent / "page.html").read_text("utf-8")
         self._page = jinja2.Environment(autoescape=True).from_string(text)
@@ -46,23 +58,25 @@ class LiveStatus:
     def answered(self, exit_: int, *, full: bool) -> None:
         """Count an answer."""
         self.exits[exit_] += 1
-        self.costs.add(exit_, full=full)
+        self._counted.add(exit_, full=full)
 
     def tick(self) -> None:
         """Add to the history, at most once per second or so."""
         self._history.note(self.exits, self._evidence())
 
     def health(self) -> dict[str, Any]:
-        """Return whether the server answers, and how."""
+        """Return whether the server answers, and how, for anybody: without names of folders."""
         guard, batcher = self._guard, self.batcher
         alive = batcher is not None and batcher.alive
+        trouble = self.trouble()
+        state = "degraded" if guard.state == "ok" and trouble else guard.state
         return {
-            "status": guard.state if alive else "dead",
+            "status": state if alive else "dead",
             "policy": guard.version,
             "policy_number": guard.number,
             "queue": 0 if batcher is None else batcher.depth,
-            "alarm": guard.alarm,
-            "fault": guard.fault,
+            "alarm": _without_folders(guard.alarm),
+            "fault": _without_folders(guard.fault) or trouble,
         }
 
     def status(self) -> dict[str, Any]:
@@ -72,12 +86,24 @@ class LiveStatus:
         saved = 1 - run / (total * n_exits) if total else None
         shares = self.costs.shares
         unit = next(iter(shares), None)
+        health = self.health()
         found: dict[str, Any] = {
-            **self.health(),
+            **health,
+            "alarm": self._guard.alarm,
+            "fault": self._guard.fault or health["fault"],
             "sentence": str(self._guard.mode.policy),
             "exits": list(self.exits),
             "saved": saved,
             "costs": shares,
+            "bill": {
+                unit: {
+                    "answers": self.costs.spent.get(unit, 0.0),
+                    "audits": self.costs.audits.get(unit, 0.0),
+                    "saved": saved_cost,
+                }
+                for unit, saved_cost in self.costs.saved.items()
+            },
+            "reasons": sorted(self.reasons.items(), key=lambda each: -each[1])[:REASONS],
             "saved_share": saved if unit is None else shares[unit],
             "saved_what": "of exits skipped"
             if unit is None
@@ -87,9 +113,10 @@ class LiveStatus:
             "monitor": None,
         }
         watcher = self._guard.watcher
-        if watcher is not None:
-            monitor = watcher.monitor
+        monitor = None if watcher is None else watcher.monitor
+        if watcher is not None and monitor is not None:
             found["recent"] = list(watcher.recent)
+            found["failed"] = watcher.failed
             found["monitor"] = {
                 "n": monitor.n,
                 "mean": monitor.mean if monitor.n else None,
@@ -99,7 +126,7 @@ class LiveStatus:
                 "evidence_needed": 1 / monitor.alpha,
                 "sentence": str(monitor),
             }
-        found["headline"], found["detail"] = _headline(found)
+        found["headline"], found["detail"] = _headline(found, watched=not self._guard.fault)
         return found
 
     def page(self, *, empty: bool) -> str:
@@ -135,20 +162,25 @@ class LiveStatus:
 
     def _evidence(self) -> float | None:
         watcher = self._guard.watcher
-        if watcher is None:
+        monitor = None if watcher is None else watcher.monitor
+        if monitor is None:
             return None
-        monitor = watcher.monitor
         evidence = max(monitor.evidence, 1e-300)
         return round(math.log(evidence) / math.log(1 / monitor.alpha), 4)
 
 
-def _headline(found: dict[str, Any]) -> tuple[str, str]:
+def _without_folders(text: str | None) -> str | None:
+    return None if text is None else FOLDERS.sub("", text)
+
+
+def _headline(found: dict[str, Any], *, watched: bool) -> tuple[str, str]:
     if found["status"] == "dead":
         return "The server does not answer.", "Its log says why. Start it again."
     if found["alarm"]:
         return f"Alarm: the {found['status']} answers all requests.", found["alarm"]
     if found["fault"]:
-        return "The monitor does not work.", found["fault"]
+        title = "A model does not answer." if watched else "The monitor does not work."
+        return title, found["fault"]
     monitor = found["monitor"]
     return "The certified policy answers.", monitor[
         "sentence"

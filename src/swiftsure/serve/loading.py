@@ -5,14 +5,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from swiftsure.serve.engine import Engine
-from swiftsure.serve.workers import WorkerEngine
+from swiftsure.serve.workers import Spare, WorkerEngine
 
 __all__ = ["demo_engine", "load_engine", "load_engines"]
 
 
-def load_engine(folder: str | os.PathLike[str], threads: int | None = None) -> Engine:
+def load_engine(
+    folder: str | os.PathLike[str],
+    threads: int | None = None,
+    network: Callable[[], Any] | None = None,
+) -> Engine:
     """Return an engine for a folder from `EarlyExit.save_pretrained` or `swiftsure export`.
 
     Parameters
@@ -20,18 +25,29 @@ def load_engine(folder: str | os.PathLike[str], threads: int | None = None) -> E
     folder : path
     threads : int, optional
         Threads of ONNX Runtime; those of the folder by default.
+    network : callable, optional
+        Returns the network to load weights into, if it is not one of transformers.
     """
     place = Path(folder)
     if (place / "manifest.json").is_file():
+        if network is not None:
+            raise ValueError(
+                f"`network` must not be given for {place}: exported stages need no network."
+            )
         from swiftsure.serve.onnx_engine import OnnxEngine
 
         return OnnxEngine.load(place, threads)
     from swiftsure.serve.torch_engine import TorchEngine
 
-    return TorchEngine.from_pretrained(str(folder))
+    made = None if network is None else network()
+    return TorchEngine.from_pretrained(str(folder), network=made)
 
 
-def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> list[Engine]:
+def load_engines(
+    folder: str | os.PathLike[str] | None,
+    workers: int = 0,
+    network: Callable[[], Any] | None = None,
+) -> list[Engine]:
     """Return the engines of a server: one in this process, or one in each worker process.
 
     Parameters
@@ -39,18 +55,25 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
     folder : path, optional
         By default the network that comes with the library is served.
     workers : int
-        How many processes; each has an equal share of the cores as threads.
+        How many processes; each has an equal share of the cores as threads. One more is loaded to
+        replace one that dies.
+    network : callable, optional
+        As for `load_engine`; of the top level of a module if there are workers.
     """
     if workers < 0:
         raise ValueError(f"`workers` must be at least 0, but got {workers}.")
     threads = max(1, (os.cpu_count() or 1) // max(1, workers)) if workers else None
     make: Callable[[], Engine] = demo_engine
     if folder is not None:
-        make = partial(load_engine, folder, threads)
+        make = partial(load_engine, folder, threads, network)
     if workers == 0:
         return [make()]
     with ThreadPoolExecutor(workers) as side_by_side:
-        return list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+        engines = list(side_by_side.map(lambda _: WorkerEngine(make, threads), range(workers)))
+    spare = Spare(make, threads)  # it loads while the others answer
+    for engine in engines:
+        engine.spare = spare
+    return list(engines)
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:

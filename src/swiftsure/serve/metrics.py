@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from swiftsure.monitor import Monitor
 from swiftsure.serve.batching import Batcher
-from swiftsure.serve.costs import CostCount
+from swiftsure.serve.costs import Costs
 from swiftsure.serve.guarding import Guard
 
 __all__ = ["Metrics"]
@@ -20,7 +20,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 class Metrics:
     """Counts requests, and reads the state of a batcher and a watcher when asked."""
 
-    def __init__(self, batcher: Batcher, guard: Guard, costs: CostCount) -> None:
+    def __init__(self, batcher: Batcher, guard: Guard, costs: Costs) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
@@ -65,7 +65,7 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, batcher: Batcher, guard: Guard, costs: CostCount) -> None:
+    def __init__(self, batcher: Batcher, guard: Guard, costs: Costs) -> None:
         self._batcher, self._guard, self._costs = batcher, guard, costs
 
     def collect(self) -> Iterator[Family]:
@@ -94,23 +94,27 @@ class _State(Collector):
             "Whether the monitor does not work.",
             int(bool(guard.fault)),
         )
-        yield from _risk_families(watcher.monitor)
+        if watcher.monitor is not None:
+            yield from _risk_families(watcher.monitor)
 
 
-def _cost_families(costs: CostCount) -> Iterator[Family]:
+def _cost_families(costs: Costs) -> Iterator[Family]:
     # Gauges: a saving may also fall, where an answer cost more than the full model's.
     spent = GaugeMetricFamily("swiftsure_cost", "Cost of all answers.", labels=["unit"])
     saved = GaugeMetricFamily(
         "swiftsure_cost_saved",
-        "Cost saved against the full model alone. Seconds are an estimate: they were measured for"
+        "Cost saved against the full model alone, after the cost of audits where that is counted."
+        " Seconds are an estimate: they were measured for"
         " each exit and the full model when the server started, one request at a time.",
         labels=["unit"],
     )
-    for unit in costs.spent:
-        spent.add_metric([unit], costs.spent[unit])
-        saved.add_metric([unit], costs.saved[unit])
-    yield spent
-    yield saved
+    audits = GaugeMetricFamily(
+        "swiftsure_cost_audits", "Cost of audits; 0 where it is not counted.", labels=["unit"]
+    )
+    for family, by_unit in ((spent, costs.spent), (saved, costs.saved), (audits, costs.audits)):
+        for unit, value in by_unit.items():
+            family.add_metric([unit], value)
+    yield from (spent, saved, audits)
 
 
 def _risk_families(monitor: Monitor) -> Iterator[Family]:
@@ -121,8 +125,8 @@ def _risk_families(monitor: Monitor) -> Iterator[Family]:
         "risk": ("Mean audited loss so far.", monitor.mean),
         "risk_low": ("Lower end of a 95 % interval, valid at every moment.", low),
         "risk_high": (
-            "Upper end of a 95 % interval, valid at every moment; failed audits count as the lowest"
-            " loss.",
+            "Upper end of a 95 % interval, valid at every moment; failed audits count as the"
+            " largest loss.",
             high,
         ),
         "risk_recent": ("Mean of about the last 1,000 audited losses.", monitor.recent_mean),

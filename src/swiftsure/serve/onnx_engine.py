@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.certify.policy import Policy
-from swiftsure.losses import LOSSES
+from swiftsure.losses import LOSSES, PIXEL_LOSSES
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.scoring import MODEL_SCORE, confidence
 from swiftsure.onnx.stages import Answer as HeadAnswer
@@ -53,12 +53,22 @@ class OnnxEngine:
         """Raise if a policy was made for another model."""
         self._with(policy)
 
+    def check_loss(self, loss: str) -> None:
+        """Raise if a loss cannot be computed without PyTorch, from class logits."""
+        LOSSES.choose(loss).function("against_last")
+        if loss in {each.name for each in PIXEL_LOSSES}:
+            raise ValueError(
+                f"`loss` {loss!r} of an exported model cannot be audited, since logit maps are"
+                " compared at the size of their images: serve the PyTorch folder, or without"
+                " audits (--audit 0)."
+            )
+
     def install(self, policy: Policy) -> None:
         """Use another policy for the same stages."""
         self.fast = self._with(policy)
 
     def _with(self, policy: Policy) -> EarlyExit:
-        fast = EarlyExit(self.fast.stages, policy)
+        fast = EarlyExit(self.fast.stages, policy, audit=self.fast.auditor)
         if fast.bound_to_network:
             fast.check()
         return fast

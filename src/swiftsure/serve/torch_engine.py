@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from swiftsure.certify.policy import Policy
+from swiftsure.losses import LOSSES
 from swiftsure.scores import probabilities
 from swiftsure.serve.engine import Answer, Comparison, ExitCosts, InvalidRequestError
 from swiftsure.serve.inputs import InputForm
@@ -51,11 +52,20 @@ class TorchEngine:
         self.costs = self._costs(example)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "TorchEngine":
-        """Return an engine for a folder from `EarlyExit.save_pretrained`."""
+    def from_pretrained(
+        cls, folder: str | Path, *, network: nn.Module | None = None
+    ) -> "TorchEngine":
+        """Return an engine for a folder from `EarlyExit.save_pretrained`.
+
+        Parameters
+        ----------
+        folder : path
+        network : nn.Module, optional
+            The network to load weights into, if it is not one of transformers.
+        """
         from swiftsure.torch.pretrained import example_batch
 
-        fast = EarlyExit.from_pretrained(folder, on_invalid="mark")
+        fast = EarlyExit.from_pretrained(folder, network=network, on_invalid="mark")
         return cls(fast, example_batch(fast.model))
 
     @property
@@ -65,11 +75,15 @@ class TorchEngine:
 
     def check(self, policy: Policy) -> None:
         """Raise if a policy was made for another network."""
-        EarlyExit(self.fast.model, policy, on_invalid="mark")
+        self.fast.with_policy(policy)
+
+    def check_loss(self, loss: str) -> None:
+        """Raise if a loss cannot be computed from tensors."""
+        LOSSES.choose(loss).function("tensors.against_last")
 
     def install(self, policy: Policy) -> None:
         """Use another policy for the same network."""
-        self.fast = EarlyExit(self.fast.model, policy, on_invalid="mark")
+        self.fast = self.fast.with_policy(policy)
 
     def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample; samples of different shapes run in separate batches."""

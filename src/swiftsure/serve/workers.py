@@ -1,11 +1,13 @@
-"""`WorkerEngine`: an engine in a process of its own, which is started again if it dies."""
+"""`WorkerEngine`: an engine in a process of its own, which is replaced if it dies."""
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,9 +22,68 @@ from swiftsure.serve.engine import (
     InvalidRequestError,
 )
 
-__all__ = ["WorkerEngine"]
+__all__ = ["Spare", "WorkerEngine"]
 
 GONE = (EOFError, OSError)
+
+
+class _Process:
+    """A process that loads an engine, and a pipe to it."""
+
+    def __init__(self, make: Callable[[], Engine], threads: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(other, make, threads), daemon=True)
+        self.process.start()
+        other.close()
+
+    def loaded(self) -> tuple[Policy, int, Mapping[str, ExitCosts], Inputs]:
+        """Wait for the engine, and return what the server must know of it."""
+        try:
+            answered, found = self.pipe.recv()
+        except GONE:
+            self.process.join()
+            raise RuntimeError(
+                f"A worker ended before its model was loaded (exit code {self.process.exitcode})."
+            ) from None
+        if not answered:
+            raise found
+        engine: tuple[Policy, int, Mapping[str, ExitCosts], Inputs] = found
+        return engine
+
+    def close(self, wait: float = 0) -> None:
+        """End the process, after at most so many seconds."""
+        self.pipe.close()
+        self.process.join(wait)
+        self.process.kill()
+
+
+class Spare:
+    """A process that has loaded its model already, for whichever worker dies next.
+
+    Parameters
+    ----------
+    make, threads
+        As for `WorkerEngine`.
+    """
+
+    def __init__(self, make: Callable[[], Engine], threads: int | None = None) -> None:
+        self._start = partial(_Process, make, threads)
+        self._lock = threading.Lock()
+        self._next = self._start()
+
+    def take(self) -> _Process:
+        """Return the process, and start another one."""
+        while True:
+            with self._lock:
+                taken, self._next = self._next, self._start()
+            if taken.process.is_alive():
+                return taken
+            taken.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._next.close()
 
 
 class WorkerEngine:
@@ -34,6 +95,9 @@ class WorkerEngine:
         Returns the engine; picklable, since the process is spawned.
     threads : int, optional
         Threads for the numerical libraries of the process; all cores by default.
+    spare : Spare, optional
+        Replaces the process at once if it dies; otherwise another one is started first. Several
+        workers may have the same.
 
     Attributes
     ----------
@@ -47,10 +111,16 @@ class WorkerEngine:
     costs: Mapping[str, ExitCosts]
     inputs: Inputs
 
-    def __init__(self, make: Callable[[], Engine], threads: int | None = None) -> None:
-        self._make, self._threads = make, threads
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        threads: int | None = None,
+        spare: Spare | None = None,
+    ) -> None:
+        self._start = partial(_Process, make, threads)
+        self.spare = spare
         self._lock = threading.Lock()
-        self._start()
+        self._use(self._start())
 
     def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample."""
@@ -66,59 +136,50 @@ class WorkerEngine:
         """Raise if a policy was made for another model."""
         self._ask("check", policy)
 
+    def check_loss(self, loss: str) -> None:
+        """Raise if `compare` cannot compute a loss."""
+        self._ask("check_loss", loss)
+
     def install(self, policy: Policy) -> None:
         """Use another policy for all later calls."""
         self._ask("install", policy)
         self.policy = policy
 
     def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(10)
-        self._process.kill()
+        """End the process, and the spare one."""
+        self._worker.close(10)
+        if self.spare is not None:
+            self.spare.close()
 
     @property
     def pid(self) -> int:
         """The id of the process."""
-        found = self._process.pid
+        found = self._worker.process.pid
         return -1 if found is None else found
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(other, self._make, self._threads), daemon=True
-        )
-        self._process.start()
-        other.close()
-        try:
-            answered, found = self._pipe.recv()
-        except GONE:
-            self._process.join()
-            raise RuntimeError(
-                f"A worker ended before its model was loaded (exit code {self._process.exitcode})."
-            ) from None
-        if not answered:
-            raise found
+    def _use(self, worker: _Process) -> None:
+        found = worker.loaded()
+        self._worker = worker
         self.policy, self.n_exits, self.costs, self.inputs = found
 
     def _revive(self) -> None:
         with self._lock:
-            if self._process.is_alive() and not self._pipe.closed:
+            worker = self._worker
+            if worker.process.is_alive() and not worker.pipe.closed:
                 return
-            self._process.kill()
-            self._process.join()
-            self._start()
+            worker.process.kill()
+            worker.process.join()
+            self._use(self._start() if self.spare is None else self.spare.take())
 
     def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._lock:
             try:
-                self._pipe.send((method, arguments, named))
-                answered, found = self._pipe.recv()
+                self._worker.pipe.send((method, arguments, named))
+                answered, found = self._worker.pipe.recv()
             except GONE:
-                self._process.join(1)
-                self._pipe.close()
-                why = f"process {self.pid}, exit code {self._process.exitcode}"
+                self._worker.process.join(1)
+                self._worker.pipe.close()
+                why = f"process {self.pid}, exit code {self._worker.process.exitcode}"
                 raise WorkerDiedError(why, self._revive) from None
         if not answered:
             raise found
@@ -133,6 +194,9 @@ def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None) -> 
     try:
         engine = make()
         _limit_threads(threads)
+        # The model and the imports stay for good: going through them stops answers for 250 ms.
+        gc.collect()
+        gc.freeze()
         pipe.send((True, (engine.policy, engine.n_exits, dict(engine.costs), engine.inputs)))
     except Exception as error:
         pipe.send((False, _plain(error)))

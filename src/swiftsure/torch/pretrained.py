@@ -171,7 +171,11 @@ def _network(place: Path, name: str, given: nn.Module | None) -> nn.Module:
         _load_weights(given, place / "model.safetensors")
         return given
     if not (place / "config.json").is_file():
-        raise ValueError(f"`network` must be given for this folder: {name} is not transformers'.")
+        raise ValueError(
+            f"`network` must be given for this folder, since {name} is not one of transformers'"
+            f" networks: make one, and its weights are loaded into it (swiftsure serve FOLDER"
+            f" --network module:{name})."
+        )
     import transformers
 
     kind = getattr(transformers, name, None)

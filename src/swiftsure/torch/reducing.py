@@ -238,7 +238,7 @@ class Reducer:
         found: dict[str, list[Tensor]] = defaultdict(list)
         for k, output in enumerate(exit_outputs(self.model, inputs, self.temperatures)):
             outputs.append(plain_output(output))
-            broken = broken_rows(outputs[-1], maps=bool(self.of_images))
+            broken = broken_rows(outputs[-1])
             if broken is not None:
                 found[BROKEN].append(broken)
             if k < self.model.n_exits - 1:

@@ -230,13 +230,13 @@ def _same_form(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
-def broken_rows(output: Any, *scores: Tensor | None, maps: bool = False) -> Tensor | None:
-    """Return which rows of a classifier's output, or of confidences, are not valid, (n,).
+def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
+    """Return which rows of an output, or of confidences, are not valid, (n,).
 
     A confidence must not be NaN. A classifier's largest logit must be finite; others may be −inf,
-    for masked classes. With `maps`, outputs (n, n_classes, height, width) are checked too: they
-    must be finite, since they are interpolated. None if there is nothing to check: in outputs of
-    other shapes NaN may have a meaning.
+    for masked classes. Maps (n, n_classes, height, width) must be finite, since they are
+    interpolated. None if there is nothing to check: in outputs of other shapes NaN may have a
+    meaning.
     """
     found = [score.isnan() for score in scores if score is not None]
     values = plain_output(output)
@@ -244,7 +244,7 @@ def broken_rows(output: Any, *scores: Tensor | None, maps: bool = False) -> Tens
         # The largest and the smallest of some numbers are NaN if any of them is.
         if values.ndim == 2:
             found.append(~values.amax(dim=1).isfinite())
-        elif values.ndim == 4 and maps:
+        elif values.ndim == 4:
             low, high = values.flatten(1).aminmax(dim=1)
             found.append(~(low.isfinite() & high.isfinite()))
     return reduce(torch.logical_or, found) if found else None

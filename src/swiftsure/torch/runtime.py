@@ -137,9 +137,21 @@ class EarlyExit(nn.Module):
         self._stages: list[Callable[[Any], Any]] = [
             make(model.advance, k) for k in range(model.n_exits)
         ]
+        self._settings: dict[str, Any] = {"compile": compile, "capture": capture}
         limits = capture if isinstance(capture, CaptureLimits) else None
         self.captures = Captures(self, limits, compile) if capture else None
         self.fastest: dict[int, str] = {}
+
+    def with_policy(self, policy: Policy) -> "EarlyExit":
+        """Return the same model with the same settings under another policy.
+
+        Compiled stages are shared; graphs are captured again, since they hold decisions.
+        """
+        found = EarlyExit(
+            self.model, policy, audit=self.auditor, on_invalid=self.on_invalid, **self._settings
+        )
+        found._stages = self._stages
+        return found
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the network, its heads and the policy to a folder of safetensors and JSON."""

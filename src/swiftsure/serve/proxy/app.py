@@ -1,34 +1,41 @@
 """The web application of the proxy: /v1/chat/completions, /v1/completions, /v1/models."""
 
 import asyncio
-import hmac
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
+from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import request_ids
 from swiftsure.serve.batching import Mode
 from swiftsure.serve.guarding import Guard
+from swiftsure.serve.http import Access, RefusedError, check_json, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.proxy.asking import Found, Upstreams, added, client_error
 from swiftsure.serve.proxy.audits import Audits, CascadeEngine
+from swiftsure.serve.proxy.bill import Bill
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
+from swiftsure.serve.proxy.connections import GoneError, while_connected
 from swiftsure.serve.proxy.requests import Asked, Kind, ProxyError, asked_of, uncovered
+from swiftsure.serve.proxy.routing_metrics import RoutingMetrics
 from swiftsure.serve.proxy.streams import (
     DONE,
+    PassedOn,
     as_json,
     as_stream,
     encoded,
@@ -41,6 +48,11 @@ from swiftsure.serve.watching import Watcher, policy_version, watched_monitor
 __all__ = ["create_proxy"]
 
 log = logging.getLogger("swiftsure.serve")
+
+CLIENT_GONE = 499
+"""The status under which requests are counted whose client went away."""
+MOST_REASONS = 100
+"""How many reasons are counted apart; clients could otherwise make up any number."""
 
 
 def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
@@ -69,6 +81,7 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
     routes = [
         *(Route(path, each, methods=["POST"]) for path, each in answers.items()),
         Route("/v1/models", proxy.models),
+        Route("/v1/models/{name:path}", proxy.model),
         Route("/health", proxy.health),
         Route("/policy", proxy.policy),
         Route("/metrics", proxy.metrics_text),
@@ -76,7 +89,8 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
         Route("/events", proxy.events),
         Route("/", proxy.page),
     ]
-    app = _App(routes=routes, lifespan=proxy.lifespan)
+    handlers: Any = {HTTPException: _not_here}
+    app = _App(routes=routes, lifespan=proxy.lifespan, exception_handlers=handlers)
     app.state.proxy, app.state.answers = proxy, answers
     return app
 
@@ -103,27 +117,7 @@ class _Answers:
         self._proxy, self._kind = proxy, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._proxy.answered(scope, receive, self._kind)
-        await response(scope, receive, send)
-
-
-class _Bill:
-    """Costs of all answers, and an estimate of what the last model alone would have cost."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-        self.saved: dict[str, float] = {}
-
-    def add(self, spent: Mapping[str, float], alone: Mapping[str, float]) -> None:
-        for unit in spent.keys() | alone.keys():
-            cost = spent.get(unit, 0.0)
-            self.spent[unit] = self.spent.get(unit, 0.0) + cost
-            self.saved[unit] = self.saved.get(unit, 0.0) + alone.get(unit, 0.0) - cost
-
-    @property
-    def shares(self) -> dict[str, float]:
-        total = {unit: self.spent[unit] + saved for unit, saved in self.saved.items()}
-        return {unit: self.saved[unit] / each for unit, each in total.items() if each > 0}
+        await self._proxy.serve(scope, receive, send, self._kind)
 
 
 class _Load:
@@ -154,18 +148,22 @@ class _Proxy:
 
     def __init__(self, config: ProxyConfig, token: str | None) -> None:
         self.config, self.token = config, token
+        self._access = Access(token)
         policy = config.load_policy()
         cascade = config.cascade()
-        self.upstreams = Upstreams(cascade.run(policy))
+        self.upstreams = Upstreams(cascade.run(policy), config.timeouts(policy))
         for model in self.upstreams.models:
             model.headers()  # a key that is missing must not wait for the first request
         self.names = cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
         self.certified = policy
+        self.features = None if policy is None else _calibrated_features(policy)
         if policy is None and config.audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
         self.guard = None if policy is None else Guard(policy, watch=self._watcher)
         self.under_way = 0
+        self.bill = Bill()
+        self.reasons: Counter[str] = Counter()
         self.created = int(time.time())
 
     def _watcher(self, policy: Policy) -> Watcher | None:
@@ -174,7 +172,7 @@ class _Proxy:
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
         monitor = watched_monitor(policy, audit.alpha, audit.epsilon)
-        # Each audit with a loss that is not known here would fail, and count as no loss.
+        # Each audit with a loss that is not known here would fail.
         LOSSES.choose(str(monitor.loss))
         return Watcher(policy, monitor, audit.state)
 
@@ -185,19 +183,25 @@ class _Proxy:
 
     @asynccontextmanager
     async def lifespan(self, _app: Any) -> AsyncIterator[None]:
-        self.bill = _Bill()
         if self.guard is not None:
             engine: Any = CascadeEngine(len(self.names))
             load: Any = _Load(self, self.guard)
             self.live = LiveStatus(engine, self.guard)
-            self.live.costs = self.bill  # type: ignore[assignment]
+            self.live.costs = self.bill
+            self.live.reasons = self.reasons
+            self.live.trouble = lambda: self.upstreams.trouble
             self.live.batcher = load
-            self.metrics = Metrics(load, self.guard, self.bill)  # type: ignore[arg-type]
+            self.metrics = Metrics(load, self.guard, self.bill)
+            self.metrics.registry.register(RoutingMetrics(self.reasons, self.upstreams.health))
             audit = self.config.audit
-            self.audits = Audits(self.upstreams, self.guard, engine, audit.rate, audit.most)
+            self.audits = Audits(
+                self.upstreams, self.guard, engine, audit.rate, audit.most, self.bill
+            )
+            self.guard.pending = self.audits.pending
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
-            yield
+            async with nullcontext() if self.guard is None else self.guard.logging_stalls():
+                yield
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):
@@ -216,36 +220,74 @@ class _Proxy:
             except Exception:
                 log.exception("the monitor failed")
 
-    async def answered(self, scope: Scope, receive: Receive, kind: Kind) -> Response:
-        """Return the response to a request, of the models or an error."""
-        began = time.perf_counter()
+    async def serve(self, scope: Scope, receive: Receive, send: Send, kind: Kind) -> None:
+        """Answer a request, from the models or with an error.
+
+        A request holds its place until its answer is sent, streams included. If the client goes
+        away, the models' work on it is given up.
+        """
         (name,) = request_ids(1)
+        limits = self.config.limits
+
+        response: Response | None = None
         try:
-            self._authorise(dict(scope["headers"]).get(b"authorization", b""))
-            if self.under_way >= self.config.limits.max_requests:
-                text = "The proxy is busy. Try again later."
-                raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
+            try:
+                self._check(scope)
+                if self.under_way >= limits.max_requests:
+                    text = "The proxy is busy. Try again later."
+                    raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
+            except ProxyError as error:
+                await self._counted(_refusal(error, name))(scope, receive, send)
+                return
             self.under_way += 1
             try:
-                async with asyncio.timeout(self.config.limits.timeout):
-                    asked = asked_of(await self._body(receive), kind)
-                    response, exit_, full = await self._answer(name, asked)
+                async with self._connected_answer(name, scope, receive, kind) as response:
+                    await self._counted(response)(scope, receive, send)
             finally:
                 self.under_way -= 1
-            if self.metrics is not None and self.live is not None:
-                seconds = time.perf_counter() - began
-                self.metrics.answered(exit_, full=full, seconds=seconds)
-                self.live.exits[exit_] += 1
+        except GoneError:
+            if self.metrics is not None and response is None:
+                self.metrics.count(CLIENT_GONE)
+
+    @asynccontextmanager
+    async def _connected_answer(
+        self, name: str, scope: Scope, receive: Receive, kind: Kind
+    ) -> AsyncIterator[Response]:
+        """Yield the response to a request; raise GoneError as soon as the client goes away."""
+        until = asyncio.get_running_loop().time() + self.config.limits.timeout
+        try:
+            body = await self._body(scope, receive)
         except ProxyError as error:
-            response = _refusal(error, name)
-        except TimeoutError:
-            text = f"There was no answer within {self.config.limits.timeout:g} s."
-            response = _refusal(ProxyError(504, text, "api_error", code="timeout"), name)
+            yield self._failure(error, name)
+            return
+        async with while_connected(receive):
+            yield await self._response(name, body, kind, until)
+
+    async def _response(self, name: str, body: bytes, kind: Kind, until: float) -> Response:
+        try:
+            async with asyncio.timeout_at(until):
+                asked = await off_loop(body, lambda: asked_of(body, kind))
+                response, exit_, full = await self._answer(name, asked)
         except Exception as error:
+            return self._failure(error, name)
+        if self.metrics is not None and self.live is not None:
+            left = until - asyncio.get_running_loop().time()
+            self.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
+            self.live.exits[exit_] += 1
+        return response
+
+    def _failure(self, error: Exception, name: str) -> Response:
+        """Return what the client is told of an error."""
+        if isinstance(error, TimeoutError):
+            text = f"There was no answer within {self.config.limits.timeout:g} s."
+            error = ProxyError(504, text, "api_error", code="timeout")
+        if not isinstance(error, ProxyError):
             # The type alone: a message may hold a part of the prompt.
             log.error("request %s failed: %s", name, type(error).__name__)
-            text = "The proxy failed on this request."
-            response = _refusal(ProxyError(500, text, "api_error"), name)
+            error = ProxyError(500, "The proxy failed on this request.", "api_error")
+        return _refusal(error, name)
+
+    def _counted(self, response: Response) -> Response:
         if self.metrics is not None:
             self.metrics.count(response.status_code)
         return response
@@ -257,6 +299,7 @@ class _Proxy:
         try:
             if found is None:
                 found = await self.upstreams.ask_small(asked, self.config.limits.timeout)
+            self._note(found.reason)
             response = await self._delivered(name, asked, found)
         except BaseException:
             if turn is not None and self.audits is not None:
@@ -266,20 +309,25 @@ class _Proxy:
             self.audits.begin(turn, name, asked, found)
         return response, found.exit, not covered
 
+    def _note(self, reason: str) -> None:
+        """Count why a model answers."""
+        reason = _ascii(reason)
+        known = reason in self.reasons or len(self.reasons) < MOST_REASONS
+        self.reasons[reason if known else "another reason"] += 1
+
     async def _found(self, asked: Asked) -> tuple[Found | None, bool]:
         """Return who must answer if that is settled already, and whether the policy decides."""
         last = self.upstreams.last
         if asked.model != self.config.name:
             if asked.model not in (self.names[last], self.upstreams.large.model):
-                text = f"There is no model {asked.model[:100]!r}; ask for {self.config.name!r}."
-                raise ProxyError(404, text, code="model_not_found", param="model")
+                raise _no_such_model(asked.model, self.config.name)
             return Found(last, "asked for by name"), False
         if self.certified is None:
             return Found(last, "there is no policy"), False
         if self.full:
             return Found(last, "there was an alarm"), False
         kinds = {each.kind for each in self.upstreams.models}
-        why = uncovered(asked, kinds, self.parameters)
+        why = uncovered(asked, kinds, self.parameters, self.features)
         return (None, True) if why is None else (Found(last, why), False)
 
     async def _delivered(self, name: str, asked: Asked, found: Found) -> Response:
@@ -288,7 +336,7 @@ class _Proxy:
             usage = found.response.get("usage")
             large = self.upstreams.large
             alone = usage_cost({"usage": usage}, large.per_million, large.unit) if usage else {}
-            self.bill.add(found.cost, alone)
+            self.bill.answer(found.cost, alone)
             shown = found.response if asked.logprobs else without_logprobs(found.response)
             headers = self._headers(name, found, found.cost)
             if asked.stream:
@@ -297,8 +345,9 @@ class _Proxy:
                 return Response(body, media_type="text/event-stream", headers=headers)
             return Response(encoded(shown), media_type="application/json", headers=headers)
         large = self.upstreams.large_for(asked)
-        wait = self.upstreams.pause(self.upstreams.last)
+        wait = self.upstreams.health[self.upstreams.last].pause
         if wait > 0:
+            self.bill.answer(found.cost, {})
             text = f"{large.name} is at its rate limit."
             code = "rate_limit_exceeded"
             raise ProxyError(429, text, "rate_limit_error", code=code, retry_after=wait)
@@ -306,13 +355,14 @@ class _Proxy:
             if asked.stream:
                 return await self._passed_on(name, asked, found)
             response, content = await self.upstreams.ask_large(asked, logprobs=False)
-        except (UpstreamError, ValueError) as error:
-            raise client_error(error, large) from None
-        total = found.cost
-        with suppress(UpstreamError):
-            own = usage_cost(response, large.per_million, large.unit)
-            total = added(found.cost, own)
-            self.bill.add(total, own)
+        except BaseException as error:
+            self.bill.answer(found.cost, {})  # of the models before, which answered
+            if isinstance(error, UpstreamError | ValueError):
+                raise client_error(error, large) from None
+            raise
+        own = self._price(response)
+        total = added(found.cost, own)
+        self.bill.answer(total, own)
         headers = self._headers(name, found, total)
         body = as_json(content, response)
         return Response(body, media_type="application/json", headers=headers)
@@ -321,28 +371,35 @@ class _Proxy:
         """Return the last model's stream; an error before its first event is raised."""
         large = self.upstreams.large_for(asked)
         opened = large.post(self.upstreams.stream_body(asked))
+        health = self.upstreams.health[self.upstreams.last]
         try:
             answer = await opened.__aenter__()
         except Exception as error:
-            self.upstreams.noted(error)
+            health.failed(error)
             raise
-        events = events_of(answer.content)
+        events = events_of(answer.content, large.redacted)
         try:
             first = await anext(events)
         except (UpstreamError, StopAsyncIteration) as error:
             await opened.__aexit__(None, None, None)
             if isinstance(error, StopAsyncIteration):
-                raise UpstreamError(f"{large.name} sent an empty stream.") from None
-            raise
+                error = UpstreamError(f"{large.name} sent an empty stream.")
+            health.failed(error)
+            raise error from None
         except BaseException:
             await opened.__aexit__(None, None, None)
             raise
+        health.answered()
+
+        own: dict[str, float] = {}
 
         async def relayed() -> AsyncIterator[bytes]:
+            nonlocal own
             try:
                 each: Any = first
                 while True:
-                    for part in self._relayed(each, asked, found):
+                    own = self._price(each) or own
+                    if (part := _relayed(each, asked)) is not None:
                         yield part
                     try:
                         each = await anext(events)
@@ -352,27 +409,24 @@ class _Proxy:
             except Exception as error:
                 # The client has a part of the answer already: tell it that the rest is missing.
                 yield event(client_error(error, large).content())
-            finally:
-                await events.aclose()  # type: ignore[attr-defined]
-                with suppress(Exception):
-                    await opened.__aexit__(None, None, None)
+
+        async def close() -> None:
+            self.bill.answer(added(found.cost, own), own)
+            await events.aclose()  # type: ignore[attr-defined]
+            with suppress(Exception):
+                await opened.__aexit__(None, None, None)
 
         headers = self._headers(name, found, found.cost)
-        return StreamingResponse(relayed(), media_type="text/event-stream", headers=headers)
+        return PassedOn(relayed(), close, headers, self.config.limits.timeout)
 
-    def _relayed(self, each: dict[str, Any], asked: Asked, found: Found) -> list[bytes]:
-        """Return an event as the client asked for it: the usage was asked for to know the price."""
-        usage = each.get("usage")
-        if usage is not None:
-            large = self.upstreams.large
-            with suppress(UpstreamError):
-                own = usage_cost(each, large.per_million, large.unit)
-                self.bill.add(added(found.cost, own), own)
-            if not asked.usage and not each.get("choices"):
-                return []
-        if not asked.usage:
-            each = {key: value for key, value in each.items() if key != "usage"}
-        return [event(each)]
+    def _price(self, response: Mapping[str, Any]) -> dict[str, float]:
+        """Return what a response of the last model cost; nothing if it does not say."""
+        large = self.upstreams.large
+        if response.get("usage") is None:
+            return {}
+        with suppress(UpstreamError):
+            return usage_cost(response, large.per_million, large.unit)
+        return {}
 
     def _headers(self, name: str, found: Found, cost: Mapping[str, float]) -> dict[str, str]:
         headers = {
@@ -388,35 +442,37 @@ class _Proxy:
             headers["x-swiftsure-cost"] = ", ".join(bill)
         return headers
 
-    async def _body(self, receive: Receive) -> bytes:
-        parts, size, most = [], 0, self.config.limits.max_body
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ProxyError(400, "The body was cut short.")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > most:
-                raise ProxyError(413, f"The body must have at most {most:,} bytes.")
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        headers, limits = dict(scope["headers"]), self.config.limits
+        try:
+            check_json(headers)
+            return await read_body(headers, receive, limits.max_body, limits.timeout)
+        except RefusedError as error:
+            raise ProxyError(error.status, str(error)) from None
 
-    def _authorise(self, given: bytes) -> None:
-        if self.token is None:
-            return
-        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-            text = "The API key is wrong or missing."
-            raise ProxyError(401, text, code="invalid_api_key")
+    def _check(self, scope: Scope) -> None:
+        try:
+            self._access.check(dict(scope["headers"]), changes=scope["method"] == "POST")
+        except RefusedError as error:
+            code = "invalid_api_key" if error.status == 401 else "foreign_origin"
+            raise ProxyError(error.status, str(error), code=code) from None
 
     async def models(self, request: Request) -> Response:
         """Return the names that clients may ask for."""
-        names = dict.fromkeys([self.config.name, self.names[-1]])
-        data = [
-            {"id": each, "object": "model", "created": self.created, "owned_by": "swiftsure"}
-            for each in names
-        ]
+        data = list(self._models().values())
         return self._protected(request, {"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        """Return one model."""
+        name = request.path_params["name"]
+        found = self._models().get(name)
+        if found is None:
+            return self._refused(request) or _refusal(_no_such_model(name, self.config.name))
+        return self._protected(request, found)
+
+    def _models(self) -> dict[str, Any]:
+        more = {"object": "model", "created": self.created, "owned_by": "swiftsure"}
+        return {each: {"id": each, **more} for each in (self.config.name, self.names[-1])}
 
     async def health(self, _request: Request) -> Response:
         """Say whether the proxy answers, and how."""
@@ -424,7 +480,8 @@ class _Proxy:
 
     def _health(self) -> dict[str, Any]:
         if self.live is None:
-            return {"status": "full model", "policy": None, "alarm": None, "fault": None}
+            fault = self.upstreams.trouble
+            return {"status": "full model", "policy": None, "alarm": None, "fault": fault}
         return self.live.health()
 
     async def policy(self, request: Request) -> Response:
@@ -470,7 +527,7 @@ class _Proxy:
 
     def _refused(self, request: Request) -> Response | None:
         try:
-            self._authorise(request.headers.get("authorization", "").encode("latin-1"))
+            self._check(request.scope)
         except ProxyError as error:
             return JSONResponse(error.content(), error.status)
         return None
@@ -480,8 +537,45 @@ class _Proxy:
         return JSONResponse(content) if refused is None else refused
 
 
-def _refusal(error: ProxyError, name: str) -> Response:
-    headers = {"x-request-id": name}
+def _calibrated_features(policy: Policy) -> frozenset[str] | None:
+    """Return what the messages of the calibration were like; None if the policy does not say."""
+    found = policy.settings.get(REQUESTS)
+    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
+        return frozenset(found)
+    log.warning(
+        "The policy does not say what its calibration's messages were like, so requests with other"
+        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
+    )
+    return None
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    """Say in OpenAI's form that there is no such path, or not for this method."""
+    status = getattr(error, "status_code", 404)
+    path = request.url.path[:200]
+    if status == 405:
+        text = f"{path} does not answer {request.method}."
+        return _refusal(ProxyError(405, text, code="method_not_allowed"))
+    text = f"The proxy has no {path}; it answers /v1/chat/completions and /v1/completions."
+    return _refusal(ProxyError(status, text, code="unknown_url"))
+
+
+def _no_such_model(name: str, known: str) -> ProxyError:
+    text = f"There is no model {name[:100]!r}; ask for {known!r}."
+    return ProxyError(404, text, code="model_not_found", param="model")
+
+
+def _relayed(each: dict[str, Any], asked: Asked) -> bytes | None:
+    """Return an event as the client asked for it: the usage was asked for to know the price."""
+    if not asked.usage:
+        if each.get("usage") is not None and not each.get("choices"):
+            return None
+        each = {key: value for key, value in each.items() if key != "usage"}
+    return event(each)
+
+
+def _refusal(error: ProxyError, name: str | None = None) -> Response:
+    headers = {} if name is None else {"x-request-id": name}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
     return JSONResponse(error.content(), error.status, headers)

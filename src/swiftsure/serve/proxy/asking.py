@@ -1,24 +1,18 @@
-"""Asks the models of a cascade in turn, and remembers which of them asked for a pause."""
+"""Asks the models of a cascade in turn, and remembers how each of them is doing."""
 
 import asyncio
-import logging
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swiftsure.cascade import Answer, CascadeRunner, Endpoint, UpstreamError
 from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.retrying import described
-from swiftsure.serve.proxy.requests import Asked, ProxyError
+from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.requests import Asked, ProxyError, own_spelling
 
 __all__ = ["Found", "Upstreams", "client_error"]
-
-log = logging.getLogger("swiftsure.serve")
-
-EVERY = 60.0
-"""Seconds between two messages in the log about failures of one model."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +49,26 @@ class Upstreams:
     ----------
     runner : CascadeRunner
         Of endpoints, under the policy.
+    seconds : sequence of float, optional
+        How long to wait for each model before the last; by default as long as its time-out.
+
+    Attributes
+    ----------
+    health : list of ModelHealth
+        One per model.
     """
 
-    def __init__(self, runner: CascadeRunner) -> None:
+    def __init__(self, runner: CascadeRunner, seconds: Sequence[float] | None = None) -> None:
         models = runner.models
         if not all(isinstance(model, Endpoint) for model in models):
             raise TypeError("`models` of a proxy must all be endpoints.")
         self.runner = runner
         self.models: list[Endpoint] = list(models)  # type: ignore[arg-type]
         self.last = len(models) - 1
-        self._pauses = [0.0] * len(models)
-        self._logged = [-math.inf] * len(models)
+        self._seconds = seconds or [model.timeout for model in self.models]
+        self.health = [
+            ModelHealth(model.name, last=k == self.last) for k, model in enumerate(models)
+        ]
         self._last_of_kind = {self.large.kind: self.large}
 
     @property
@@ -93,22 +96,24 @@ class Upstreams:
         for k, model in enumerate(self.models[:-1]):
             if not self.runner.asked(k):
                 continue
-            if self.pause(k) > 0:
-                reason = f"{model.name} asked for a pause"
-                return Found(self.last, reason, confidence=confidence, cost=cost)
+            if (why := self.health[k].refusal()) is not None:
+                return Found(self.last, why, confidence=confidence, cost=cost)
             try:
-                async with asyncio.timeout_at(_loop_time(until)):
+                at = min(until, time.monotonic() + self._seconds[k])
+                async with asyncio.timeout_at(_loop_time(at)):
                     response = await model.complete(_own_body(model, asked))
                 answer = model.answer_of(response)
-                _check_choice(response)
                 cost = added(cost, answer.cost)
+                _check_choice(response)
                 found = answer_confidence(answer, self.runner.score)
                 if found is None or found != found:
                     raise UpstreamError(f"{model.name} gave no confidence.")
             except Exception as error:
-                self._note(k, error)
-                reason = f"{model.name} failed"
+                self.health[k].failed(error)
+                late = isinstance(error, TimeoutError)
+                reason = f"{model.name} {'was too slow' if late else 'failed'}"
                 return Found(self.last, reason, confidence=confidence, cost=cost)
+            self.health[k].answered()
             confidence = found
             if self.runner.leaves(k, found):
                 return Found(k, "sure enough", response, answer, found, cost)
@@ -130,8 +135,9 @@ class Upstreams:
             if not isinstance(response, dict):
                 raise UpstreamError(f"{model.name} sent JSON that is not an object.")
         except Exception as error:
-            self._note(self.last, error)
+            self.health[self.last].failed(error)
             raise
+        self.health[self.last].answered()
         return response, content
 
     def stream_body(self, asked: Asked) -> dict[str, Any]:
@@ -139,26 +145,10 @@ class Upstreams:
         body = _client_body(self.large_for(asked), asked)
         return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
-    def pause(self, k: int) -> float:
-        """Return for how many more seconds a model asked to be left alone."""
-        return max(0.0, self._pauses[k] - time.monotonic())
-
-    def noted(self, error: BaseException) -> None:
-        """Remember a pause that the last model asked for."""
-        self._note(self.last, error)
-
-    def _note(self, k: int, error: BaseException) -> None:
-        now = time.monotonic()
-        if now >= self._logged[k] + EVERY:
-            self._logged[k] = now
-            # Without its words, which may quote the prompt.
-            status = getattr(error, "status", None)
-            why = type(error).__name__ if status is None else f"status {status}"
-            log.warning("%s failed: %s", self.models[k].name, why)
-        busy = (429,) if k == self.last else (429, 503)
-        if isinstance(error, UpstreamError) and error.status in busy:
-            wait = 1.0 if error.retry_after is None else min(error.retry_after, 60.0)
-            self._pauses[k] = now + wait
+    @property
+    def trouble(self) -> str | None:
+        """Which model does not answer, and why; None if all do."""
+        return next((each.trouble for each in self.health if each.trouble is not None), None)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -186,12 +176,13 @@ def _loop_time(until: float) -> float:
 def _own_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
     """Return the request as the model was calibrated with, log-probabilities included."""
     own = {k: v for k, v in asked.fields.items() if k not in ("logprobs", "top_logprobs", "n")}
-    return model.body(own)
+    return model.body(own_spelling(own, model.parameters))
 
 
 def _client_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
     """Return the request as the client sent it, with the model's own parameters as defaults."""
-    return {**model.parameters, **asked.fields, "model": model.model}
+    fields = own_spelling(asked.fields, model.parameters)
+    return {**model.parameters, **fields, "model": model.model}
 
 
 def _check_choice(response: Mapping[str, Any]) -> None:
@@ -209,16 +200,27 @@ def client_error(error: BaseException, model: Endpoint) -> ProxyError:
         return error
     if not isinstance(error, UpstreamError):
         return ProxyError(502, f"{model.name} did not answer.", "api_error", code="bad_gateway")
+    code, param = _word(error, "code"), _word(error, "param")
     if error.status == 429:
         text = f"{model.name} is at its rate limit."
         wait = 1.0 if error.retry_after is None else error.retry_after
-        return ProxyError(
-            429, text, "rate_limit_error", code="rate_limit_exceeded", retry_after=wait
-        )
+        code = code or "rate_limit_exceeded"
+        return ProxyError(429, text, "rate_limit_error", code=code, param=param, retry_after=wait)
     if error.status in (401, 403):
         text = f"{model.name} refused the proxy's key."
         return ProxyError(502, text, "api_error", code="upstream_key_refused")
     if error.status is not None and 400 <= error.status < 500 and error.status != 408:
-        return ProxyError(error.status, described(error), code="upstream_refused")
+        kind = _word(error, "type") or "invalid_request_error"
+        words = _word(error, "message")
+        text = described(error) if words is None else f"{model.name}: {words}"
+        return ProxyError(error.status, text, kind, code=code or "upstream_refused", param=param)
     text = f"{model.name} did not answer ({described(error)})"
     return ProxyError(502, text, "api_error", code="bad_gateway", retry_after=error.retry_after)
+
+
+def _word(error: UpstreamError, name: str) -> str | None:
+    """Return a text of the upstream's own error, such as its code; None if it has none."""
+    value = error.error.get(name)
+    if not isinstance(value, str) or not value:
+        return None
+    return value[:1000].encode("utf-8", "replace").decode()  # JSON can hold halves of characters

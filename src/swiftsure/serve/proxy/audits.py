@@ -5,23 +5,28 @@ import logging
 import random
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
-from swiftsure.cascade import Answer
+from swiftsure.cascade import Answer, UpstreamError
 from swiftsure.cascade.answer_losses import AnswerLoss, answer_tables
 from swiftsure.losses import LOSSES, Loss
-from swiftsure.serve.batching import Audited, Mode
+from swiftsure.serve.batching import Audited, Mode, Pending
 from swiftsure.serve.engine import Answer as ServedAnswer
-from swiftsure.serve.engine import Comparison
+from swiftsure.serve.engine import Comparison, UnansweredError
 from swiftsure.serve.guarding import Guard
 from swiftsure.serve.proxy.asking import Found, Upstreams
+from swiftsure.serve.proxy.bill import Bill
 from swiftsure.serve.proxy.requests import Asked
 
 __all__ = ["Audits", "CascadeEngine"]
 
 log = logging.getLogger("swiftsure.serve")
+
+TRIES = 5
+"""How often an audit asks a last model that is at its rate limit."""
 
 
 class CascadeEngine:
@@ -46,6 +51,10 @@ def inconsistency(loss: Loss | AnswerLoss, served: Answer, full: Answer) -> floa
     """Return the loss of one answer against the last model's."""
     _, against_last = answer_tables(loss, [[served], [full]], None)
     return float(np.asarray(against_last)[0, 0])
+
+
+NOT_ASKED = object()
+"""Stands for the last model's answer if the proxy ended before it could be asked."""
 
 
 class Turn:
@@ -84,14 +93,33 @@ class Audits:
         Share of requests.
     most : int
         How many audits may be under way; more are dropped.
+    bill : Bill
+        Where the costs of audits are added.
+
+    Attributes
+    ----------
+    dropped : int
+        How many audits were dropped.
+    pending : Pending
+        Audits of answers that were sent.
     """
 
     def __init__(
-        self, upstreams: Upstreams, guard: Guard, engine: CascadeEngine, rate: float, most: int
+        self,
+        upstreams: Upstreams,
+        guard: Guard,
+        engine: CascadeEngine,
+        rate: float,
+        most: int,
+        bill: Bill,
     ) -> None:
+        self._bill = bill
+        self._closing = asyncio.Event()
+        self._one_by_one = asyncio.Lock()
         self._guard, self._rate = guard, rate
         self._engine: Any = engine
         self.dropped = 0
+        self.pending = Pending()
         self._upstreams, self._most = upstreams, most
         self._chosen = 0
         self._random = random.SystemRandom()
@@ -116,11 +144,12 @@ class Audits:
     def begin(self, turn: Turn, request: str, asked: Asked, found: Found | None) -> None:
         """Audit an answer in the background; None for a request that got none.
 
-        A request without an answer counts as the lowest loss. To leave it out would be a choice
-        that depends on its content.
+        A request without an answer counts as no loss, since nobody got a wrong one. To leave it
+        out would be a choice that depends on its content.
         """
         if turn in self._waiting:  # not closed
             self._waiting.remove(turn)
+            self.pending.begin(turn)
             self._start(self._audit(turn, request, asked, found, self._guard.mode))
 
     async def look(self) -> None:
@@ -128,7 +157,11 @@ class Audits:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.tick)
 
     async def close(self) -> None:
-        """Finish the audits that are under way, up to the first request without an answer yet."""
+        """Finish the audits that are under way, up to the first that cannot be made yet.
+
+        It cannot if its request has no answer yet, or if the last model asked for a pause.
+        """
+        self._closing.set()
         for turn in self._waiting:
             turn.over.set_result(False)
         self._waiting.clear()
@@ -155,19 +188,41 @@ class Audits:
             audited = Audited(request, sample, served, mode)
             # When an audit ends depends on the request, and losses in such an order need not have
             # a mean of at most ε given those before.
-            if await turn.comes():
+            if sample is not NOT_ASKED and await turn.comes():
                 written = True
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._writer, self._guard.audit, audited, self._engine)
         finally:
             turn.over.set_result(written)
+            self.pending.end(turn)
             self._chosen -= 1
 
     async def _last_answer(self, asked: Asked) -> Any:
         """Return the last model's answer, or the error that came instead of it."""
         try:
-            response, _ = await self._upstreams.ask_large(asked, logprobs=True)
-            return self._upstreams.large.answer_of(response)
+            response = await self._asked_large(asked)
+            if response is NOT_ASKED:
+                return NOT_ASKED
+            answer = self._upstreams.large.answer_of(response)
+            self._bill.audit(answer.cost)
+            return answer
         except Exception as error:
             # Without the provider's words, which may quote the prompt: audits that fail are logged.
-            return RuntimeError(f"the last model did not answer ({type(error).__name__})")
+            return UnansweredError(f"the last model did not answer ({type(error).__name__})")
+
+    async def _asked_large(self, asked: Asked) -> Any:
+        """Return the last model's response, after any pause that it asked for."""
+        health = self._upstreams.health[self._upstreams.last]
+        for left in reversed(range(TRIES)):
+            # After a pause, audits must not come all at once.
+            async with self._one_by_one if health.pause > 0 else nullcontext():
+                while (wait := health.pause) > 0:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._closing.wait(), wait)
+                        return NOT_ASKED
+                try:
+                    return (await self._upstreams.ask_large(asked, logprobs=True))[0]
+                except UpstreamError as error:
+                    if error.status != 429 or not left:
+                        raise
+        raise RuntimeError("unreachable")

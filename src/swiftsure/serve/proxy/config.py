@@ -1,38 +1,52 @@
 """`ProxyConfig`: the models, policy and limits of a proxy, from a TOML file."""
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from swiftsure._lib.files import validation_message
 from swiftsure.cascade import Cascade, Endpoint
+from swiftsure.cascade.endpoints import check_key
 from swiftsure.certify.policy import Policy
-from swiftsure.serve.proxy.requests import same_json
+from swiftsure.serve.proxy.requests import canonical, same_json
 
 __all__ = ["AuditConfig", "LimitConfig", "ProxyConfig", "UpstreamConfig"]
 
+SHORTEST, LONGEST, UNKNOWN = 1.0, 60.0, 10.0
+"""Default time-outs: the shortest, the longest, and that of a small model of unknown speed."""
+
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Without the input in errors: it may be an API key.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class UpstreamConfig(_Table):
-    """A model behind an OpenAI-compatible API; the fields are those of `Endpoint`."""
+    """A model behind an OpenAI-compatible API; the fields are those of `Endpoint`.
+
+    Attributes
+    ----------
+    timeout : float, optional
+        Seconds to wait for the model. By default 60 for the last model; for another one three
+        times what 99 % of its answers took in the calibration, at least 1 and at most 60, or 10 if
+        that is not known.
+    """
 
     base_url: str
     model: str
     name: str = ""
-    key: str | None = None
+    key: Annotated[str | None, AfterValidator(check_key)] = Field(default=None, repr=False)
     per_million: tuple[float, ...] | None = None
     unit: str = "usd"
     kind: Literal["chat", "completions"] = "chat"
     logprobs: int | None = 5
     parameters: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
-    timeout: float = Field(default=60.0, gt=0)
+    timeout: float | None = Field(default=None, gt=0)
 
 
 class AuditConfig(_Table):
@@ -113,8 +127,19 @@ class ProxyConfig(_Table):
 
     def endpoints(self) -> list[Endpoint]:
         """Return the models, each with a connection for every request."""
+        connections = self.limits.max_requests + self.audit.most
         return [
-            Endpoint(**dict(each), connections=self.limits.max_requests) for each in self.models
+            Endpoint(**(dict(each) | {"timeout": each.timeout or LONGEST}), connections=connections)
+            for each in self.models
+        ]
+
+    def timeouts(self, policy: Policy | None) -> list[float]:
+        """Return how long to wait for each model; see `UpstreamConfig.timeout`."""
+        last = len(self.models) - 1
+        taken = _calibrated_seconds(policy, len(self.models))
+        own = [min(max(3 * seconds, SHORTEST), LONGEST) for seconds in taken]
+        return [
+            each.timeout or (LONGEST if k == last else own[k]) for k, each in enumerate(self.models)
         ]
 
     def cascade(self) -> Cascade:
@@ -136,13 +161,20 @@ class ProxyConfig(_Table):
         return Policy.load(self.policy)
 
 
+def _calibrated_seconds(policy: Policy | None, n: int) -> list[float]:
+    """Return what 99 % of each model's answers took in the calibration, or a guess."""
+    found = None if policy is None else policy.settings.get("seconds")
+    if not isinstance(found, list | tuple) or len(found) != n:
+        return [UNKNOWN / 3] * n
+    known = [isinstance(each, int | float) and math.isfinite(each) for each in found]
+    return [float(each) if fine else UNKNOWN / 3 for each, fine in zip(found, known, strict=True)]
+
+
 def parameters_in_common(models: list[Endpoint]) -> Mapping[str, Any]:
-    """Return the parameters with which all models were calibrated."""
-    first = dict(models[0].parameters)
+    """Return the parameters with which all models were calibrated, by their canonical names."""
+    first, *others = (canonical(each.parameters) for each in models)
     return {
         name: value
         for name, value in first.items()
-        if all(
-            name in each.parameters and same_json(each.parameters[name], value) for each in models
-        )
+        if all(name in each and same_json(each[name], value) for each in others)
     }

@@ -6,7 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Asked", "ProxyError", "asked_of", "same_json", "uncovered"]
+from swiftsure.cascade.request_kinds import unlike
+from swiftsure.serve.http import RefusedError, read_json
+
+__all__ = [
+    "Asked",
+    "ProxyError",
+    "asked_of",
+    "canonical",
+    "own_spelling",
+    "same_json",
+    "uncovered",
+]
 
 Kind = Literal["chat", "completions"]
 
@@ -15,6 +26,34 @@ NEUTRAL = frozenset(
     | {"logprobs", "top_logprobs", "n", "best_of", "service_tier", "safety_identifier"}
 )
 """Fields on which the text of an answer does not depend, or that are checked apart."""
+
+ALIASES = {"max_completion_tokens": "max_tokens"}
+"""Parameters that mean the same as another one, whose name is used to compare them."""
+
+
+def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with one name for those that mean the same.
+
+    Examples
+    --------
+    >>> canonical({"max_completion_tokens": 5})
+    {'max_tokens': 5}
+    """
+    return {ALIASES.get(name, name): value for name, value in parameters.items()}
+
+
+def own_spelling(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's fields with the names that a model's own parameters have.
+
+    A model that got both names of one parameter would refuse the request.
+
+    Examples
+    --------
+    >>> own_spelling({"max_tokens": 5}, {"max_completion_tokens": 9})
+    {'max_completion_tokens': 5}
+    """
+    names = {ALIASES.get(name, name): name for name in parameters}
+    return {names.get(ALIASES.get(name, name), name): value for name, value in fields.items()}
 
 
 class ProxyError(Exception):
@@ -85,9 +124,9 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
         If it is not a request of this kind.
     """
     try:
-        content = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise ProxyError(400, f"The body must be JSON: {str(error)[:200]}.") from None
+        content = read_json(body, _decoded)
+    except RefusedError as error:
+        raise ProxyError(413 if error.status == 413 else 400, str(error)) from None
     if not isinstance(content, dict):
         raise ProxyError(400, "The body must be a JSON object.")
     model = content.get("model")
@@ -132,6 +171,10 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
+def _decoded(body: bytes) -> Any:
+    return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+
+
 def _are_messages(value: Any) -> bool:
     return (
         isinstance(value, list)
@@ -140,7 +183,12 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, Any]) -> str | None:
+def uncovered(
+    asked: Asked,
+    kinds: Collection[Kind],
+    parameters: Mapping[str, Any],
+    features: Collection[str] | None = None,
+) -> str | None:
     """Return why a policy says nothing about a request; None if it covers it.
 
     Parameters
@@ -149,6 +197,8 @@ def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, An
         Of the models that were calibrated. If they differ, no request is for all of them.
     parameters : mapping
         With which they were calibrated. A request may leave them out, or must have the same.
+    features : set of str, optional
+        What the messages of the calibration were like; see `cascade.request_kinds`.
     """
     fields = asked.fields
     if {asked.kind} != set(kinds):
@@ -158,14 +208,16 @@ def uncovered(asked: Asked, kinds: Collection[Kind], parameters: Mapping[str, An
             return f"`{name}` is not 1"
     if asked.kind == "completions" and not isinstance(fields["prompt"], str):
         return "`prompt` is not one text"
+    known = canonical(parameters)
     for name, value in fields.items():
         if name in NEUTRAL:
             continue
-        if name not in parameters:
-            return f"`{name}` was not set when the policy was made"
-        if not same_json(value, parameters[name]):
-            return f"`{name}` has another value than when the policy was made"
-    return None
+        meant = ALIASES.get(name, name)
+        if meant not in known:
+            return f"`{name[:60]}` was not set when the policy was made"
+        if not same_json(value, known[meant]):
+            return f"`{name[:60]}` has another value than when the policy was made"
+    return None if features is None else unlike(fields, features)
 
 
 def same_json(one: Any, other: Any) -> bool:

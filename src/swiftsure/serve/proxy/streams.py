@@ -1,12 +1,17 @@
 """Server-sent events: an answer as a stream, and an upstream's stream passed on."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from swiftsure.cascade import UpstreamError
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["as_stream", "events_of", "without_logprobs"]
+from swiftsure.cascade import UpstreamError
+from swiftsure.serve.proxy.connections import GoneError
+
+__all__ = ["PassedOn", "as_stream", "events_of", "without_logprobs"]
 
 LONGEST = 8 << 20
 """Longest line of an upstream's stream, in bytes."""
@@ -70,8 +75,63 @@ def without_logprobs(response: Mapping[str, Any]) -> dict[str, Any]:
     return {**response, "choices": choices}
 
 
-async def events_of(content: Any) -> AsyncIterator[Any]:
+class PassedOn(StreamingResponse):
+    """A stream that closes its source in the end; its caller notices if the client goes away.
+
+    Parameters
+    ----------
+    parts : asynchronous generator of bytes
+    close : callable
+        Awaited in the end, also if no part was sent.
+    headers : mapping
+    seconds : float
+        How long the client may take to read a part.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        headers: Mapping[str, str],
+        seconds: float,
+    ) -> None:
+        super().__init__(parts, media_type="text/event-stream", headers=headers)
+        self.close, self.seconds = close, seconds
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the stream.
+
+        Raises
+        ------
+        GoneError
+            If the client does not read.
+        """
+
+        async def patient(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self.seconds):
+                    await send(message)
+            except TimeoutError:
+                raise GoneError from None
+
+        try:
+            await self.stream_response(patient)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[attr-defined]
+            await self.close()
+
+
+async def events_of(
+    content: Any, redacted: Callable[[bytes], bytes] = lambda line: line
+) -> AsyncIterator[Any]:
     """Yield the JSON of each event of an upstream's stream, up to [DONE].
+
+    Parameters
+    ----------
+    content : stream
+        Of an HTTP response.
+    redacted : callable
+        Removes the key from a line.
 
     Raises
     ------
@@ -87,7 +147,7 @@ async def events_of(content: Any) -> AsyncIterator[Any]:
             text = line.strip()
             if not text.startswith(b"data:"):
                 continue
-            text = text[5:].strip()
+            text = redacted(text[5:].strip())
             if text == b"[DONE]":
                 return
             try:
