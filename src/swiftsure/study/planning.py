@@ -1,6 +1,6 @@
 """Planning: how many samples a promise needs, and which ε a compute budget allows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, floor
 
@@ -11,18 +11,21 @@ from scipy import special
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
 from swiftsure.certify.bounds import trinomial
-from swiftsure.certify.calibration import curve_of
+from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.certificate import make_policy
-from swiftsure.certify.control import Control, ControlResult
+from swiftsure.certify.control import ControlResult
 from swiftsure.certify.policy import BUDGET, Policy, percent
-from swiftsure.curves.curve import Average, RiskCurve
+from swiftsure.certify.promise import Promise
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, PathLike
+from swiftsure.exits import ExitRule
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import choose
+from swiftsure.study.pools import as_request, pool_curve
 from swiftsure.study.unlabelled import PoolPlan, unlabelled_pool
 
 __all__ = [
+    "Budget",
     "BudgetPlan",
     "GainPlan",
     "PoolPlan",
@@ -121,7 +124,7 @@ def samples_needed(
     if pilot is not None:
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
-        curve = curve_of(pilot, None, loss)
+        curve = pool_curve(pilot, _request(None, loss, epsilon))
         if curve.selective:
             raise ValueError("`pilot` must not be a curve of the samples that exit.")
         if curve.weights is not None:
@@ -320,47 +323,51 @@ class GainPlan:
 
 def gain_by_samples(
     pilot: Record,
-    risk: str | None = None,
-    loss: str | None = None,
+    request: Promise | Calibration,
     *,
-    epsilon: float = 0.05,
-    delta: float = 0.1,
-    control: str | Control = "ucb",
     target: float = 0.0,
     power: float = 0.9,
     sizes: tuple[int, ...] = (50, 100, 200, 500, 1000, 2000, 5000),
-    cost: str | None = None,
     draws: int = 200,
     seed: int = 0,
-    score: str | None = None,
-    path: PathLike = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
 ) -> GainPlan:
     """Estimate what more calibration samples would save, by resampling a pilot with replacement.
 
     This is not a guarantee, and only as good as the pilot. Do not calibrate on the pilot's
-    samples at an ε or size that was chosen with it. `average` and `max_group_size` are those of
-    `record.curve`, for pilots with groups; sizes then count groups.
+    samples at an ε or size that was chosen with it.
+
+    Parameters
+    ----------
+    pilot : record or RiskCurve
+        With groups, sizes count groups.
+    request : Promise or Calibration
+        What is to be promised, of one risk; a request also says δ, control, path, exit rule and
+        the cost to save.
+    target : float
+        The percentage to save.
+    power : float
+        The share of calibration sets that must reach the target.
 
     Examples
     --------
     >>> from swiftsure.study.simulate import Population
     >>> sample = Population().sample(500, seed=0)
     >>> pilot = ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> plan = gain_by_samples(pilot, loss="zero_one", sizes=(100, 1000), draws=20)
+    >>> promise = Promise("zero_one", epsilon=0.05)
+    >>> plan = gain_by_samples(pilot, promise, sizes=(100, 1000), draws=20)
     >>> bool(plan.gain[0] < plan.gain[1])
     True
     """
-    curve = curve_of(pilot, risk, loss, score, path, average, max_group_size)
-    rule = control if isinstance(control, Control) else Control(control)
+    request = as_request(request)
+    curve = pool_curve(pilot, request)
+    rule, delta = request.control, request.delta
+    epsilon = request.risks[0].epsilon
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     checks.count("draws", draws)
     if not sizes:
         raise ValueError("`sizes` must not be empty.")
-    saved = 100 * curve.saving(_cost_name(curve, cost))
+    saved = 100 * curve.saving(_cost_name(curve, request.cost))
     rng = np.random.default_rng(seed)
     gains = np.zeros((len(sizes), draws))
     certified = np.zeros((len(sizes), draws), bool)
@@ -380,6 +387,38 @@ def gain_by_samples(
         unit="groups" if curve.grouped else "samples",
         average=curve.average,
     )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a setting may cost, for `lowest_epsilon`.
+
+    Parameters
+    ----------
+    at_most : float, optional
+        Largest mean cost, in the unit of `cost`.
+    saving : float, optional
+        Instead: the smallest fraction of the full model's cost to save, in (0, 1).
+    cost : str, optional
+        Which cost; by default the one that `policy.evaluate` reports.
+    choice : float
+        Fraction of the samples, or groups, used to choose the setting.
+    """
+
+    at_most: float | None = None
+    saving: float | None = None
+    cost: str | None = None
+    choice: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Raise unless there is one limit."""
+        if (self.at_most is None) == (self.saving is None):
+            raise ValueError("`budget` or `saving` must be given, and not both.")
+        if self.at_most is not None:
+            checks.between("budget", self.at_most, 0.0, np.inf)
+        if self.saving is not None:
+            checks.between("saving", self.saving, 0.0, 1.0)
+        checks.between("choice", self.choice, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -410,20 +449,15 @@ class BudgetPlan:
 
 def lowest_epsilon(
     record: Record,
-    budget: float | None = None,
+    budget: float | Budget | None = None,
     risk: str | None = None,
     loss: str | None = None,
     *,
     saving: float | None = None,
-    cost: str | None = None,
     delta: float = 0.1,
     bound: str = "auto",
-    choice: float = 0.25,
-    seed: int | None = None,
-    score: str | None = None,
     path: PathLike = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
+    rule: ExitRule | None = None,
 ) -> BudgetPlan:
     """Return the lowest ε that can be certified within a compute budget.
 
@@ -437,30 +471,31 @@ def lowest_epsilon(
 
     Parameters
     ----------
-    budget : float
-        Largest mean cost, in the unit of `cost`.
+    record : record or RiskCurve
+        Its order fixes which samples choose the setting, and the order of the others for betting
+        bounds.
+    budget : float or Budget
+        Largest mean cost; a Budget also says of which cost.
     saving : float
         Instead of `budget`: the smallest fraction of the full model's cost to save, in (0, 1).
-    cost : str, optional
-        Which cost; by default the one that `policy.evaluate` reports.
-    choice : float
-        Fraction of the samples, or groups, used to choose the setting.
-    average, max_group_size
-        For records with groups, as in `record.curve`: what is weighted equally in risk and costs.
-    seed : int, optional
-        Fixes which samples choose the setting, and the order of the others for betting bounds. By
-        default the record's own seed, as in `calibrate`.
+    risk, loss, delta, bound, path, rule
+        As in `Calibration`.
 
     Examples
     --------
     >>> from swiftsure.study.simulate import Population
     >>> sample = Population().sample(4000, seed=0)
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one", seed=0)
+    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one")
     >>> plan.epsilon < 0.01
     True
     """
-    curve = curve_of(record, risk, loss, score, path, average, max_group_size)
+    if isinstance(budget, Budget) and saving is not None:
+        raise ValueError("`budget` or `saving` must be given, and not both.")
+    if not isinstance(budget, Budget):
+        budget = Budget(budget, saving)
+    request = _request(risk, loss, 0.5, delta, bound, path, rule)
+    curve = pool_curve(record, request)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
     if curve.selective:
@@ -472,32 +507,27 @@ def lowest_epsilon(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"
             " risk would then choose the setting too. Give a grid of thresholds."
         )
-    checks.failure_probability(delta)
-    name = _cost_name(curve, cost)
+    name = _cost_name(curve, budget.cost)
     unit = "group" if curve.grouped else "sample"
-    order = curve.order.replaced_by(seed)
+    order = curve.order
     ordered = curve.shuffled(order.seed)
     known = not curve.has_exits and curve.costs[name].ndim == 1
-    size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
+    size = 0 if known else max(1, round(budget.choice * curve.n))
     if size >= curve.n:
         raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
     full = ordered.full_cost(name, None if known else part)
-    if (budget is None) == (saving is None):
-        raise ValueError("`budget` or `saving` must be given, and not both.")
-    if saving is not None:
-        limit = full * (1 - checks.between("saving", saving, 0.0, 1.0))
-    else:
-        limit = checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
+    limit = budget.at_most if budget.saving is None else full * (1 - budget.saving)
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
         fastest = float(mean_cost.min())
-        if saving is not None:
+        if budget.saving is not None:
             most = floor(1000 * (1 - fastest / full) + 1e-6) / 1000
             raise ValueError(
                 f"`saving` must be at most {most:g}, since the fastest setting saves"
-                f" {percent(most)} of {'exits' if name == 'exit' else name}, but got {saving:g}."
+                f" {percent(most)} of {'exits' if name == 'exit' else name}, but got"
+                f" {budget.saving:g}."
             )
         raise ValueError(
             f"`budget` must be at least {fastest:g}, the cost of the fastest setting, but got"
@@ -505,14 +535,14 @@ def lowest_epsilon(
         )
     index = int(affordable[0])
     source = "each setting" if known else f"{size:,} other {unit}{'s' if size > 1 else ''}"
-    rule = Control("ucb", bound)
-    prepared = rule.prepare(ordered)
+    control = request.control
+    prepared = control.prepare(ordered)
     chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
     tested = index > 0 or not curve.full_model_first
     level = chosen_bound.upper(prepared, rest, index, delta, 0) if tested else 0.0
     certified = level < curve.loss_range.high
     used = order if size or chosen_bound.uses_order else None
-    rests = rule.assumptions(curve, chosen_bound, order=used)
+    rests = control.assumptions(curve, chosen_bound, order=used)
     result = ControlResult(
         index=index if certified and tested else None,
         threshold=curve.threshold_at(index) if certified and tested else None,
@@ -531,11 +561,14 @@ def lowest_epsilon(
             *rests[2:],
         ),
     )
-    if isinstance(record, ExitRecord | ShardedRecord):
-        known = record.first if isinstance(record, ShardedRecord) else record
-        score = choose("score", score, known.confidences, preferred="top1")
+    promised = replace(request.risks[0], epsilon=level)
     policy = make_policy(
-        record, rule, [curve], [result], result, score=score, upper=level if tested else None
+        replace(request, promises=(promised,)),
+        record,
+        [curve],
+        [result],
+        result,
+        upper=level if tested else None,
     )
     outcome = ordered.mean_cost(name, rest)
     return BudgetPlan(
@@ -556,3 +589,22 @@ def _cost_name(curve: RiskCurve, cost: str | None) -> str:
     if name is None:
         raise ValueError("`record` must have costs: without them no saving is known.")
     return name
+
+
+def _request(
+    risk: str | None,
+    loss: str | None,
+    epsilon: float,
+    delta: float = 0.1,
+    bound: str = "auto",
+    path: PathLike = None,
+    rule: ExitRule | None = None,
+) -> Calibration:
+    """Return the request that tests one mean risk."""
+    return Calibration(
+        Promise(loss, epsilon=epsilon, risk=risk or "gap"),  # type: ignore[arg-type]
+        delta=delta,
+        bound=bound,
+        path=path,  # type: ignore[arg-type]
+        rule=rule or ExitRule(),
+    )

@@ -87,7 +87,8 @@ class RequestStudy:
         saved = ", ".join(f"{100 * v.mean():.1f} % of {k}" for k, v in self.savings.items())
         lines = [
             f"{len(self.test_risk)} splits of {self.n_pool:,} {self.unit}, n ="
-            f" {self.n_calibration:,}: {100 * self.certified.mean():.0f} % certified; saved {saved}."
+            f" {self.n_calibration:,}: {100 * self.certified.mean():.0f} % certified;"
+            f" saved {saved}."
         ]
         lines += [
             f"{row['promise']}: {row['test_risk']:.4g} on average on the test part; true risk"
