@@ -665,7 +665,7 @@ class Policy(_Frozen):
 
     def _alone(self, record: Any) -> list[Any]:
         """Return the samples of each slice that the promise is about, or all samples."""
-        if self.certificate.slices is None or len(self.certificate.slices) == 1:
+        if self.certificate.slices is None:
             return [record]
         names = record.slices.astype(str)
         part = replace(record, sampling=replace(record.sampling, part=True))
