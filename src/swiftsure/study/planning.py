@@ -519,7 +519,7 @@ def lowest_epsilon(
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
     full = ordered.full_cost(name, None if known else part)
-    limit = budget.at_most if budget.saving is None else full * (1 - budget.saving)
+    limit = full * (1 - (budget.saving or 0.0)) if budget.at_most is None else budget.at_most
     affordable = np.flatnonzero(mean_cost <= limit)
     if not affordable.size:
         fastest = float(mean_cost.min())
