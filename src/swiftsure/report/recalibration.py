@@ -26,7 +26,7 @@ from swiftsure.certify.selection import (
 from swiftsure.certify.slices import SlicedPolicy, slice_by_slice
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.study.planning import budget_policy
+from swiftsure.study.budgets import budget_policy
 
 __all__ = ["Recalibration", "recalibrate"]
 
