@@ -693,7 +693,9 @@ def test_labels_that_were_asked_for_must_be_in_the_record(sample, tmp_path):
     policy.save(tmp_path / "policy.json")
     loaded = ss.Policy.load(tmp_path / "policy.json")
     labelled = unlabelled.with_labels(asked, sample.labels[asked])
-    assert findings(labelled, loaded).chosen == policy.certificate.index > 0
+    for each in (policy, loaded):
+        assert findings(labelled, each).chosen == policy.certificate.index > 0
+    assert len(set(asked)) == len(asked)  # a report asks nobody
     with pytest.raises(ValueError, match="give the record with just these labels"):
         policy_page(unlabelled, loaded)
 

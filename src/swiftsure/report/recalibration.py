@@ -260,8 +260,8 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
             " calibrate again."
         )
     certificate = policy.certificate
-    if isinstance(request.missing, Ask) and request.missing.labeller is None:
-        # The labels that were asked for are those that the record has.
+    if isinstance(request.missing, Ask):
+        # A report asks nobody: the labels that were asked for are those that the record has.
         request = replace(request, missing="stop")
     best, slices = certificate.selection, certificate.slices
     if best is not None and best.n_pilot is not None:
