@@ -108,7 +108,7 @@ class Calibration:
 
     promises: tuple[Promise | CostPromise, ...]
     delta: float = DELTA
-    control: Control = Control("ucb")  # noqa: RUF009 (frozen)
+    control: Control = "ucb"  # type: ignore[assignment]
     bound: str = "auto"
     path: Path | PilotPath | str | None = None
     rule: ExitRule = ExitRule()  # noqa: RUF009 (frozen)
