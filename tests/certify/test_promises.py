@@ -174,7 +174,10 @@ def test_those_that_exit_in_groups(record, average):
     risk = policy.certificate.promises[0].calibration_risk
     assert risk == pytest.approx(apart[exits < 3].mean())
     assert risk <= 0.15
-    assert policy.evaluate(groups).risk == pytest.approx(risk)
+    spent = record.costs["flops"][exits].mean()  # of all samples, whether they exit early or not
+    assert policy.certificate.costs["flops"] == (5, pytest.approx(spent))
+    found = policy.evaluate(groups)
+    assert (found.risk, found.saving) == (pytest.approx(risk), pytest.approx(1 - spent / 5))
 
 
 def test_those_that_exit_grow(record):
@@ -312,6 +315,10 @@ def test_weights_by_slice(record):
 
 def test_weights_of_one_change_nothing_but_the_test(record):
     curve = record.curve(loss="brier", path=PATH)
+    part = curve.drawn(weights=np.tile([1.0, 0.5], 500), max_weight=1.0, part=True)
+    np.testing.assert_allclose(
+        part.take(np.arange(0, 1000, 2)).risk(), curve.risk(np.arange(0, 1000, 2))
+    )
     same = curve.drawn(weights=np.ones(1000), max_weight=1.0)
     assert np.array_equal(same.losses(), curve.losses())
     assert same.loss_range == curve.loss_range
@@ -325,6 +332,10 @@ def test_weights_are_checked(record):
         record.weighted(np.ones(1000))
     with refused("max_weight"):
         record.weighted(np.ones(1000), max_weight=0.0)
+    many = np.repeat([3.0, 0.5], [500, 500])  # in four groups, chance allows this mean of 1.75
+    assert record.grouped(np.arange(1000) // 250).weighted(many, max_weight=3.0).n_units == 4
+    with refused("weights"):
+        record.weighted(many, max_weight=3.0)
 
 
 def test_curves_take_rows():

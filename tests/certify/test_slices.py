@@ -206,6 +206,9 @@ def test_slices_go_with_every_draw_and_promise(case, fact, promise):
     assert policy.threshold == max(each.threshold for each in single)
     own = sliced("each slice", record, **promise)
     assert own["easy"].threshold >= single[0].threshold
+    for name, found in own.evaluate(record).items():
+        asked = own[name].certificate.promises[0]
+        assert found.risk == pytest.approx(asked.calibration_risk)
     assert policy.evaluate(record).risk <= promise["epsilon"]
 
 

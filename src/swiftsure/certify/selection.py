@@ -177,6 +177,12 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
             " slices or walks only the failure probabilities add up, not the means of their risks."
         )
     if record.sampling.population is not None:
+        if isinstance(request.path, PilotPath):
+            raise ValueError(
+                "`Path.learn` does not go with samples `drawn_from` a finite population: those left"
+                " are drawn from the rest of it, and the promise would not hold for the pilot. Give"
+                " a path that is fixed beforehand, or leave `drawn_from` out."
+            )
         restricted = any(
             each.among == "exits" or each.within or each.worst is not None for each in request.risks
         )
@@ -229,7 +235,12 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         curves = [each.curve for each in tested]
         if several_starts or curves[0].cut_from is None:
             return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None
-        results = [request.control.run(each.curve, each.promise.epsilon, share) for each in tested]
+        results = [
+            request.control.run(
+                each.curve, each.promise.epsilon, share, pool=record.sampling.population
+            )
+            for each in tested
+        ]
         index = min(-1 if each.index is None else each.index for each in results)
         return curves[0].n_settings, max(index, 0) + 1, False
 
@@ -284,8 +295,7 @@ def _within_costs(request: Calibration, record: Any, n_settings: int, delta: flo
     rows, one_by_one = costs.rows_in_order(costs.order.seed), np.arange(costs.n)
     k = costs.n_settings
     while k > 0 and all(
-        star.passes(table.only(k - 1, rows), one_by_one, level / 1.0, delta)[0]
-        for table, level in tables
+        star.passes(table.only(k - 1, rows), one_by_one, level, delta)[0] for table, level in tables
     ):
         k -= 1
     return np.arange(costs.n_settings)[:n_settings] >= k
