@@ -20,7 +20,7 @@ OPTIONS = {"epsilon": 0.05, "loss": "zero_one", "horizon": 400, "path": PATH}
 
 
 def started(state=None, **given):
-    """A new calibration that grows, given the fields of a promise and its request, and a horizon."""
+    """A calibration that grows, given the fields of a promise and its request, and a horizon."""
     horizon = {"horizon": given.pop("horizon")} if "horizon" in given else {}
     return request_of(**given).start(state=state, **horizon)
 

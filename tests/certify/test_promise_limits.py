@@ -1,7 +1,6 @@
 """What promises say to the last digit, what they are not combined with, and what files may hold."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,12 +68,12 @@ def test_a_curve_is_transformed_once(record):
 
 def test_combinations_without_a_proof_are_refused(record):
     pool = record.drawn_from(5000)
-    with pytest.raises(ValueError, match="there is no test here of a weighted .* mean"):
+    with pytest.raises(ValueError, match=r"there is no test here of a weighted .* mean"):
         ss.calibrate(pool.weighted(np.ones(1000), max_weight=2.0), **OPTIONS)
     for restricted in ({"worst": 0.1}, {"among": "exits"}, {"within": "slices"}):
-        with pytest.raises(ValueError, match="there is no test here of a weighted or restricted"):
+        with pytest.raises(ValueError, match=r"there is no test here of a weighted or restricted"):
             request_of(**OPTIONS, **restricted).run(pool.sliced(np.arange(1000) % 2))
-    with pytest.raises(ValueError, match="`Path.learn` does not go with samples `drawn_from`"):
+    with pytest.raises(ValueError, match=r"`Path\.learn` does not go with samples `drawn_from`"):
         ss.calibrate(pool, **(OPTIONS | {"path": ss.Path.learn(200)}))
     asking = ss.Ask(lambda ids: 1 / 0)  # which is not asked before the refusal
     with pytest.raises(ValueError, match="without replacement"):

@@ -136,7 +136,7 @@ def test_what_does_not_go_with_those_that_exit(record):
     for control in ("crc", "empirical", ss.Control("ltt", correction="bonferroni")):
         with pytest.raises(ValueError, match="ucb, or ltt in fixed sequence"):
             request_of(**promise, control=control).run(record)
-    with pytest.raises(ValueError, match="there is no test here of a .* restricted mean"):
+    with pytest.raises(ValueError, match=r"there is no test here of a .* restricted mean"):
         request_of(**promise).run(record.drawn_from(5000))
     with refused("path"):  # starts that depend on the samples
         request_of(**promise, path="breakpoints").run(record)

@@ -160,8 +160,8 @@ def test_what_does_not_go_with_slices(case):
     with refused("path"):
         sliced("slices", record, path="breakpoints")
     assert len(sliced("each slice", record, path="breakpoints")) == 2
+    own = ss.Promise("zero_one", epsilon=0.1, within="each slice")
     with pytest.raises(ValueError, match="every Promise must ask for it"):
-        own = ss.Promise("zero_one", epsilon=0.1, within="each slice")
         ss.calibrate(record, [own, ss.Promise("brier", epsilon=0.1)])
     with refused("slices"):
         case[0].sliced(slices[:5])

@@ -135,10 +135,9 @@ def test_what_is_known_of_the_draw_is_kept_by_every_part(tmp_path, name):
     if record.sampling.weights is not None:
         for some in (part, drawn):
             same_array(some.sampling.weights, record.sampling.weights[rows])
+        unweighted = replace(part.sampling, weights=None, max_weight=None)
+        plain = replace(pieces[1], sampling=unweighted)
         with pytest.raises(ValueError, match="`records` must agree in `sampling`"):
-            plain = replace(
-                pieces[1], sampling=replace(part.sampling, weights=None, max_weight=None)
-            )
             type(record).concatenate([pieces[0], plain])
 
 
