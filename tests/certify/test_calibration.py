@@ -153,10 +153,12 @@ def test_a_control_object_will_do():
 
 
 def test_a_control_object_has_its_own_bound():
+    rule = ss.Control("ucb", "wsr")
     with refused("bound"):
-        ss.calibrate(
-            RECORD, loss="brier", control=ss.Control("ucb"), epsilon=0.05, bound="hoeffding"
-        )
+        ss.calibrate(RECORD, loss="brier", control=rule, epsilon=0.05, bound="hoeffding")
+    taken = request_of(loss="brier", epsilon=0.05, control=ss.Control("ltt"), bound="hoeffding")
+    assert taken.control == ss.Control("ltt", "hoeffding")
+    assert replace(request_of(loss="brier", epsilon=0.05), bound="wsr").control.bound == "wsr"
 
 
 def test_the_only_score_and_loss_need_not_be_named():

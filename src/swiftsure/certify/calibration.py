@@ -1,7 +1,7 @@
 """`Calibration`: the request to calibrate, as one frozen value; and `calibrate`, its front door."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -109,7 +109,7 @@ class Calibration:
 
     promises: tuple[Promise | CostPromise, ...]
     delta: float = DELTA
-    control: Control = "ucb"  # type: ignore[assignment]
+    control: Control = Control("ucb")  # noqa: RUF009 (frozen)
     bound: str = "auto"
     path: Path | PilotPath | str | None = None
     rule: ExitRule = ExitRule()  # noqa: RUF009 (frozen)
@@ -231,7 +231,8 @@ class Calibration:
     def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
         """Return the request that `to_json` wrote."""
         known = {each.name for each in fields(cls)} - {"bound"}
-        if not isinstance(content, Mapping) or set(content) != known:
+        given = set(content) if isinstance(content, Mapping) else set()  # type: ignore[redundant-expr]
+        if given != known:
             raise ValueError(f"a calibration must have {', '.join(sorted(known))}")
         path, missing = content["path"], content["missing"]
         try:
@@ -280,6 +281,8 @@ def _control(given: Any, bound: str) -> Control:
         return Control(given, bound)
     if not isinstance(given, Control):
         raise TypeError(f"`control` must be a name or a Control, but got {given!r}.")
+    if given.bound == "auto" and bound != "auto":
+        return replace(given, bound=bound)
     if bound not in ("auto", given.bound):
         raise ValueError("`bound` is the Control's own; leave it out here.")
     return given

@@ -119,7 +119,7 @@ def cells(request: Calibration, record: Any) -> list[Cell]:
     for promise in request.risks:
         parts: dict[str | None, Any] = {None: None}
         if promise.within == "slices":
-            parts = dict(slice_rows(record))
+            parts = {**slice_rows(record)}
         for name, rows in parts.items():
             curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
             found.append(Cell(promise, curve, name, rows))
@@ -205,17 +205,17 @@ def _with_learned_path(request: Calibration, record: Any) -> tuple[Any, Calibrat
         )
     size = pilot_size(wish.share, record.n_units, record.unit)
     pilot, rest = record.split(size, seed=record.order)
-    options = {}
+    path: Path | None = None
     if isinstance(pilot, ExitRecord):
-        options["path"] = exit_candidates(pilot, pilot.score_of(request.rule), None)
+        path = exit_candidates(pilot, pilot.score_of(request.rule), None)
     missing = "raise" if isinstance(request.missing, Ask) else request.missing
     curves = [
-        replace(each, within=None).curve(pilot, request.rule, missing=missing, **options)
+        replace(each, within=None).curve(pilot, request.rule, path, missing)
         for each in request.risks
     ]
     levels = [each.epsilon for each in request.risks]
-    path = Path.front(curves, levels, pilot, wish.cost or request.cost)
-    return rest, replace(request, path=path)
+    front = Path.front(curves, levels, pilot, wish.cost or request.cost)
+    return rest, replace(request, path=front)
 
 
 def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -225,7 +225,8 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         raise ValueError("`missing=Ask(...)` is for an ExitRecord, in memory.")
     if ask.labeller is None:
         raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
-    path = Path.of(request.path, record.confidences[record.score_of(request.rule)])
+    route: Any = request.path
+    path = Path.of(route, record.confidences[record.score_of(request.rule)])
     request = replace(request, path=path, missing="stop")
     share = walk_delta(request)
     several_starts = any(each.among == "exits" for each in request.risks)
@@ -279,14 +280,15 @@ def _within_costs(request: Calibration, record: Any, n_settings: int, delta: flo
     Costs need no labels, so the walk begins at the end of the whole path.
     """
     first, star = request.risks[0], bounds.BOUNDS["star"]
-    if isinstance(request.path, Path) and request.path.branches is not None:
+    route: Any = request.path
+    if isinstance(route, Path) and route.branches is not None:
         raise ValueError(
             "A CostPromise needs a path that is one sequence: branches have no fast end."
         )
     plain = replace(first, above=None, worst=None, among="all", within=None)
     tables = []
     for name, limit in request.limits.items():
-        curve = plain.uncut(record, request.rule, request.path)
+        curve = plain.uncut(record, request.rule, route)
         most = _largest_cost(curve, name)
         level = checks.between("at_most", limit, 0.0, most) / most
         costs = record.sampling.applied(curve.cost_curve(name, most), record.groups)
@@ -298,7 +300,8 @@ def _within_costs(request: Calibration, record: Any, n_settings: int, delta: flo
         star.passes(table.only(k - 1, rows), one_by_one, level, delta)[0] for table, level in tables
     ):
         k -= 1
-    return np.arange(costs.n_settings)[:n_settings] >= k
+    kept: Mask = np.arange(costs.n_settings)[:n_settings] >= k
+    return kept
 
 
 def _largest_cost(curve: RiskCurve, name: str) -> float:

@@ -146,9 +146,9 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max
 
     `sums` is (n, K): each unit's total loss divided by the largest size M. `weights`, (n, K) or
     (n, 1), are the sizes divided by M. Each bet is on ε · weight − sum, whose mean is at most 0 if
-    the risk is ε or more. Its variance is estimated around the risk so far, not around ε: the stakes then
-    depend on ε only through their cap, which keeps the test monotone in ε. With weights of 1 this
-    is the test of `log_deficit`.
+    the risk is ε or more. Its variance is estimated around the risk so far, not around ε: the
+    stakes then depend on ε only through their cap, which keeps the test monotone in ε. With weights
+    of 1 this is the test of `log_deficit`.
     """
     n = rows.size
     deficit = np.log(goal)
