@@ -211,42 +211,45 @@ def test_taking_and_joining_keep_predictions(record):
     assert ss.ExitRecord.concatenate([parts[0], without]).predictions is None
 
 
+def of_labels(labels, **changes):
+    """A request that gives each calibration set of a study a budget of labels."""
+    missing = ss.Ask(None, budget=labels)
+    given = {"loss": "zero_one", "epsilon": 0.05, "path": PATH, "missing": missing}
+    return request_of(**given | changes)
+
+
 def test_evaluate_spends_a_budget(labelled):
     study = ss.evaluate(
         labelled,
-        loss="zero_one",
+        risk=of_labels(30),
         controls=["ucb"],
         epsilons=[0.05, 0.1],
         n_calibration=300,
-        labels=30,
         splits=20,
-        path=PATH,
     )
     assert study.labels == ("ucb", "ucb, random labels", "ucb, all labels")
-    assert study.n_labels == 30
+    assert study.studied.n_labels == 30
     gain = {label: study.flops_gain[label].mean(axis=0) for label in study.labels}
     assert (gain["ucb, random labels"] < gain["ucb"]).all()
     assert (gain["ucb"] <= gain["ucb, all labels"]).all()
     assert "with 30 labels" in str(study)
     for wrong in ({"risk": "consistency"}, {"path": "breakpoints"}, {"labels": 301}):
-        options = {"labels": 30, "n_calibration": 300, "splits": 2, "controls": ["ucb"]} | wrong
+        asked = of_labels(**({"labels": 30} | wrong))
         with refused("labels"):
-            ss.evaluate(labelled, loss="zero_one", **options)
+            ss.evaluate(labelled, risk=asked, n_calibration=300, splits=2, controls=["ucb"])
     with refused("labels"):
-        ss.evaluate(labelled, loss="zero_one", controls=["empirical"], labels=30)
+        ss.evaluate(labelled, risk=of_labels(30), controls=["empirical"])
 
 
 def test_the_budget_of_a_study_is_that_of_calibrate(sample, labelled):
     """A walk of `evaluate` on one calibration set, and the same by hand."""
     study = ss.evaluate(
         labelled,
-        loss="zero_one",
+        risk=of_labels(20),
         controls=["ucb"],
         epsilons=[0.05],
         n_calibration=300,
-        labels=20,
         splits=5,
-        path=PATH,
         seed=4,
     )
     rng = np.random.default_rng(4)
@@ -261,16 +264,17 @@ def test_the_budget_of_a_study_is_that_of_calibrate(sample, labelled):
 
 
 def test_a_pool_for_a_budget(labelled):
-    options = {"sizes": (40, 150, 3000), "draws": 30, "path": PATH}
+    request = request_of(loss="zero_one", epsilon=0.05, path=PATH)
+    options = {"sizes": (40, 150, 3000), "draws": 30}
     for pilot in (labelled, replace(labelled, losses={})):
-        plan = ss.planning.unlabelled_pool(40, 0.05, pilot, **options)
+        plan = ss.planning.unlabelled_pool(40, request, pilot, **options)
         assert plan.n == 150 == range(1000)[plan]
         assert plan.gain[0] < plan.gain[1] > plan.gain[2]
         assert plan.labelled_pilot == bool(pilot.losses)
     with refused("budget"):
-        ss.planning.unlabelled_pool(0, 0.05, labelled)
+        ss.planning.unlabelled_pool(0, request, labelled)
     with refused("pilot"):
-        ss.planning.unlabelled_pool(10, 0.05, labelled.curve(loss="zero_one"))
+        ss.planning.unlabelled_pool(10, request, labelled.curve(loss="zero_one"))
 
 
 def test_a_calibration_that_stopped_runs_again(sample, record):

@@ -164,7 +164,8 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     assert "costs more than the full model" in str(made)
     free = ss.ThresholdRecord([1.0, 0.5], losses, costs={"cache": [0.0, 2.0]})
     assert "(2 cache instead of 0, on the calibration" in str(ss.calibrate(free, epsilon=0.1))
-    study = ss.evaluate(table, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    asked = request_of(epsilon=0.1, cost="usd")
+    study = ss.evaluate(table, risk=asked, controls=["ucb"], n_calibration=200)
     assert (study.gain["ucb"] == 0).all()
 
 
@@ -187,7 +188,8 @@ def test_gains_are_against_the_full_model_alone(tmp_path):
     record.save(tmp_path / "record.parquet")
     record = ss.ExitRecord.load(tmp_path / "record.parquet")
     assert record.full_costs == {"usd": 3.0}
-    study = ss.evaluate(record, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    asked = request_of(epsilon=0.1, cost="usd")
+    study = ss.evaluate(record, risk=asked, controls=["ucb"], n_calibration=200)
     np.testing.assert_allclose(study.gain["ucb"], 100 * (1 - 1 / 3))
     np.testing.assert_allclose(study.mean_cost["ucb"], 1.0)
     assert ss.calibrate(record, epsilon=0.1).evaluate(record).savings["usd"] == pytest.approx(2 / 3)
@@ -203,11 +205,13 @@ def test_reports_and_plans_are_against_the_full_model_alone():
     policy = ss.calibrate(record, epsilon=0.1)
     page = ss.report.policy_page(record, policy, cost="usd")
     assert re.search(r"saved, of usd</dt><dd[^>]*>60\s%", page)
-    plan = ss.planning.gain_by_samples(record, epsilon=0.1, sizes=(200,), draws=2, cost="usd")
+    asked, budget = request_of(epsilon=0.1, cost="usd"), ss.planning.Budget
+    plan = ss.planning.gain_by_samples(record, asked, sizes=(200,), draws=2)
     assert plan.gain.tolist() == [60.0]
     with pytest.raises(ValueError, match=r"`saving` must be at most 0\.6"):
-        ss.planning.lowest_epsilon(record, saving=0.7, cost="usd")
-    assert ss.planning.lowest_epsilon(record, saving=0.4, cost="usd").full_cost == 2.5
+        ss.planning.lowest_epsilon(record, budget(saving=0.7, cost="usd"))
+    found = ss.planning.lowest_epsilon(record, budget(saving=0.4, cost="usd"))
+    assert found.full_cost == 2.5
 
 
 def test_records_from_probabilities():
@@ -243,7 +247,7 @@ def test_everything_shows_itself_in_a_notebook():
         text = shown._repr_html_()
         assert text.startswith("<div>")
         assert "<b>" not in text
-        assert len(repr(shown)) < 400
+        assert len(repr(shown)) < 500
     assert made.plot(CALIBRATION).axes
     assert study.plot().axes
 
@@ -518,21 +522,23 @@ def test_one_rule_chooses_the_cost_everywhere(costs, full_costs, expected):
     assert made.plot(record).axes[1].get_ylabel() == f"saved, % of {expected}"
     sizes = {"sizes": (200,), "draws": 5}
     plans = [
-        ss.planning.gain_by_samples(record, cost=cost, **asked, **sizes)
+        ss.planning.gain_by_samples(record, request_of(**asked, cost=cost), **sizes)
         for cost in (None, expected)
     ]
     assert plans[0].gain == plans[1].gain
     pools = [
-        ss.planning.unlabelled_pool(50, 0.3, record, cost=cost, **sizes)
+        ss.planning.unlabelled_pool(50, request_of(**asked, cost=cost), record, **sizes)
         for cost in (None, expected)
     ]
     assert pools[0].gain == pools[1].gain
     budgets = [
-        ss.planning.lowest_epsilon(record, saving=0.2, loss="zero_one", cost=cost)
+        ss.planning.lowest_epsilon(
+            record, ss.planning.Budget(saving=0.2, cost=cost), loss="zero_one"
+        )
         for cost in (None, expected)
     ]
     assert budgets[0].cost == budgets[1].cost
-    best = ss.calibrate_best(record, correction="bonferroni", **asked)
+    best = ss.calibrate_best(record, request_of(**asked), correction="bonferroni")
     assert best.certificate.selection.cost == expected
 
 
@@ -636,7 +642,7 @@ def test_a_policy_is_evaluated_on_its_own_system_only():
 def test_a_study_says_what_its_risk_is(changed, words):
     curve = changed(RECORD.curve("gap", "brier"))
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.4], splits=2, n_calibration=200)
-    assert study.risk_words == words
+    assert str(study.studied) == words
     assert words in str(study)
 
 

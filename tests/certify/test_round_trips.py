@@ -147,7 +147,9 @@ OTHERS = {
         ss.planning.lowest_epsilon(RECORD.curve("gap", "brier").tail(0.1), saving=0.3).policy
     ),
     "a budget for nothing": lambda _: (
-        ss.planning.lowest_epsilon(RECORD, budget=5.0, cost="flops", loss="zero_one").policy
+        ss.planning.lowest_epsilon(
+            RECORD, ss.planning.Budget(5.0, cost="flops"), loss="zero_one"
+        ).policy
     ),
     "the budget of weights": lambda _: (
         ss.planning.lowest_epsilon(
@@ -196,10 +198,12 @@ OTHERS = {
     ),
     "no labels": lambda _: ss.calibrate(UNLABELLED, **PROMISE, missing="stop"),
     "a score of several": lambda _: ss.calibrate_best(
-        random_record(N, score=["top1", "entropy"]), correction="bonferroni", cost="exit", **PROMISE
+        random_record(N, score=["top1", "entropy"]),
+        request_of(**PROMISE, cost="exit"),
+        correction="bonferroni",
     ),
     "a score by a pilot": lambda _: ss.calibrate_best(
-        random_record(N, score=["top1", "entropy"]), split=0.3, **PROMISE
+        random_record(N, score=["top1", "entropy"]), request_of(**PROMISE), split=0.3
     ),
     "a learned path": lambda _: ss.calibrate(
         replace(RECORD, ids=np.arange(N) + 9999),
