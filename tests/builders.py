@@ -1,6 +1,7 @@
 """Data to try things on, and plain retellings of what the library computes with care."""
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,6 +12,15 @@ import swiftsure as ss
 
 LEVELS = [0.0, 0.25, 0.5, float(np.nextafter(np.float32(0.5), np.float32(1))), 0.75, 1.0]
 """Few values, so that confidences and thresholds often tie."""
+
+
+PROMISE = frozenset(field.name for field in fields(ss.Promise)) - {"_"}
+
+
+def request_of(*limits, **given):
+    """The request of one promise, given the fields of both, and of `limits` of costs."""
+    own = {name: given.pop(name) for name in PROMISE & given.keys()}
+    return ss.Calibration([ss.Promise(**own), *limits], **given)
 
 
 def refused(name):

@@ -545,8 +545,7 @@ def test_walking_side_by_side_ends_where_walking_alone_does(monkeypatch, bound, 
         curve = record.curve(
             loss=kind,
             path=ss.Path.grid(np.linspace(1, 0, int(rng.integers(2, 90)))),
-            strict=bool(seed % 2),
-            min_exit=seed % min(3, n_exits),
+            rule=ss.ExitRule(strict=bool(seed % 2), min_exit=seed % min(3, n_exits)),
         )
         rule = ss.Control("ucb", bound=bound)
         alone = rule.indices(curve.shuffled(seed), levels, 0.1).tolist()

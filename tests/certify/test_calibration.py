@@ -1,6 +1,7 @@
 """`calibrate`: from record to policy, its certificate recomputed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.builders import (
     random_logits,
     random_record,
     refused,
+    request_of,
     table_curve,
 )
 from tests.guarantees.rules import UP_TO_ONE
@@ -35,7 +37,9 @@ def records():
 @pytest.mark.parametrize("rule", [{}, {"strict": True}, {"min_exit": 1}])
 def test_the_certificate_by_hand(name, rule):
     record = records()[name]
-    policy = ss.calibrate(record, loss="brier", epsilon=0.1, **rule)
+    request = request_of(loss="brier", epsilon=0.1, rule=ss.ExitRule(**rule))
+    policy = request.run(record)
+    assert policy.calibration == request
     certificate, promise = policy.certificate, policy.certificate.promises[0]
     exits = first_exits(record.confidences["top1"], [policy.threshold] * 3, **rule)
     at = np.arange(600), np.asarray(exits)
@@ -68,7 +72,7 @@ def test_the_certificate_by_hand(name, rule):
 @pytest.mark.parametrize("rule", [{"strict": True}, {"min_exit": 2}])
 def test_a_policy_of_groups_exits_as_it_was_certified(rule):
     record = records()["groups"]
-    policy = ss.calibrate(record, loss="brier", epsilon=0.3, **rule)
+    policy = request_of(loss="brier", epsilon=0.3, rule=ss.ExitRule(**rule)).run(record)
     assert (policy.strict, policy.min_exit) == (rule.get("strict", False), rule.get("min_exit", 0))
     exits = policy.exits(record.confidences["top1"])
     assert exits.min() >= policy.min_exit
@@ -94,7 +98,11 @@ def test_the_certificate_of_groups():
 def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
     for bound in UP_TO_ONE:
         policy = ss.calibrate(
-            RECORD, risk="zero-bounded gap", loss="zero_one", epsilon=0.3, bound=bound, seed=4
+            replace(RECORD, order=4),
+            risk="zero-bounded gap",
+            loss="zero_one",
+            epsilon=0.3,
+            bound=bound,
         )
         curve = RECORD.curve("zero-bounded gap", "zero_one")
         curve = curve.shuffled(4) if bounds.BOUNDS[bound].uses_order else curve
@@ -106,7 +114,7 @@ def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
 
 @pytest.mark.parametrize("name", ["empirical", "crc", "ucb", "ltt"])
 def test_calibrate_chooses_what_the_control_does(name):
-    policy = ss.calibrate(RECORD, loss="brier", epsilon=0.05, control=name, seed=3)
+    policy = ss.calibrate(replace(RECORD, order=3), loss="brier", epsilon=0.05, control=name)
     run = ss.Control(name).run(RECORD.curve(loss="brier"), 0.05, seed=3)
     assert policy.certificate.index == run.index is not None
     assert policy.threshold == run.threshold
@@ -119,18 +127,14 @@ def test_calibrate_chooses_what_the_control_does(name):
 
 def test_arguments_reach_the_curve_and_the_control():
     record = random_record(n=600, score=["top1", "entropy"])
-    policy = ss.calibrate(
-        record,
+    policy = request_of(
         risk="consistency",
         loss="brier",
-        control="crc",
-        bound="wsr",
+        control=ss.Control("crc", "wsr", method="ucb", delta_prime=0.001),
         epsilon=0.2,
         path=[0.9, 0.8, 0.5, 0.2],
-        score="entropy",
-        method="ucb",
-        delta_prime=0.001,
-    )
+        rule="entropy",
+    ).run(record)
     curve = record.curve("consistency", "brier", "entropy", [0.9, 0.8, 0.5, 0.2])
     expected = control.crc(curve, 0.2, method="ucb", delta_prime=0.001, bound="wsr")
     assert policy.certificate.index == expected.index is not None
@@ -148,10 +152,13 @@ def test_a_control_object_will_do():
     )
 
 
-@pytest.mark.parametrize("extra", [{"bound": "hoeffding"}, {"monotone": True}, {"nonsense": 3}])
-def test_a_control_object_takes_no_further_options(extra):
+def test_a_control_object_has_its_own_bound():
+    rule = ss.Control("ucb", "wsr")
     with refused("bound"):
-        ss.calibrate(RECORD, loss="brier", control=ss.Control("ucb"), epsilon=0.05, **extra)
+        ss.calibrate(RECORD, loss="brier", control=rule, epsilon=0.05, bound="hoeffding")
+    taken = request_of(loss="brier", epsilon=0.05, control=ss.Control("ltt"), bound="hoeffding")
+    assert taken.control == ss.Control("ltt", "hoeffding")
+    assert replace(request_of(loss="brier", epsilon=0.05), bound="wsr").control.bound == "wsr"
 
 
 def test_the_only_score_and_loss_need_not_be_named():
@@ -187,11 +194,11 @@ def test_what_the_model_ran_with_is_carried_along():
 
 def test_several_risks_are_all_held():
     risks = [
-        ss.Risk("gap", "zero_one", epsilon=0.05),
-        ss.Risk("consistency", "brier", epsilon=0.2),
-        ss.Risk("zero-bounded gap", "brier", epsilon=0.1),
+        ss.Promise("zero_one", epsilon=0.05),
+        ss.Promise("brier", risk="consistency", epsilon=0.2),
+        ss.Promise("brier", risk="zero-bounded gap", epsilon=0.1),
     ]
-    policy = ss.calibrate(RECORD, risks=risks)
+    policy = ss.calibrate(RECORD, risks)
     alone = [ss.calibrate(RECORD, risk=r.risk, loss=r.loss, epsilon=r.epsilon) for r in risks]
     indices = [p.certificate.index for p in alone]
     assert len(set(indices)) > 1
@@ -209,8 +216,11 @@ def test_several_risks_are_all_held():
 
 
 def test_several_risks_with_one_that_fails_run_the_full_model():
-    risks = [ss.Risk("consistency", "brier", 0.5), ss.Risk("gap", "zero_one", 1e-4)]
-    policy = ss.calibrate(RECORD, risks=risks)
+    risks = [
+        ss.Promise("brier", risk="consistency", epsilon=0.5),
+        ss.Promise("zero_one", epsilon=1e-4),
+    ]
+    policy = ss.calibrate(RECORD, risks)
     assert policy.threshold is None
     assert policy.certificate.exit_shares == (0.0, 0.0, 0.0, 1.0)
     assert [p.upper_bound for p in policy.certificate.promises] == [None, None]
@@ -218,14 +228,21 @@ def test_several_risks_with_one_that_fails_run_the_full_model():
 
 
 def test_several_risks_need_a_rule_that_can_hold_them():
-    risks = [ss.Risk("consistency", "brier", 0.5), ss.Risk("gap", "zero_one", 0.3)]
-    assert ss.calibrate(RECORD, risks=risks, control="crc").threshold is not None
+    risks = [
+        ss.Promise("brier", risk="consistency", epsilon=0.5),
+        ss.Promise("zero_one", epsilon=0.3),
+    ]
+    assert ss.calibrate(RECORD, risks, control="crc").threshold is not None
     with refused("crc"):
-        ss.calibrate(RECORD, risks=risks, control="crc", selection="paper")
+        ss.calibrate(RECORD, risks, control=ss.Control("crc", selection="paper"))
     with refused("ltt"):
-        ss.calibrate(RECORD, risks=risks, control="ltt", correction="bonferroni")
-    with refused("risks"):
-        ss.calibrate(RECORD, risks=[])
+        ss.calibrate(RECORD, risks, control=ss.Control("ltt", correction="bonferroni"))
+    with refused("promises"):
+        ss.calibrate(RECORD, [])
+    with refused("promises"):
+        ss.calibrate(RECORD, [ss.CostPromise("exit", at_most=3)])
+    with refused("promises"):
+        ss.calibrate(RECORD, ["zero_one"])
 
 
 # Systems that run anew at each threshold
@@ -274,10 +291,13 @@ def test_a_threshold_record_has_its_own_score_and_path():
         ss.calibrate(runs([0, 2, 4]), path=[0.5], epsilon=0.05)
     known = runs([0, 2, 4], settings={"score": "softmax"})
     with refused("score"):
-        ss.calibrate(known, score="top1", epsilon=0.05)
-    assert ss.calibrate(known, score="softmax", epsilon=0.05) == ss.calibrate(known, epsilon=0.05)
+        request_of(rule="top1", epsilon=0.05).run(known)
+    named = request_of(rule="softmax", epsilon=0.05).run(known)
+    plain = ss.calibrate(known, epsilon=0.05)
+    assert named.certificate == plain.certificate
+    assert named.settings == plain.settings
     with refused("score"):
-        ss.calibrate(runs([0, 2, 4]), score="softmax", epsilon=0.05)
+        request_of(rule="softmax", epsilon=0.05).run(runs([0, 2, 4]))
 
 
 @pytest.mark.parametrize(
@@ -288,8 +308,7 @@ def test_a_threshold_record_has_its_own_score_and_path():
         ({"control": "crc", "bound": "wsr"}, r'`bound` is not used by crc.*method="ucb"'),
         ({"control": ss.Control("crc"), "delta": 0.2}, "`delta` is not used by crc"),
         ({"control": "empirical", "bound": "wsr"}, r'`bound` is not used.*control="ucb" or "ltt"'),
-        ({"estimated_weights": True}, "`estimated_weights` says something about `weights`"),
-        ({"eps": 0.1}, r"'eps'.* Did you mean 'epsilon'"),
+        ({"eps": 0.1}, r"unexpected keyword argument 'eps'"),
         ({"loss": "accuracy"}, r"'accuracy'. Did you mean 'zero_one'"),
         ({"epsilon": 1}, "Did you mean 0.01, which is 1 %"),
         ({"epsilon": 5}, "Did you mean 0.05, which is 5 %"),
@@ -316,7 +335,7 @@ def test_a_curve_is_calibrated_as_it_is():
     assert policy.settings == {"threshold": 0.5}
     assert (policy.n_exits, policy.certificate.n_samples) == (None, 200)
     gap = ss.RiskCurve.from_losses([None, 0], [[0, 1], [0, -1]] * 100)
-    bounded = ss.calibrate(gap, epsilon=0.2, zero_bounded=True)
+    bounded = ss.calibrate(gap, epsilon=0.2, control=ss.Control("ucb", zero_bounded=True))
     assert bounded.threshold is None
     assert bounded.certificate.promises[0].risk == "gap"
     assert bounded.certificate.options == {"zero_bounded": True}
@@ -328,7 +347,7 @@ def test_a_curve_is_calibrated_as_it_is():
 def test_a_first_setting_that_is_not_the_full_model_is_bounded_too():
     losses = np.tile([0.1, 0.3], (400, 1))
     curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, loss_range=(0, 1))
-    for options in ({}, {"control": "ltt", "correction": "bonferroni"}):
+    for options in ({}, {"control": ss.Control("ltt", correction="bonferroni")}):
         policy = ss.calibrate(curve, epsilon=0.2, **options)
         promise = policy.certificate.promises[0]
         assert (policy.threshold, policy.certificate.index) == (1.0, 0)
@@ -341,29 +360,47 @@ def test_a_first_setting_that_is_not_the_full_model_is_bounded_too():
     assert nothing.certificate.promises[0].calibration_risk == 0  # the full model against itself
 
 
-@pytest.mark.parametrize("extra", [{"score": "top1"}, {"path": [0.5]}, {"average": "sample"}])
-def test_a_curve_has_its_score_and_path_already(extra):
-    with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is the RiskCurve's own"):
-        ss.calibrate(table_curve([0, 1]), epsilon=0.05, **extra)
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("score", {"rule": "top1"}),
+        ("path", {"path": [0.5]}),
+        ("strict", {"rule": ss.ExitRule(strict=True)}),
+        ("min_exit", {"rule": ss.ExitRule(min_exit=1)}),
+        ("missing", {"missing": "stop"}),
+    ],
+)
+def test_a_curve_has_its_score_and_path_already(name, extra):
+    with pytest.raises(ValueError, match=f"`{name}` is the RiskCurve's own"):
+        request_of(epsilon=0.05, **extra).run(table_curve([0, 1]))
 
 
-def test_several_risks_stand_alone():
-    """What would be ignored beside `risks` is refused."""
-    risks = [ss.Risk("gap", "zero_one", 0.1)]
+def test_promises_stand_alone():
+    """What would be ignored beside promises is refused."""
+    promises = [ss.Promise("zero_one", epsilon=0.1)]
     for extra in ({"epsilon": 0.1}, {"risk": "gap"}, {"loss": "brier"}):
-        with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is each Risk's own"):
-            ss.calibrate(RECORD, risks=risks, **extra)
-    with pytest.raises(ValueError, match="`risks` is the RiskCurve's own"):
-        ss.calibrate(table_curve([0, 1]), risks=risks)
+        with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is each Promise's own"):
+            ss.calibrate(RECORD, promises, **extra)
+
+
+def test_several_promises_about_one_curve():
+    curve = ss.RiskCurve.from_losses([None, 0.5], [[0, 0]] * 150 + [[0, 0.3]] * 50)
+    both = [ss.Promise(epsilon=0.12), ss.Promise(above=0.1, epsilon=0.4)]
+    policy = ss.calibrate(curve, both)
+    assert policy.threshold == 0.5
+    assert [p.calibration_risk for p in policy.certificate.promises] == pytest.approx([0.075, 0.25])
+    assert ss.calibrate(curve, [*both, ss.Promise(above=0.1, epsilon=0.2)]).threshold is None
 
 
 def test_epsilon_is_required_and_arguments_have_names():
     with pytest.raises(TypeError, match="`epsilon` must be given"):
         ss.calibrate(RECORD, loss="brier")
     with pytest.raises(TypeError, match="`epsilon` must be given"):
-        ss.Risk("gap", "brier")
+        ss.Promise("brier")
     with pytest.raises(TypeError, match="positional"):
         ss.calibrate(RECORD, "gap", "brier")
+    with pytest.raises(TypeError, match=r"`promises` must be Promise .* got 'zero_one'"):
+        ss.calibrate(RECORD, "zero_one")
 
 
 @pytest.mark.parametrize("risk", ["gap", "zero-bounded gap"])
@@ -371,7 +408,8 @@ def test_a_curve_may_be_called_by_its_own_names_alone(risk):
     record = random_record(200)
     curve = record.curve(risk, "zero_one")
     plain = ss.calibrate(curve, epsilon=0.1)
-    assert ss.calibrate(curve, risk=risk, loss="zero_one", epsilon=0.1) == plain
+    named = ss.calibrate(curve, risk=risk, loss="zero_one", epsilon=0.1)
+    assert named.certificate == plain.certificate
     for wrong in ({"risk": "consistency"}, {"loss": "brier"}):
         with refused(next(iter(wrong))):
             ss.calibrate(curve, **wrong, epsilon=0.1)
@@ -380,7 +418,7 @@ def test_a_curve_may_be_called_by_its_own_names_alone(risk):
 
 
 def test_a_pool_is_what_the_promise_rests_on():
-    told = str(ss.calibrate(random_record(200), loss="zero_one", epsilon=0.2, pool=5000))
+    told = str(ss.calibrate(random_record(200).drawn_from(5000), loss="zero_one", epsilon=0.2))
     assert "drawn from that pool without replacement" in told
     assert "independent draws" not in told
 
@@ -397,19 +435,27 @@ def test_anything_else_is_refused(record):
 
 
 def test_a_pool_is_passed_on():
-    curve = table_curve([0, 10], binary=True)
-    assert ss.calibrate(curve, epsilon=0.07).threshold is None
-    policy = ss.calibrate(curve, epsilon=0.07, pool=210)
+    losses = np.zeros((200, 2))
+    losses[:10, 1] = 1.0
+    record = ss.ThresholdRecord([None, 0.0], inconsistencies={"zero_one": losses})
+    promise = {"risk": "consistency", "epsilon": 0.07, "bound": "binomial"}
+    assert ss.calibrate(record, **promise).threshold is None
+    policy = ss.calibrate(record.drawn_from(210), **promise)
     assert policy.threshold == 0.0
     assert policy.certificate.pool == 210
-    upper = bounds.upper_bound(curve.loss_at(1), 0.1, bound="binomial", pool=210)
+    upper = bounds.upper_bound(losses[:, 1], 0.1, bound="binomial", pool=210)
     assert policy.certificate.promises[0].upper_bound == pytest.approx(upper)
 
 
 @pytest.mark.parametrize("name", ["crc", "empirical"])
 def test_a_pool_is_refused_where_it_is_not_used(name):
     with refused("pool"):
-        ss.calibrate(table_curve([0, 1]), epsilon=0.1, control=name, pool=3)
+        ss.calibrate(RECORD.drawn_from(9999), loss="brier", epsilon=0.1, control=name)
+
+
+def test_a_pool_holds_all_samples():
+    with refused("population"):
+        RECORD.drawn_from(599)
 
 
 # Determinism
@@ -427,7 +473,7 @@ def test_one_record_gives_one_policy():
 @pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_the_seed_matters_to_bets_only(bound):
     arguments = {"loss": "zero_one", "epsilon": 0.1, "bound": bound, "risk": "zero-bounded gap"}
-    policies = [ss.calibrate(RECORD, **arguments, seed=seed) for seed in range(3)]
+    policies = [ss.calibrate(replace(RECORD, order=seed), **arguments) for seed in range(3)]
     upper = {policy.certificate.promises[0].upper_bound for policy in policies}
     if bounds.BOUNDS[bound].uses_order:
         assert len(upper) > 1
@@ -461,19 +507,40 @@ def test_the_data_is_part_of_the_certificate():
         ({"risk": "gep"}, "`risk` must be one of: gap, consistency, .* Did you mean 'gap'"),
         ({"loss": "brierr"}, "`loss` must be one of: zero_one, brier; .* Did you mean 'brier'"),
         ({"loss": None}, "`loss` must be given; this record has: zero_one, brier"),
-        ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
+        ({"rule": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
+        ({"rule": ss.ExitRule(threshold=0.5)}, "`rule` must be an ExitRule without a threshold"),
         ({"control": "ucbs"}, "`control` must be one of: .* Did you mean 'ucb'"),
         ({"bound": "stars"}, "`bound` must be one of: .* Did you mean 'star'"),
         ({"bound": "binomial"}, "`bound` 'binomial' needs losses declared to be 0 or 1"),
         ({"bound": "hoeffding_bentkus"}, "`bound` 'hoeffding_bentkus' needs losses of at least 0"),
-        ({"bound": "hoeffding", "pool": 9999}, "`pool` must go with one of the bounds"),
         ({"path": "breakpoint"}, "`path` must be one of: .* Did you mean 'breakpoints'"),
         ({"path": [[0.5]]}, "`path` must have shape"),
-        ({"min_exit": -1}, "`min_exit` must be at least 0"),
-        ({"monoton": True}, "`options` must be one of: .* Did you mean 'monotone'"),
-        ({"control": "crc", "selection": "all"}, "`selection` must be one of: contiguous, paper"),
+        ({"control": 3}, "`control` must be a name or a Control, but got 3"),
+        ({"missing": "drop"}, "`missing` must be one of: raise, worst, stop; .*'drop'"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        ss.calibrate(RECORD, **{"loss": "brier", "epsilon": 0.05, **arguments})
+        request_of(**{"loss": "brier", "epsilon": 0.05, **arguments}).run(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ss.ExitRule(min_exit=-1), "`min_exit` must be at least 0"),
+        (lambda: ss.Control("crc", selection="all"), "`selection` must be one of: contiguous"),
+        (lambda: ss.Promise("brier", epsilon=0.1, among="leavers"), "`among` must be one of: all"),
+        (lambda: ss.Promise("brier", epsilon=0.1, within="slice"), "`within` must be one of"),
+        (lambda: ss.CostPromise("flops", at_most=0), "`at_most` must be in"),
+        (lambda: ss.Ask(3), "`labeller` must be a function"),
+        (lambda: ss.Ask(len, budget=-1), "`budget` must be at least 0"),
+    ],
+)
+def test_bad_values_are_refused_when_they_are_made(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_a_pool_needs_a_bound_that_uses_it():
+    with pytest.raises(ValueError, match="`pool` must go with one of the bounds"):
+        ss.calibrate(RECORD.drawn_from(9999), loss="brier", epsilon=0.05, bound="hoeffding")

@@ -431,17 +431,19 @@ def test_several_risks_take_the_safest_choice():
     ]
     results = [rule.run(curve, EPSILON) for curve in curves]
     assert [r.index for r in results] == [2, 1, 3]
-    assert control.joint(rule, curves, results) == results[1]
+    together = control.certified_together(rule, curves, results, 0.1)
+    assert together.tolist() == [False, True, False, False]
     none = table_curve([0, 90, 0, 0], binary=True)
     results.append(rule.run(none, EPSILON))
-    assert control.joint(rule, [*curves, none], results).index is None
+    assert not control.certified_together(rule, [*curves, none], results, 0.1).any()
 
 
 def test_several_risks_share_one_path():
     rule = Control("ucb")
     curves = [table_curve([0, 0]), table_curve([0, 0, 0])]
-    with refused("risks"):
-        control.joint(rule, curves, [rule.run(curve, EPSILON) for curve in curves])
+    with refused("promises"):
+        results = [rule.run(curve, EPSILON) for curve in curves]
+        control.certified_together(rule, curves, results, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -457,8 +459,9 @@ def test_rules_that_cannot_hold_several_risks_say_so(rule):
     curves = [table_curve([0, 0])] * 2
     results = [rule.run(curve, EPSILON) for curve in curves]
     with refused(rule.name):
-        control.joint(rule, curves, results)
-    assert control.joint(rule, curves[:1], results[:1]) == results[0]
+        control.certified_together(rule, curves, results, 0.1)
+    alone = control.certified_together(rule, curves[:1], results[:1], 0.1)
+    assert np.flatnonzero(alone)[-1] == results[0].index
 
 
 def test_controls_can_stand_in_for_each_other():

@@ -12,11 +12,17 @@ import pytest
 import swiftsure as ss
 from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.study.simulate import Population
-from tests.builders import refused
+from tests.builders import refused, request_of
 
 POPULATION = Population(n_exits=4, overconfidence=2.5)
 PATH = ss.Path.logit_grid(step=0.25)
 OPTIONS = {"epsilon": 0.05, "loss": "zero_one", "horizon": 400, "path": PATH}
+
+
+def started(state=None, **given):
+    """A calibration that grows, given the fields of a promise and its request, and a horizon."""
+    horizon = {"horizon": given.pop("horizon")} if "horizon" in given else {}
+    return request_of(**given).start(state=state, **horizon)
 
 
 def draw(n, seed, **arguments):
@@ -26,7 +32,7 @@ def draw(n, seed, **arguments):
 
 
 def grown(records, **changes):
-    calibration = ss.calibrate.start(**(OPTIONS | changes))
+    calibration = started(**(OPTIONS | changes))
     for record in records:
         calibration.update(record)
     return calibration
@@ -37,7 +43,7 @@ def test_updates_of_any_size_give_the_same():
     whole = replace(draw(300, 0), order=0)
     order = whole.curve(loss="zero_one").rows_in_order(0)
     single = [replace(whole.take([row]), order=0) for row in order]
-    at_once, one_by_one = grown([whole]), ss.calibrate.start(**OPTIONS)
+    at_once, one_by_one = grown([whole]), started(**OPTIONS)
     looks = []
     for record in single:
         one_by_one.update(record)
@@ -77,7 +83,7 @@ def test_the_bets_are_those_of_their_definition():
 
     for horizon in (50, 300, 2000):
         expected = certified_at(horizon)
-        calibration = ss.calibrate.start(epsilon=epsilon, delta=delta, horizon=horizon)
+        calibration = started(epsilon=epsilon, delta=delta, horizon=horizon)
         found = None
         for i, row in enumerate(order):
             calibration.update(replace(record.take([row]), order=0))
@@ -128,9 +134,17 @@ def test_missing_labels_are_a_condition_whichever_update_had_them():
 
 
 def test_several_risks_and_other_systems():
-    risks = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "brier", 0.1)]
-    both = grown([draw(400, 0)], epsilon=None, loss=None, risks=risks)
-    alone = [grown([draw(400, 0)], epsilon=None, loss=None, risks=[risk]) for risk in risks]
+    promises = [
+        ss.Promise("zero_one", epsilon=0.05),
+        ss.Promise("brier", risk="consistency", epsilon=0.1),
+    ]
+
+    def of(*asked):
+        calibration = ss.Calibration(asked, path=PATH).start(400)
+        calibration.update(draw(400, 0))
+        return calibration
+
+    both, alone = of(*promises), [of(promise) for promise in promises]
     for each in (both, *alone):
         assert each.index is not None
     assert both.index <= min(each.index for each in alone) + 1  # another order of samples
@@ -173,9 +187,21 @@ def test_what_does_not_go_with_growing_is_refused():
         ({"delta": 1.0}, "delta"),
     ):
         with refused(name):
-            ss.calibrate.start(**(OPTIONS | wrong))
+            started(**(OPTIONS | wrong))
+    for wrong in ({"control": "crc"}, {"control": "ltt"}, {"bound": "wsr"}):
+        with refused("control"):
+            started(**(OPTIONS | wrong))
+    assert started(**OPTIONS, bound="star").n == 0
+    with refused("path"):
+        started(**(OPTIONS | {"path": ss.Path.learn(100)}))
+    with pytest.raises(ValueError, match="CostPromise has no test here"):
+        request_of(ss.CostPromise("flops", at_most=3), epsilon=0.1).start()
+    with pytest.raises(ValueError, match="needs a calibration of its own in each slice"):
+        started(**OPTIONS, within="each slice")
+    with pytest.raises(ValueError, match="finite population cannot grow"):
+        grown([draw(10, 0).drawn_from(100)])
     with refused("policy"):
-        ss.calibrate.start(**OPTIONS).policy()
+        started(**OPTIONS).policy()
     with refused("epsilon"):
         grown([draw(10, 0)], epsilon=1.5)
 
@@ -187,15 +213,15 @@ def test_the_state_goes_on_where_it_was(tmp_path):
     state = tmp_path / "growing.state"
     records = [draw(150, seed) for seed in range(4)]
     for record in records:  # a new process each time
-        ss.calibrate.start(**OPTIONS, state=state).update(record)
-    again = ss.calibrate.start(**OPTIONS, state=state)
+        started(**OPTIONS, state=state).update(record)
+    again = started(**OPTIONS, state=state)
     assert again.has(records[2])
     assert again.policy() == grown(records).policy()
     with pytest.raises(ValueError, match="`record` was added before"):
         again.update(records[1])
     for changes in ({"epsilon": 0.06}, {"delta": 0.2}, {"horizon": 500}, {"path": None}):
         with pytest.raises(ValueError, match=r"growing.state was started with"):
-            ss.calibrate.start(**(OPTIONS | changes), state=state)
+            started(**(OPTIONS | changes), state=state)
 
 
 def test_a_file_that_was_cut_anywhere_holds_whole_updates(tmp_path):
@@ -207,10 +233,10 @@ def test_a_file_that_was_cut_anywhere_holds_whole_updates(tmp_path):
     content = state.read_bytes()
     for length in [*range(short, len(content), 37), len(content) - 1]:
         state.write_bytes(content[:length])
-        calibration = ss.calibrate.start(**OPTIONS, state=state)
+        calibration = started(**OPTIONS, state=state)
         assert calibration.n == 6
     calibration.update(draw(4, 5))  # which overwrites the rest
-    assert ss.calibrate.start(**OPTIONS, state=state).n == 10
+    assert started(**OPTIONS, state=state).n == 10
 
 
 def test_a_damaged_file_is_refused_and_left(tmp_path):
@@ -222,11 +248,11 @@ def test_a_damaged_file_is_refused_and_left(tmp_path):
         broken[position] ^= 1
         state.write_bytes(broken)
         with pytest.raises(ValueError, match="damaged calibration state"):
-            ss.calibrate.start(**OPTIONS, state=state)
+            started(**OPTIONS, state=state)
         assert state.read_bytes() == broken
     state.write_text("{}")
     with pytest.raises(ValueError, match="is not the state of a Swiftsure calibration"):
-        ss.calibrate.start(**OPTIONS, state=state)
+        started(**OPTIONS, state=state)
 
 
 def test_a_damaged_length_does_not_hide_the_updates_after_it(tmp_path):
@@ -239,7 +265,7 @@ def test_a_damaged_length_does_not_hide_the_updates_after_it(tmp_path):
         state.write_bytes(broken)
         if broken != content:
             with pytest.raises(ValueError, match="damaged calibration state"):
-                ss.calibrate.start(**OPTIONS, state=state)
+                started(**OPTIONS, state=state)
 
 
 def test_an_update_that_is_refused_leaves_the_state_alone(tmp_path):
@@ -254,7 +280,7 @@ def test_an_update_that_is_refused_leaves_the_state_alone(tmp_path):
     assert state.read_bytes() == content
     losses = {"gain": np.zeros((4, 2))}
     rows = ss.ThresholdRecord([1.0, 0.5], losses=losses, loss_ranges={"gain": (-1, 1)})
-    mixed = ss.calibrate.start(epsilon=0.1)
+    mixed = started(epsilon=0.1)
     mixed.update(rows)
     with refused("record"):  # of the same size, but groups are other units
         mixed.update(replace(rows, groups=[0, 0, 1, 2], ids=np.arange(4, 8), order=None))
@@ -271,13 +297,13 @@ def test_updates_that_no_calibration_writes_are_refused(tmp_path, changes, data)
     facts, kept = log.read()[1]
     log.append(facts | {"key": None} | changes, kept if data is None else data)
     with pytest.raises(ValueError, match="damaged calibration state"):
-        ss.calibrate.start(**OPTIONS, state=state)
+        started(**OPTIONS, state=state)
 
 
 def test_two_writers_do_not_mix(tmp_path):
     state = tmp_path / "growing.state"
     one = grown([draw(20, 0)], state=state)
-    two = ss.calibrate.start(**OPTIONS, state=state)
+    two = started(**OPTIONS, state=state)
     two.update(draw(20, 1))
     with pytest.raises(ValueError, match="changed by another process"):
         one.update(draw(20, 2))
@@ -291,7 +317,7 @@ def test_kill_9_loses_at_most_the_update_it_was_in(tmp_path):
         import numpy as np
         import swiftsure as ss
         state, acknowledged = sys.argv[1:]
-        calibration = ss.calibrate.start(epsilon=0.05, horizon=400, state=state)
+        calibration = ss.Calibration(ss.Promise(epsilon=0.05)).start(400, state)
         for k in range(10_000):
             losses = np.column_stack([np.zeros(5), np.full(5, k % 50 == 0)]).astype(float)
             calibration.update(ss.ThresholdRecord([1.0, 0.5], losses={"rouge_l": losses}))
@@ -311,6 +337,6 @@ def test_kill_9_loses_at_most_the_update_it_was_in(tmp_path):
         process.kill()
         process.wait()
         acknowledged = int(told.read_text().split()[-1])
-        calibration = ss.calibrate.start(epsilon=0.05, horizon=400, state=state)
+        calibration = started(epsilon=0.05, horizon=400, state=state)
         assert acknowledged <= calibration.n <= acknowledged + 5
         assert calibration.n % 5 == 0

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.report.recalibration import recalibrate
 from swiftsure.study.simulate import Population
-from tests.builders import refused
+from tests.builders import refused, request_of
 
 PATH = ss.Path.logit_grid(step=0.25)
+TWO = [
+    ss.Promise("zero_one", epsilon=0.05),
+    ss.Promise("zero_one", risk="consistency", epsilon=0.2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +66,9 @@ def test_every_bound_stops_there(sample, record, labelled, bound):
     rows = record.needs_label("zero_one", path=PATH, budget=60)
     part = record.with_labels(rows, sample.labels[rows])
     stop = next(k for k in range(len(PATH)) if lacking(part, k))
-    full = index_with(labelled, bound=bound, seed=3)
-    assert index_with(part, bound=bound, seed=3, missing="stop") == min(full, stop - 1)
+    full = index_with(replace(labelled, order=3), bound=bound)
+    part = replace(part, order=3)
+    assert index_with(part, bound=bound, missing="stop") == min(full, stop - 1)
 
 
 def test_any_labels_may_be_there(sample, labelled):
@@ -86,7 +90,8 @@ def test_the_labeller_is_asked_only_as_the_walk_goes_on(sample, record, labelled
         asked.append(ids.tolist())
         return sample.labels[ids]
 
-    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05, path=PATH, labeller=labeller)
+    asking = ss.Ask(labeller)
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05, path=PATH, missing=asking)
     assert policy.certificate.index == index_with(labelled)
     flat = [each for ids in asked for each in ids]
     needed = record.needs_label("zero_one", path=PATH).tolist()
@@ -107,7 +112,7 @@ def test_the_labeller_is_not_asked_beyond_the_budget(sample, record, budget):
         asked.extend(ids.tolist())
         return sample.labels[ids]
 
-    index = index_with(record, labeller=labeller, budget=budget)
+    index = index_with(record, missing=ss.Ask(labeller, budget))
     assert len(asked) <= budget
     rows = record.needs_label("zero_one", path=PATH, budget=budget)
     part = record.with_labels(rows, sample.labels[rows])
@@ -123,15 +128,14 @@ def test_the_walk_stops_where_the_labeller_knows_no_label(sample, record, unknow
 
     rows = record.needs_label("zero_one", path=PATH, budget=20)
     part = record.with_labels(rows, sample.labels[rows])
-    assert index_with(record, labeller=labeller) == index_with(part, missing="stop")
+    assert index_with(record, missing=ss.Ask(labeller)) == index_with(part, missing="stop")
 
 
 def test_several_risks_stop_together(sample, record):
     rows = record.needs_label("zero_one", path=PATH, budget=30)
     part = record.with_labels(rows, sample.labels[rows])
-    risks = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "zero_one", 0.2)]
-    policy = ss.calibrate(part, risks=risks, path=PATH, missing="stop")
-    alone = ss.calibrate(part, risks=risks[:1], path=PATH, missing="stop")
+    policy = ss.calibrate(part, TWO, path=PATH, missing="stop")
+    alone = ss.calibrate(part, TWO[:1], path=PATH, missing="stop")
     assert policy.certificate.index == alone.certificate.index is not None
     assert policy.certificate.stopped_at == alone.certificate.stopped_at
 
@@ -148,9 +152,9 @@ def test_the_certificate_says_how_many_labels_were_used(sample, record):
 
 
 def test_controls_that_may_not_stop_are_refused(record):
-    for options in ({"control": "empirical"}, {"control": "ltt", "correction": "bonferroni"}):
+    for control in ("empirical", ss.Control("ltt", correction="bonferroni")):
         with refused("missing"):
-            index_with(record, missing="stop", **options)
+            index_with(record, missing="stop", control=control)
     assert index_with(record, missing="stop", control="crc") >= 0
 
 
@@ -207,42 +211,45 @@ def test_taking_and_joining_keep_predictions(record):
     assert ss.ExitRecord.concatenate([parts[0], without]).predictions is None
 
 
+def of_labels(labels, **changes):
+    """A request that gives each calibration set of a study a budget of labels."""
+    missing = ss.Ask(None, budget=labels)
+    given = {"loss": "zero_one", "epsilon": 0.05, "path": PATH, "missing": missing}
+    return request_of(**given | changes)
+
+
 def test_evaluate_spends_a_budget(labelled):
     study = ss.evaluate(
         labelled,
-        loss="zero_one",
+        risk=of_labels(30),
         controls=["ucb"],
         epsilons=[0.05, 0.1],
         n_calibration=300,
-        labels=30,
         splits=20,
-        path=PATH,
     )
     assert study.labels == ("ucb", "ucb, random labels", "ucb, all labels")
-    assert study.n_labels == 30
+    assert study.studied.n_labels == 30
     gain = {label: study.flops_gain[label].mean(axis=0) for label in study.labels}
     assert (gain["ucb, random labels"] < gain["ucb"]).all()
     assert (gain["ucb"] <= gain["ucb, all labels"]).all()
     assert "with 30 labels" in str(study)
     for wrong in ({"risk": "consistency"}, {"path": "breakpoints"}, {"labels": 301}):
-        options = {"labels": 30, "n_calibration": 300, "splits": 2, "controls": ["ucb"]} | wrong
+        asked = of_labels(**({"labels": 30} | wrong))
         with refused("labels"):
-            ss.evaluate(labelled, loss="zero_one", **options)
+            ss.evaluate(labelled, risk=asked, n_calibration=300, splits=2, controls=["ucb"])
     with refused("labels"):
-        ss.evaluate(labelled, loss="zero_one", controls=["empirical"], labels=30)
+        ss.evaluate(labelled, risk=of_labels(30), controls=["empirical"])
 
 
 def test_the_budget_of_a_study_is_that_of_calibrate(sample, labelled):
     """A walk of `evaluate` on one calibration set, and the same by hand."""
     study = ss.evaluate(
         labelled,
-        loss="zero_one",
+        risk=of_labels(20),
         controls=["ucb"],
         epsilons=[0.05],
         n_calibration=300,
-        labels=20,
         splits=5,
-        path=PATH,
         seed=4,
     )
     rng = np.random.default_rng(4)
@@ -257,24 +264,67 @@ def test_the_budget_of_a_study_is_that_of_calibrate(sample, labelled):
 
 
 def test_a_pool_for_a_budget(labelled):
-    options = {"sizes": (40, 150, 3000), "draws": 30, "path": PATH}
+    request = request_of(loss="zero_one", epsilon=0.05, path=PATH)
+    options = {"sizes": (40, 150, 3000), "draws": 30}
     for pilot in (labelled, replace(labelled, losses={})):
-        plan = ss.planning.unlabelled_pool(40, 0.05, pilot, **options)
+        plan = ss.planning.unlabelled_pool(40, request, pilot, **options)
         assert plan.n == 150 == range(1000)[plan]
         assert plan.gain[0] < plan.gain[1] > plan.gain[2]
         assert plan.labelled_pilot == bool(pilot.losses)
     with refused("budget"):
-        ss.planning.unlabelled_pool(0, 0.05, labelled)
+        ss.planning.unlabelled_pool(0, request, labelled)
     with refused("pilot"):
-        ss.planning.unlabelled_pool(10, 0.05, labelled.curve(loss="zero_one"))
+        ss.planning.unlabelled_pool(10, request, labelled.curve(loss="zero_one"))
 
 
-def test_reports_rebuild_a_calibration_that_stopped(sample, record):
+def test_a_calibration_that_stopped_runs_again(sample, record):
     rows = record.needs_label("zero_one", budget=30)
     part = record.with_labels(rows, sample.labels[rows])
-    risks = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "zero_one", 0.2)]
-    for wanted in (risks[:1], risks):
-        policy = ss.calibrate(part, risks=wanted, missing="stop")
-        again = recalibrate(part, policy)
-        assert again.policy == policy
-        assert again.curves[0].n_settings == policy.certificate.stopped_at
+    for wanted in (TWO[:1], TWO):
+        policy = ss.calibrate(part, wanted, missing="stop")
+        assert policy.certificate.stopped_at is not None
+        assert policy.calibration.run(part) == policy
+
+
+def test_a_file_does_not_keep_the_labeller(sample, record, tmp_path):
+    asking = ss.Ask(lambda ids: sample.labels[ids], budget=40)
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05, missing=asking)
+    policy.save(tmp_path / "policy.json")
+    loaded = ss.Policy.load(tmp_path / "policy.json")
+    assert loaded.calibration == policy.calibration
+    assert loaded.calibration.missing == ss.Ask(None, budget=40)
+    with pytest.raises(ValueError, match=r"must be Ask\(labeller\): a policy's file does not keep"):
+        loaded.calibration.run(record)
+    again = replace(loaded.calibration, missing=asking).run(record)
+    assert again.certificate == policy.certificate
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        lambda record: record.grouped(np.arange(600) // 2),
+        lambda record: record.weighted(np.tile([1.5, 0.5], 300), max_weight=1.5),
+        lambda record: record.sliced(np.arange(600) % 2),
+        lambda record: record.drawn_from(9000),
+    ],
+)
+@pytest.mark.parametrize("promise", [{}, {"among": "exits"}, {"within": "slices"}])
+def test_labels_are_asked_for_with_every_draw_and_promise(sample, labelled, record, facts, promise):
+    """What is certified is what all labels would certify."""
+    given, full = facts(record), facts(labelled)
+    if given.sampling.population is not None and promise:
+        return
+    if promise.get("within") and given.slices is None:
+        return
+    request = request_of(loss="zero_one", epsilon=0.25, path=PATH, **promise)
+    asked = []
+
+    def labeller(ids):
+        asked.extend(ids.tolist())
+        return sample.labels[ids]
+
+    found = replace(request, missing=ss.Ask(labeller)).run(replace(given, order=full.order))
+    expected = request.run(full)
+    assert expected.threshold is not None
+    assert found.threshold == expected.threshold
+    assert len(set(asked)) == len(asked) == found.certificate.labels

@@ -8,13 +8,13 @@ import pytest
 import swiftsure as ss
 from swiftsure.certify.policy import percent
 from swiftsure.exits import exit_indices
-from tests.builders import random_record, table_curve
+from tests.builders import random_record, request_of, table_curve
 
 RECORD = random_record(n=600)
 
 
 def exit_policy(**changes):
-    return ss.calibrate(RECORD, **{"loss": "brier", "epsilon": 0.1, **changes})
+    return request_of(**{"loss": "brier", "epsilon": 0.1, **changes}).run(RECORD)
 
 
 def run_policy(**changes):
@@ -31,22 +31,25 @@ def run_policy(**changes):
 
 POLICIES = {
     "exits": exit_policy,
-    "strict": lambda: exit_policy(strict=True, min_exit=1, path="breakpoints"),
+    "strict": lambda: exit_policy(rule=ss.ExitRule(strict=True, min_exit=1), path="breakpoints"),
     "crc": lambda: exit_policy(control="crc"),
-    "crc by tests": lambda: exit_policy(control="crc", method="ucb", delta_prime=0.001),
+    "crc by tests": lambda: exit_policy(control=ss.Control("crc", method="ucb", delta_prime=0.001)),
     "empirical": lambda: exit_policy(control="empirical"),
     "bonferroni": lambda: exit_policy(
-        control="ltt", correction="bonferroni", bound="hoeffding", epsilon=0.6
+        control=ss.Control("ltt", "hoeffding", correction="bonferroni"), epsilon=0.6
     ),
     "several risks": lambda: ss.calibrate(
         RECORD,
-        risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2)],
+        [
+            ss.Promise("zero_one", epsilon=0.1),
+            ss.Promise("brier", risk="consistency", epsilon=0.2),
+        ],
     ),
     "full model": lambda: exit_policy(epsilon=1e-4),
     "a run": run_policy,
     "a run, full model": lambda: run_policy(epsilon=1e-4),
     "a curve": lambda: ss.calibrate(table_curve([0, 1]), epsilon=0.1),
-    "a pool": lambda: ss.calibrate(table_curve([0, 1]), epsilon=0.1, pool=1000),
+    "a pool": lambda: ss.calibrate(RECORD.drawn_from(1000), loss="brier", epsilon=0.1),
 }
 FULL = [name for name in POLICIES if "full model" in name]
 
@@ -253,10 +256,7 @@ def test_the_sentence_says_how_many_samples_are_needed():
     assert f"on 100 calibration samples {need}" in str(policy)
     several = ss.calibrate(
         few,
-        risks=[
-            ss.Risk("consistency", "zero_one", 0.01),
-            ss.Risk("consistency", "brier", 0.01),
-        ],
+        [ss.Promise(loss, risk="consistency", epsilon=0.01) for loss in ("zero_one", "brier")],
     )
     assert "at least 460)" in str(several)  # the Brier loss reaches up to 2
     gap = ss.calibrate(few, loss="zero_one", epsilon=0.001)
@@ -266,11 +266,14 @@ def test_the_sentence_says_how_many_samples_are_needed():
 
 
 def test_the_samples_needed_from_a_pool_are_not_those_of_independent_draws():
-    curve = table_curve([0, 2], n=140, binary=True)
-    assert (
-        ss.calibrate(table_curve([0, 0], n=140, binary=True), epsilon=0.01, pool=150).threshold == 0
-    )
-    policy = ss.calibrate(curve, epsilon=0.01, pool=150)
+    losses = np.zeros((140, 2))
+    none = ss.ThresholdRecord([None, 0.0], inconsistencies={"zero_one": losses})
+    losses = losses.copy()
+    losses[:2, 1] = 1.0
+    two = ss.ThresholdRecord([None, 0.0], inconsistencies={"zero_one": losses})
+    asked = {"risk": "consistency", "epsilon": 0.01, "bound": "binomial"}
+    assert ss.calibrate(none.drawn_from(150), **asked).threshold == 0
+    policy = ss.calibrate(two.drawn_from(150), **asked)
     assert policy.runs_full_model
     assert "even if every loss" not in str(policy)
 
@@ -367,9 +370,8 @@ def test_settings_with_details_are_told_in_short():
 @pytest.mark.parametrize("path", [None, [[1.0, 0.9, 0.9], [0.5, 0.4, 0.4]]])
 def test_the_sentence_says_which_exits_may_be_taken(path):
     given = {"loss": "zero_one", "epsilon": 0.9, "path": path}
-    assert ", from exit 2 on, whose top1" in str(
-        ss.calibrate(random_record(400), **given, min_exit=1)
-    )
+    later = request_of(**given, rule=ss.ExitRule(min_exit=1))
+    assert ", from exit 2 on, whose top1" in str(later.run(random_record(400)))
     assert "from exit" not in str(ss.calibrate(random_record(400), **given))
 
 

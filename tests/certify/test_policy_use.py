@@ -13,9 +13,7 @@ from swiftsure.certify.bounds import BOUNDS
 from swiftsure.certify.control import Control
 from swiftsure.curves.risks import RISKS
 from swiftsure.exits import exit_indices
-from swiftsure.report.findings import findings
-from swiftsure.study.planning import lowest_epsilon
-from tests.builders import random_record
+from tests.builders import random_record, request_of
 
 RECORD = random_record(n=900)
 CALIBRATION, REST = RECORD.split(400, seed=3)
@@ -23,7 +21,9 @@ FAMILY = [[0.9, 0.8, 0.7], [0.6, 0.5, 0.4]]
 
 
 def policy(**changes):
-    return ss.calibrate(CALIBRATION, **{"loss": "zero_one", "epsilon": 0.3, **changes})
+    metadata = changes.pop("metadata", None)
+    request = request_of(**{"loss": "zero_one", "epsilon": 0.3, **changes})
+    return request.run(CALIBRATION, metadata=metadata)
 
 
 def test_a_split_is_random_and_complete():
@@ -59,7 +59,7 @@ def test_threshold_records_are_split_and_joined():
     "changes",
     [
         {},
-        {"strict": True, "min_exit": 1},
+        {"rule": ss.ExitRule(strict=True, min_exit=1)},
         {"path": FAMILY},
         {"loss": "brier"},
         {"risk": "consistency"},
@@ -88,8 +88,11 @@ def test_a_policy_is_evaluated_with_its_own_rule(changes):
 
 
 def test_several_risks_are_all_evaluated():
-    risks = [ss.Risk("gap", "zero_one", 0.3), ss.Risk("consistency", "brier", 0.9)]
-    found = ss.calibrate(CALIBRATION, risks=risks).evaluate(REST)
+    promises = [
+        ss.Promise("zero_one", epsilon=0.3),
+        ss.Promise("brier", risk="consistency", epsilon=0.9),
+    ]
+    found = ss.calibrate(CALIBRATION, promises).evaluate(REST)
     assert len(found.risks) == 2
     assert found.risk == found.risks[0]
 
@@ -104,7 +107,9 @@ def test_a_policy_is_evaluated_on_records_it_fits():
         made.evaluate(ss.ThresholdRecord([1.0, 0.5], {"x": losses[:, :2]}))
 
 
-@pytest.mark.parametrize("changes", [{}, {"strict": True, "min_exit": 1}, {"path": FAMILY}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"rule": ss.ExitRule(strict=True, min_exit=1)}, {"path": FAMILY}]
+)
 def test_one_request_leaves_where_the_exit_rule_says(changes):
     made = policy(**changes)
     for row in REST.confidences["top1"][:60]:
@@ -150,7 +155,7 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     assert made.certificate.costs["usd"] == (3.0, 3.0)
     assert made.certificate.dearer_costs == {"usd": pytest.approx(3.25)}
     assert "(3.25 usd instead of 3, 8.3 % more, on the calibration samples)" in str(made)
-    kept = ss.calibrate(record, epsilon=0.1, path=[0.5], cost="exit")
+    kept = request_of(epsilon=0.1, path=[0.5], cost="exit").run(record)
     assert kept.certificate.costs["usd"] == (3.0, pytest.approx(3.25))
     assert kept.evaluate(record).saving == pytest.approx(-0.25 / 3)
     table = ss.ThresholdRecord([1.0, 0.5], losses, costs={"usd": [3.0, 3.25]})
@@ -159,7 +164,8 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     assert "costs more than the full model" in str(made)
     free = ss.ThresholdRecord([1.0, 0.5], losses, costs={"cache": [0.0, 2.0]})
     assert "(2 cache instead of 0, on the calibration" in str(ss.calibrate(free, epsilon=0.1))
-    study = ss.evaluate(table, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    asked = request_of(epsilon=0.1, cost="usd")
+    study = ss.evaluate(table, risk=asked, controls=["ucb"], n_calibration=200)
     assert (study.gain["ucb"] == 0).all()
 
 
@@ -182,7 +188,8 @@ def test_gains_are_against_the_full_model_alone(tmp_path):
     record.save(tmp_path / "record.parquet")
     record = ss.ExitRecord.load(tmp_path / "record.parquet")
     assert record.full_costs == {"usd": 3.0}
-    study = ss.evaluate(record, controls=["ucb"], epsilons=[0.1], n_calibration=200, cost="usd")
+    asked = request_of(epsilon=0.1, cost="usd")
+    study = ss.evaluate(record, risk=asked, controls=["ucb"], n_calibration=200)
     np.testing.assert_allclose(study.gain["ucb"], 100 * (1 - 1 / 3))
     np.testing.assert_allclose(study.mean_cost["ucb"], 1.0)
     assert ss.calibrate(record, epsilon=0.1).evaluate(record).savings["usd"] == pytest.approx(2 / 3)
@@ -198,11 +205,13 @@ def test_reports_and_plans_are_against_the_full_model_alone():
     policy = ss.calibrate(record, epsilon=0.1)
     page = ss.report.policy_page(record, policy, cost="usd")
     assert re.search(r"saved, of usd</dt><dd[^>]*>60\s%", page)
-    plan = ss.planning.gain_by_samples(record, epsilon=0.1, sizes=(200,), draws=2, cost="usd")
+    asked, budget = request_of(epsilon=0.1, cost="usd"), ss.planning.Budget
+    plan = ss.planning.gain_by_samples(record, asked, sizes=(200,), draws=2)
     assert plan.gain.tolist() == [60.0]
     with pytest.raises(ValueError, match=r"`saving` must be at most 0\.6"):
-        ss.planning.lowest_epsilon(record, saving=0.7, cost="usd")
-    assert ss.planning.lowest_epsilon(record, saving=0.4, cost="usd").full_cost == 2.5
+        ss.planning.lowest_epsilon(record, budget(saving=0.7, cost="usd"))
+    found = ss.planning.lowest_epsilon(record, budget(saving=0.4, cost="usd"))
+    assert found.full_cost == 2.5
 
 
 def test_records_from_probabilities():
@@ -238,7 +247,7 @@ def test_everything_shows_itself_in_a_notebook():
         text = shown._repr_html_()
         assert text.startswith("<div>")
         assert "<b>" not in text
-        assert len(repr(shown)) < 400
+        assert len(repr(shown)) < 500
     assert made.plot(CALIBRATION).axes
     assert study.plot().axes
 
@@ -280,6 +289,35 @@ def resaved(path, change):
         (lambda c: c["certificate"]["promises"][0].update(calibration_risk=3), "calibration_risk"),
         (lambda c: c["certificate"]["promises"][0].update(upper_bound=-9), "upper_bound"),
         (lambda c: c["certificate"].update(path="x" * 10**6), "path"),
+        *(
+            (lambda c, change=change: c["calibration"].update(change), "calibration")
+            for change in (
+                {"promises": 3},
+                {"promises": []},
+                {"promises": ["zero_one"]},
+                {"promises": [{"loss": "zero_one"}]},
+                {"promises": [{"loss": 5, "epsilon": 0.3}]},
+                {"promises": [{"loss": "zero_one", "epsilon": 0.3}, {"cost": 5, "at_most": 1}]},
+                {"promises": [{"loss": "zero_one", "epsilon": 0.3, "new": 1}]},
+                {"delta": "small"},
+                {"delta": 10**400},
+                {"control": "ucb"},
+                {"control": {"name": "ucb", "new": 1}},
+                {"path": {"kind": "given grid"}},
+                {"path": {"share": 0.1}},
+                {"path": 5 * [None]},
+                {"rule": {"score": 5}},
+                {"rule": []},
+                {"rule": {"threshold": 0.5}},
+                {"missing": {}},
+                {"missing": ["ask"]},
+                {"missing": {"ask": -1}},
+                {"cost": 5},
+                {"new": 1},
+            )
+        ),
+        (lambda c: c.update(calibration=3), "calibration"),
+        (lambda c: c.update(calibration={}), "calibration"),
         (lambda c: c.update(threshold=-5), "threshold"),
         (lambda c: c.update(threshold=1e300), "threshold"),
         (lambda c: c.update(threshold="0.5"), "threshold"),
@@ -442,10 +480,8 @@ def own_curves():
         for risk, loss in itertools.product(RISKS, ("zero_one", "brier")):
             yield record.curve(risk, loss)
             yield record.curve(risk, loss, path=[0.9, 0.5, -1.0, 7.0])
-            if RISKS[risk].selective:
-                continue
-            for average in ({}, {"average": "sample", "max_group_size": 4}):
-                yield replace(record, groups=np.arange(n) // 3).curve(risk, loss, **average)
+            for average in ({}, {"average": "sample", "max_size": 4}):
+                yield record.grouped(np.arange(n) // 3, **average).curve(risk, loss)
 
 
 def own_controls():
@@ -457,6 +493,7 @@ def own_controls():
     yield from (Control("crc"), Control("crc", method="ucb"), Control("crc", selection="paper"))
 
 
+@pytest.mark.filterwarnings("ignore:`delta`")
 def test_every_policy_of_the_library_is_read_again(tmp_path):
     path, read, certified = tmp_path / "policy.json", 0, 0
     rng = np.random.default_rng(0)
@@ -477,7 +514,7 @@ def test_every_policy_of_the_library_is_read_again(tmp_path):
     assert certified > 50
 
 
-@pytest.mark.parametrize("risk", [name for name in RISKS if not RISKS[name].selective])
+@pytest.mark.parametrize("risk", list(RISKS))
 @pytest.mark.parametrize("bound", ["auto", "star", "hoeffding"])
 @pytest.mark.parametrize("saving", [1e-9, 0.1, 0.4])
 def test_every_policy_of_a_budget_is_read_again(tmp_path, risk, bound, saving):
@@ -486,7 +523,9 @@ def test_every_policy_of_a_budget_is_read_again(tmp_path, risk, bound, saving):
         record = random_record(n=n)
         for goal in ({"saving": saving}, {"budget": 4.0}, {"budget": 1e9}):
             try:
-                made = lowest_epsilon(record, risk=risk, loss="brier", bound=bound, **goal).policy
+                made = ss.planning.lowest_epsilon(
+                    record, risk=risk, loss="brier", bound=bound, **goal
+                ).policy
             except ValueError as error:
                 assert "saving" in str(error) or "bound" in str(error)  # noqa: PT017
                 continue
@@ -517,25 +556,27 @@ def test_one_rule_chooses_the_cost_everywhere(costs, full_costs, expected):
     assert found.saving == found.savings[expected]
     study = ss.evaluate(record, loss="zero_one", controls=["ucb"], epsilons=[0.3], splits=2)
     assert study.cost == expected
-    assert findings(record, made).cost == expected
+    assert ss.report.findings.findings(record, made).cost == expected
     assert made.plot(record).axes[1].get_ylabel() == f"saved, % of {expected}"
     sizes = {"sizes": (200,), "draws": 5}
     plans = [
-        ss.planning.gain_by_samples(record, cost=cost, **asked, **sizes)
+        ss.planning.gain_by_samples(record, request_of(**asked, cost=cost), **sizes)
         for cost in (None, expected)
     ]
     assert plans[0].gain == plans[1].gain
     pools = [
-        ss.planning.unlabelled_pool(50, 0.3, record, cost=cost, **sizes)
+        ss.planning.unlabelled_pool(50, request_of(**asked, cost=cost), record, **sizes)
         for cost in (None, expected)
     ]
     assert pools[0].gain == pools[1].gain
     budgets = [
-        ss.planning.lowest_epsilon(record, saving=0.2, loss="zero_one", cost=cost)
+        ss.planning.lowest_epsilon(
+            record, ss.planning.Budget(saving=0.2, cost=cost), loss="zero_one"
+        )
         for cost in (None, expected)
     ]
     assert budgets[0].cost == budgets[1].cost
-    best = ss.calibrate_best(record, correction="bonferroni", **asked)
+    best = ss.calibrate_best(record, request_of(**asked), correction="bonferroni")
     assert best.certificate.selection.cost == expected
 
 
@@ -555,32 +596,32 @@ def test_a_promise_about_weighted_samples_is_evaluated_with_weights():
     share = float((slices == "night").mean())
     by_name = {"night": 0.5 / share, "day": 0.5 / (1 - share)}
     weights = np.asarray([by_name[name] for name in slices])
-    made = ss.calibrate(
-        record, loss="zero_one", epsilon=0.3, weights=by_name, max_weight=max(by_name.values())
-    )
-    found = made.evaluate(record, weights=by_name)
+    weighted = record.weighted(by_name, max_weight=max(by_name.values()))
+    made = ss.calibrate(weighted, loss="zero_one", epsilon=0.3)
+    found = made.evaluate(weighted)
     assert found.risk == pytest.approx((weights * gaps_at(made, record)).mean())
     assert found.risk == pytest.approx(made.certificate.promises[0].calibration_risk)
     spent = record.costs["flops"][made.exits(record.confidences["top1"])]
     assert found.saving == pytest.approx(1 - (weights * spent).mean() / weights.mean() / 5)
     full, here = made.certificate.costs["flops"]
     assert (full, 1 - here / full) == (pytest.approx(5), pytest.approx(found.saving))
-    with pytest.raises(ValueError, match=r"`weights` must be given.*or 1 if it was drawn in prod"):
+    with pytest.raises(ValueError, match=r"must have weights.* of 1 if it was drawn in production"):
         made.evaluate(record)
-    in_production = made.evaluate(record, weights=1)
+    in_production = made.evaluate(record.weighted(np.ones(900), max_weight=1))
     assert in_production.risk == pytest.approx(gaps_at(made, record).mean())
-    with pytest.raises(ValueError, match="`weights` go with a promise about weighted samples"):
-        policy().evaluate(record, weights=weights)
+    with pytest.raises(ValueError, match="the promise is not about weighted samples"):
+        policy().evaluate(weighted)
 
 
 def test_a_promise_about_slices_is_evaluated_on_them():
     slices = np.where(np.arange(900) % 3 == 0, "night", "day")
-    record = replace(RECORD, slices=slices)
-    own = ss.calibrate_slices(record, own=True, loss="zero_one", epsilon=0.3)["night"]
+    record = RECORD.sliced(slices)
+    asked = {"loss": "zero_one", "epsilon": 0.3}
+    own = request_of(**asked, within="each slice").run(record)["night"]
     found = own.evaluate(record)
     gaps = gaps_at(own, record)
     assert (found.n, found.risk) == (300, pytest.approx(gaps[::3].mean()))
-    shared = ss.calibrate_slices(record, loss="zero_one", epsilon=0.3)["night"]
+    shared = request_of(**asked, within="slices").run(record)
     gaps = gaps_at(shared, record)
     worst = max(gaps[slices == name].mean() for name in ("night", "day"))
     found = shared.evaluate(record)
@@ -604,10 +645,12 @@ def test_a_promise_is_evaluated_with_its_own_averages():
     assert (found.n, found.risk) == (900, pytest.approx(gaps_at(made, RECORD).mean()))
     drawn = made.plot(grouped).axes[0].lines[0].get_ydata()
     np.testing.assert_allclose(drawn, RECORD.curve("gap", "zero_one").risk())
-    by_sample = {"average": "sample", "max_group_size": 20}
-    of_groups = ss.calibrate(grouped, loss="zero_one", epsilon=0.5, **by_sample)
-    drawn = of_groups.plot(grouped).axes[0].lines[0].get_ydata()
-    np.testing.assert_allclose(drawn, grouped.curve("gap", "zero_one", **by_sample).risk())
+    by_sample = RECORD.grouped(groups, average="sample", max_size=20)
+    of_groups = ss.calibrate(by_sample, loss="zero_one", epsilon=0.5)
+    for same in (grouped, by_sample):  # averaged as was promised, whatever the record says
+        assert of_groups.evaluate(same).risk == pytest.approx(gaps_at(of_groups, RECORD).mean())
+        drawn = of_groups.plot(same).axes[0].lines[0].get_ydata()
+        np.testing.assert_allclose(drawn, by_sample.curve("gap", "zero_one").risk())
     averages = ss.calibrate(grouped, loss="zero_one", epsilon=0.5)
     with pytest.raises(ValueError, match="`record` must have groups"):
         averages.evaluate(RECORD)
@@ -631,13 +674,13 @@ def test_a_policy_is_evaluated_on_its_own_system_only():
     [
         (lambda curve: curve.tail(0.1), "brier gap > 0.1"),
         (lambda curve: curve.worst_mean(0.1), "brier gap, worst 10 %"),
-        (lambda curve: curve.weighted(WEIGHTS, 1.5), "brier gap (weighted)"),
+        (lambda curve: curve.drawn(weights=WEIGHTS, max_weight=1.5), "brier gap (weighted)"),
     ],
 )
 def test_a_study_says_what_its_risk_is(changed, words):
     curve = changed(RECORD.curve("gap", "brier"))
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.4], splits=2, n_calibration=200)
-    assert study.risk_words == words
+    assert str(study.studied) == words
     assert words in str(study)
 
 
@@ -653,7 +696,7 @@ def test_a_study_of_weighted_samples_has_weighted_gains():
         costs={"usd": [1.0, 5.0]},
         full_costs={"usd": 4.0},
     )
-    curve = record.curve(path=[0.5]).weighted(WEIGHTS, 1.5)
+    curve = record.weighted(WEIGHTS, max_weight=1.5).curve(path=[0.5])
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.2], splits=40, n_calibration=400)
     assert study.gain["ucb"].mean() == pytest.approx(100 * (1 - (0.75 * 1 + 0.25 * 5) / 4), abs=1)
 

@@ -1,7 +1,6 @@
 """What promises say to the last digit, what they are not combined with, and what files may hold."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import swiftsure as ss
 from swiftsure._lib.files import json_checksum
 from swiftsure.study.simulate import Population
-from tests.builders import refused
+from tests.builders import refused, request_of
 
 PATH = ss.Path.logit_grid(step=0.25)
 OPTIONS = {"loss": "zero_one", "epsilon": 0.05, "path": PATH}
@@ -22,18 +21,17 @@ def record():
 
 
 def test_limits_and_shares_are_not_rounded_towards_a_stronger_promise(record):
-    tail = ss.calibrate(record, loss="brier", epsilon=0.1, above=0.2000004, path=PATH)
+    tail = request_of(loss="brier", epsilon=0.1, above=0.2000004, path=PATH).run(record)
     assert "is above 0.200001 is at most 0.1" in str(tail)
     assert tail.certificate.promises[0].name == "brier gap > 0.200001"
-    worst = ss.calibrate(record, loss="brier", epsilon=0.4, worst=0.2004, path=PATH)
+    worst = request_of(loss="brier", epsilon=0.4, worst=0.2004, path=PATH).run(record)
     assert "of the worst 20.04 % of samples" in str(worst)
     assert worst.certificate.promises[0].name == "brier gap, worst 20.04 %"
 
 
 def test_a_tail_under_weights_names_their_distribution_and_largest_weight(record):
-    policy = ss.calibrate(
-        record, loss="brier", epsilon=0.2, above=0.2, path=PATH, weights=np.ones(1000), max_weight=2
-    )
+    weighted = record.weighted(np.ones(1000), max_weight=2)
+    policy = request_of(loss="brier", epsilon=0.2, above=0.2, path=PATH).run(weighted)
     text = "the probability under the distribution that the weights describe that the brier gap"
     assert text in str(policy)
     assert "no weight exceeds 2" in str(policy)
@@ -42,66 +40,74 @@ def test_a_tail_under_weights_names_their_distribution_and_largest_weight(record
 def test_weights_must_be_able_to_be_a_ratio_of_densities(record):
     """Weights of a half would halve the risk; they are no densities' ratio, whose mean is 1."""
     with refused("max_weight"):
-        ss.calibrate(record, weights=np.full(1000, 0.5), max_weight=0.5, **OPTIONS)
+        record.weighted(np.full(1000, 0.5), max_weight=0.5)
     with refused("weights"):
-        ss.calibrate(record, weights=np.full(1000, 0.5), max_weight=2.0, **OPTIONS)
+        record.weighted(np.full(1000, 0.5), max_weight=2.0)
     drawn = np.random.default_rng(0).choice([1.6, 0.4], 1000)
-    ss.calibrate(record, weights=drawn, max_weight=1.6, **OPTIONS)
+    assert record.weighted(drawn, max_weight=1.6).sampling.max_weight == 1.6
 
 
 def test_a_curve_is_transformed_once(record):
     """The limit in a certificate would otherwise be another than that of the losses."""
     curve = record.curve(loss="brier", path=PATH)
     with refused("above"):
-        ss.calibrate(curve.tail(0.5), epsilon=0.05, above=0.1)
+        request_of(epsilon=0.05, above=0.1).run(curve.tail(0.5))
     with refused("worst"):
-        ss.calibrate(curve.tail(0.5), epsilon=0.05, worst=0.1)
+        request_of(epsilon=0.05, worst=0.1).run(curve.tail(0.5))
     groups = np.arange(1000) // 2
-    weighted = curve.weighted(np.ones(1000), 2.0)
-    selective = record.curve("selective gap", "brier", path=PATH)
-    for each in (curve.tail(0.1), curve.worst_mean(0.1), weighted, selective):
+    for drawn in (
+        curve.drawn(weights=np.ones(1000), max_weight=2.0),
+        curve.drawn(groups=groups),
+        curve.drawn(groups=groups, weights=np.ones(1000), max_weight=2.0),
+    ):
         with refused("groups"):
-            each.by_group(groups)
+            drawn.drawn(groups=groups)
+        with refused("above"):
+            request_of(epsilon=0.05, above=0.1).run(drawn)
 
 
 def test_combinations_without_a_proof_are_refused(record):
-    limit = {"flops": 4.0}
-    with refused("max_costs"):
-        ss.calibrate(record, max_costs=limit, pool=5000, **OPTIONS)
-    with refused("max_costs"):  # before anybody is asked for a label
-        ss.calibrate(record, max_costs=limit, labeller=lambda ids: 1 / 0, **OPTIONS)
-    with refused("pool"):
-        ss.calibrate(record, weights=np.ones(1000), max_weight=2.0, pool=5000, **OPTIONS)
-    with refused("path"):  # starts that depend on the samples
-        ss.calibrate(record, risk="selective gap", **(OPTIONS | {"path": "breakpoints"}))
+    pool = record.drawn_from(5000)
+    with pytest.raises(ValueError, match=r"there is no test here of a weighted .* mean"):
+        ss.calibrate(pool.weighted(np.ones(1000), max_weight=2.0), **OPTIONS)
+    for restricted in ({"worst": 0.1}, {"among": "exits"}, {"within": "slices"}):
+        with pytest.raises(ValueError, match=r"there is no test here of a weighted or restricted"):
+            request_of(**OPTIONS, **restricted).run(pool.sliced(np.arange(1000) % 2))
+    with pytest.raises(ValueError, match=r"`Path\.learn` does not go with samples `drawn_from`"):
+        ss.calibrate(pool, **(OPTIONS | {"path": ss.Path.learn(200)}))
+    asking = ss.Ask(lambda ids: 1 / 0)  # which is not asked before the refusal
+    with pytest.raises(ValueError, match="without replacement"):
+        request_of(**OPTIONS, worst=0.1, missing=asking).run(pool)
 
 
-def test_reports_do_not_take_those_that_exit_for_all(record):
-    policy = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
+def test_a_policy_keeps_the_request_that_made_it(record, tmp_path):
+    """Whoever calibrates again asks the same, about the samples that exit as of all."""
+    policy = request_of(among="exits", **(OPTIONS | {"epsilon": 0.1})).run(record)
     assert policy.certificate.promises[0].selective
-    with pytest.raises(ValueError, match="the samples that exit"):
-        ss.report.recalibration.recalibrate(record, policy, PATH)
+    policy.save(tmp_path / "policy.json")
+    assert ss.Policy.load(tmp_path / "policy.json").calibration.run(record) == policy
 
 
 def test_figures_show_bounds_of_what_is_promised_only(record):
     """A bound for all samples is none for those that exit, nor for a calibration that grows."""
-    tail = ss.calibrate(record, above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1}))
-    left = ss.calibrate(record, risk="selective gap", **(OPTIONS | {"epsilon": 0.1}))
-    grown = ss.calibrate.start(**OPTIONS)
+    tail = request_of(above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1})).run(record)
+    left = request_of(among="exits", **(OPTIONS | {"epsilon": 0.1})).run(record)
+    grown = request_of(**OPTIONS).start()
     grown.update(record)
     for policy, bounded in ((tail, True), (left, False), (grown.policy(), False)):
         axis = policy.plot(record).axes[0]
         assert axis.get_ylabel() == policy.certificate.promises[0].name
         labels = [str(line.get_label()) for line in axis.lines]
         assert any("upper bound" in label for label in labels) == bounded
-    weighted = ss.calibrate(record, weights=np.ones(1000), max_weight=2.0, **OPTIONS)
+    weighted = ss.calibrate(record.weighted(np.ones(1000), max_weight=2.0), **OPTIONS)
     with pytest.raises(ValueError, match="weighted"):
         weighted.plot(record)
 
 
 def test_a_worst_share_that_begins_above_0_is_kept_in_full(record, tmp_path):
     small = record.take(np.arange(20))
-    policy = ss.calibrate(small, loss="brier", epsilon=0.3, worst=0.1, above=0.05, path=PATH)
+    request = request_of(loss="brier", epsilon=0.3, worst=0.1, above=0.05, path=PATH)
+    policy = request.run(small)
     assert policy.runs_full_model
     policy.save(tmp_path / "policy.json")
     assert ss.Policy.load(tmp_path / "policy.json") == policy
@@ -133,7 +139,8 @@ def changed(path, *keys, value):
 )
 def test_certificates_of_an_impossible_scope_are_refused(record, tmp_path, field, value):
     file = tmp_path / "policy.json"
-    ss.calibrate(record, above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1})).save(file)
+    request = request_of(above=0.2, **(OPTIONS | {"loss": "brier", "epsilon": 0.1}))
+    request.run(record).save(file)
     changed(file, "certificate", field, value=value)
     with pytest.raises(ValueError, match="damaged"):
         ss.Policy.load(file)
@@ -149,9 +156,9 @@ def test_a_mean_cannot_be_edited_into_a_tail(record, tmp_path, field, value):
 
 
 def test_policies_of_slices_are_signed_and_hold_together(record, tmp_path, monkeypatch):
-    sliced = replace(record, slices=np.where(np.arange(1000) % 2, "night", "day"))
+    sliced = record.sliced(np.where(np.arange(1000) % 2, "night", "day"))
     file = tmp_path / "sliced.json"
-    policy = ss.calibrate_slices(sliced, own=True, **OPTIONS)
+    policy = request_of(within="each slice", **OPTIONS).run(sliced)
     policy.save(file)
     monkeypatch.setenv("SWIFTSURE_POLICY_KEY", "secret")
     with pytest.raises(ValueError, match="is not signed"):
@@ -171,8 +178,8 @@ def test_policies_of_slices_are_signed_and_hold_together(record, tmp_path, monke
 
 def test_datasets_with_one_name_are_not_pooled(record):
     halves = {1: record.take(np.arange(500)), "1": record.take(np.arange(500, 1000))}
-    with refused("record"):
-        ss.calibrate_slices(halves, **OPTIONS)
+    with refused("records"):
+        ss.joined_datasets(halves)
 
 
 def test_a_promise_in_all_slices_rests_on_the_conditions_of_each():
@@ -184,8 +191,9 @@ def test_a_promise_in_all_slices_rests_on_the_conditions_of_each():
     rows = np.union1d(np.flatnonzero(~night), wanted[:-50])
     labelled = pool.with_labels(rows, sample.labels[rows])
     slices = np.where(night, "night", "day")
-    policy = ss.calibrate_slices(labelled, slices=slices, missing="stop", **OPTIONS)
+    request = request_of(within="slices", missing="stop", **OPTIONS)
+    policy = request.run(labelled.sliced(slices))
     day = ss.calibrate(labelled.take(np.flatnonzero(~night)), missing="stop", **OPTIONS)
-    assert policy["day"].threshold == day.threshold is not None
-    assert policy["day"].certificate.stopped_at is not None
-    assert "was fixed before the model was run on them" in str(policy["day"])
+    assert policy.threshold == day.threshold is not None
+    assert policy.certificate.stopped_at is not None
+    assert "was fixed before the model was run on them" in str(policy)

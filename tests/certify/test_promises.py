@@ -7,7 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.study.simulate import Population
-from tests.builders import refused, table_curve
+from tests.builders import refused, request_of, table_curve
 
 PATH = ss.Path.logit_grid(step=0.25)
 
@@ -26,7 +26,7 @@ def exits_at(record, policy):
 
 
 def test_a_tail_is_how_often_the_loss_is_above_a_limit(record):
-    policy = ss.calibrate(record, loss="brier", epsilon=0.1, above=0.2, path=PATH)
+    policy = request_of(loss="brier", epsilon=0.1, above=0.2, path=PATH).run(record)
     promise = policy.certificate.promises[0]
     gaps = record.losses["brier"] - record.losses["brier"][:, -1:]
     here = gaps[np.arange(1000), exits_at(record, policy)]
@@ -45,14 +45,14 @@ def test_a_tail_is_how_often_the_loss_is_above_a_limit(record):
 def test_tails_of_thresholds_and_with_other_risks():
     losses = np.column_stack([np.zeros(200), np.tile([0.3, 0.0, 0.0, 0.0], 50)])
     record = ss.ThresholdRecord([1.0, 0.5], losses={"rouge_l": losses})
-    tail = ss.Risk("gap", "rouge_l", epsilon=0.35, above=0.1)
-    mean = ss.Risk("gap", "rouge_l", epsilon=0.12)
-    policy = ss.calibrate(record, risks=[tail, mean])
+    tail = ss.Promise("rouge_l", epsilon=0.35, above=0.1)
+    mean = ss.Promise("rouge_l", epsilon=0.12)
+    policy = ss.calibrate(record, [tail, mean])
     assert policy.threshold == 0.5
     assert [p.calibration_risk for p in policy.certificate.promises] == pytest.approx([0.25, 0.075])
-    strict = ss.Risk("gap", "rouge_l", epsilon=0.2, above=0.1)
-    assert ss.calibrate(record, risks=[strict, mean]).threshold is None
-    grown = ss.calibrate.start(risks=[tail, mean], horizon=200)
+    strict = ss.Promise("rouge_l", epsilon=0.2, above=0.1)
+    assert ss.calibrate(record, [strict, mean]).threshold is None
+    grown = ss.Calibration([tail, mean]).start(horizon=200)
     grown.update(record)
     assert grown.policy().certificate.promises[0].above == 0.1
 
@@ -60,16 +60,24 @@ def test_tails_of_thresholds_and_with_other_risks():
 def test_limits_of_tails_are_checked(record):
     for above in (-0.1, 1.0, float("nan")):
         with refused("above"):
-            ss.calibrate(record, loss="zero_one", epsilon=0.1, above=above)
-    with refused("above"):
-        ss.calibrate(record, risks=[ss.Risk("gap", "brier", 0.1)], above=0.1)
-    groups = replace(record, groups=np.arange(1000) // 2)
-    with refused("above"):
-        ss.calibrate(groups, loss="brier", epsilon=0.1, above=0.1)
+            request_of(loss="zero_one", epsilon=0.1, above=above).run(record)
+
+
+@pytest.mark.parametrize("average", [{}, {"average": "sample", "max_size": 2}])
+def test_a_tail_of_groups_is_averaged_over_them(record, average):
+    groups = record.grouped(np.arange(1000) // 2, **average)
+    policy = request_of(loss="brier", epsilon=0.15, above=0.2, path=PATH).run(groups)
+    promise = policy.certificate.promises[0]
+    gaps = record.losses["brier"] - record.losses["brier"][:, -1:]
+    here = gaps[np.arange(1000), exits_at(record, policy)]
+    assert (policy.certificate.n, policy.certificate.unit) == (500, "groups")
+    assert promise.calibration_risk == pytest.approx((here > 0.2).mean())
+    assert policy.evaluate(groups).risk == pytest.approx(promise.calibration_risk)
+    assert "that the brier gap to the full model is above 0.2" in str(policy)
 
 
 def test_the_mean_of_the_worst_share(record):
-    policy = ss.calibrate(record, loss="brier", epsilon=0.3, worst=0.2, path=PATH)
+    policy = request_of(loss="brier", epsilon=0.3, worst=0.2, path=PATH).run(record)
     promise = policy.certificate.promises[0]
     gaps = record.losses["brier"] - record.losses["brier"][:, -1:]
     here = gaps[np.arange(1000), exits_at(record, policy)]
@@ -87,16 +95,15 @@ def test_the_mean_of_the_worst_share(record):
     assert curve.worst_mean(0.2, max(cut, 0.0)).risk_at(index) >= worst - 1e-9
     for wrong in ({"worst": 0.0}, {"worst": 1.0}, {"worst": 0.1, "above": 2.0}):
         with pytest.raises(ValueError, match=r"`(worst|above)`"):
-            ss.calibrate(record, loss="brier", epsilon=0.3, **wrong)
+            request_of(loss="brier", epsilon=0.3, **wrong).run(record)
 
 
 # --------------------------------------------------------------------------------- those that exit
 
 
 def test_the_risk_of_those_that_exit(record):
-    policy = ss.calibrate(
-        record, risk="selective consistency", loss="zero_one", epsilon=0.12, path=PATH
-    )
+    asked = {"risk": "consistency", "loss": "zero_one", "epsilon": 0.12, "path": PATH}
+    policy = request_of(among="exits", **asked).run(record)
     promise = policy.certificate.promises[0]
     exits = exits_at(record, policy)
     left = exits < 3
@@ -107,12 +114,13 @@ def test_the_risk_of_those_that_exit(record):
     assert policy.evaluate(record).risk == pytest.approx(promise.calibration_risk)
     text = "the expected zero_one inconsistency with the full model of the samples that exit early"
     assert f"{text} is at most 0.12" in str(policy)
-    everyone = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.12, path=PATH)
+    everyone = ss.calibrate(record, **asked)
     assert policy.threshold > everyone.threshold  # the promise is stronger
 
 
 def test_the_curve_of_those_that_exit(record):
-    curve = record.curve("selective gap", "brier", path=PATH)
+    promise = ss.Promise("brier", epsilon=0.1, among="exits")
+    curve = promise.curve(record, ss.ExitRule(), PATH)
     for k in (0, 40, 80):
         exits = ss.exits.exit_indices(record.confidences["top1"], PATH.thresholds[k])
         gaps = (record.losses["brier"] - record.losses["brier"][:, -1:])[np.arange(1000), exits]
@@ -124,71 +132,148 @@ def test_the_curve_of_those_that_exit(record):
 
 
 def test_what_does_not_go_with_those_that_exit(record):
-    risk = {"risk": "selective gap", "loss": "zero_one", "epsilon": 0.1}
-    for wrong in (
-        {"control": "crc"},
-        {"control": "empirical"},
-        {"control": "ltt", "correction": "bonferroni"},
-        {"pool": 5000},
-    ):
-        with refused("risk"):
-            ss.calibrate(record, **risk, **wrong)
-    with refused("risk"):
-        ss.calibrate(
-            record,
-            risks=[ss.Risk("selective gap", "zero_one", 0.1), ss.Risk("gap", "brier", 0.1)],
-        )
-    with refused("risk"):
-        ss.calibrate(replace(record, groups=np.arange(1000) // 2), **risk)
-    with refused("evaluate"):
-        ss.evaluate(record, risk="selective gap", loss="zero_one")
-    with refused("labeller"):
-        ss.calibrate(record, **risk, labeller=lambda ids: ids)
-    with refused("risk"):
-        ss.calibrate.start(**risk).update(record)
+    promise = {"among": "exits", "loss": "zero_one", "epsilon": 0.1}
+    for control in ("crc", "empirical", ss.Control("ltt", correction="bonferroni")):
+        with pytest.raises(ValueError, match="ucb, or ltt in fixed sequence"):
+            request_of(**promise, control=control).run(record)
+    with pytest.raises(ValueError, match=r"there is no test here of a .* restricted mean"):
+        request_of(**promise).run(record.drawn_from(5000))
+    with refused("path"):  # starts that depend on the samples
+        request_of(**promise, path="breakpoints").run(record)
+    losses = {"rouge_l": np.zeros((200, 2))}
+    with pytest.raises(ValueError, match="needs a record of exits"):
+        request_of(among="exits", epsilon=0.1).run(ss.ThresholdRecord([1.0, 0.5], losses=losses))
     with refused("policy"):
-        ss.Monitor.from_policy(ss.calibrate(record, **risk))
+        ss.Monitor.from_policy(request_of(**promise).run(record))
+
+
+def test_those_that_exit_with_a_promise_about_all(record):
+    """Their walks share δ."""
+    left = ss.Promise("zero_one", risk="consistency", epsilon=0.12, among="exits")
+    mean = ss.Promise("brier", epsilon=0.1)
+    policy = ss.calibrate(record, [left, mean], path=PATH)
+    alone = [ss.calibrate(record, each, path=PATH, delta=0.05) for each in (left, mean)]
+    assert policy.threshold == max(each.threshold for each in alone)
+    assert policy.certificate.delta == 0.1
+    assert [p.among for p in policy.certificate.promises] == ["exits", "all"]
+    with refused("control"):
+        ss.calibrate(record, [left, mean], path=PATH, control="crc")
+
+
+@pytest.mark.parametrize("average", [{}, {"average": "sample", "max_size": 2}])
+def test_those_that_exit_in_groups(record, average):
+    groups = record.grouped(np.arange(1000) // 2, **average)
+    request = request_of(
+        among="exits", risk="consistency", loss="zero_one", epsilon=0.15, path=PATH
+    )
+    policy = request.run(groups)
+    exits = exits_at(record, policy)
+    apart = record.inconsistencies["zero_one"][np.arange(1000), exits]
+    assert policy.certificate.unit == "groups"
+    # Σy / Σz with groups of one size: the mean over the samples that exit.
+    risk = policy.certificate.promises[0].calibration_risk
+    assert risk == pytest.approx(apart[exits < 3].mean())
+    assert risk <= 0.15
+    spent = record.costs["flops"][exits].mean()  # of all samples, whether they exit early or not
+    assert policy.certificate.costs["flops"] == (5, pytest.approx(spent))
+    found = policy.evaluate(groups)
+    assert (found.risk, found.saving) == (pytest.approx(risk), pytest.approx(1 - spent / 5))
+
+
+def test_those_that_exit_grow(record):
+    promise = ss.Promise("zero_one", risk="consistency", epsilon=0.15, among="exits")
+    grown = ss.Calibration(promise, path=PATH).start(horizon=1000)
+    for rows in np.array_split(np.arange(1000), 4):
+        grown.update(record.take(rows))
+    policy = grown.policy()
+    exits = exits_at(record, policy)
+    apart = record.inconsistencies["zero_one"][np.arange(1000), exits][exits < 3]
+    assert policy.certificate.promises[0].calibration_risk == pytest.approx(apart.mean())
+    assert apart.mean() <= 0.15
 
 
 # -------------------------------------------------------------------------------------------- costs
 
 
 def test_risk_and_cost_together(record):
-    policy = ss.calibrate(
-        record, loss="zero_one", epsilon=0.05, max_costs={"flops": 3.0}, path=PATH
-    )
+    promise, limit = ss.Promise("zero_one", epsilon=0.05), ss.CostPromise("flops", at_most=3.0)
+    policy = ss.calibrate(record, [promise, limit], path=PATH)
     alone = ss.calibrate(record, loss="zero_one", epsilon=0.05, delta=0.05, path=PATH)
     assert policy.threshold == alone.threshold is not None
     assert policy.certificate.delta == 0.1
     assert "is at most 0.05 and the mean flops is at most 3" in str(policy)
     assert "the samples were tested in an order drawn at random" in str(policy)
     here = policy.certificate.costs["flops"][1]
-    close = ss.calibrate(
-        record, loss="zero_one", epsilon=0.05, max_costs={"flops": here + 0.01}, path=PATH
-    )
+    limit = ss.CostPromise("flops", at_most=here + 0.01)
+    close = ss.calibrate(record, [promise, limit], path=PATH)
     assert close.runs_full_model  # the mean is below the limit, but that may be chance
     assert "and the mean flops within" in str(close)
 
 
 def test_limits_of_costs_are_checked(record):
-    for wrong in ({"gflops": 1.0}, {"flops": 5.0}, {"flops": -1.0}, {}):
-        with refused("max_costs"):
-            ss.calibrate(record, loss="zero_one", epsilon=0.05, max_costs=wrong)
+    promise = ss.Promise("zero_one", epsilon=0.05)
+    for name, limit, word in (
+        ("gflops", 1.0, "cost"),
+        ("flops", 5.0, "at_most"),
+        ("flops", -1.0, "at_most"),
+    ):
+        with refused(word):
+            ss.calibrate(record, [promise, ss.CostPromise(name, at_most=limit)])
+    limit = ss.CostPromise("flops", at_most=3.0)
     each = replace(record, costs={"flops": np.tile([1.0, 2, 3, 5], (1000, 1))})
-    with refused("max_costs"):
-        ss.calibrate(each, loss="zero_one", epsilon=0.05, max_costs={"flops": 3.0})
-    labels = replace(record, losses={"zero_one": record.losses["zero_one"].copy()})
-    labels.losses["zero_one"][::2] = np.nan
-    weights = {"weights": np.ones(1000), "max_weight": 1.0}
-    for options in ({"control": "crc"}, {"missing": "stop"}, weights):
-        with refused("max_costs"):
-            ss.calibrate(
-                labels if "missing" in options else record,
-                loss="zero_one",
-                epsilon=0.05,
-                max_costs={"flops": 3},
-                **options,
-            )
+    with pytest.raises(ValueError, match="CostPromise needs a cost per exit or setting"):
+        ss.calibrate(each, [promise, limit])
+    with refused("control"):
+        ss.calibrate(record, [promise, limit], control="crc")
+    with pytest.raises(ValueError, match="or a cost without replacement"):
+        ss.calibrate(record.drawn_from(5000), [promise, limit])
+
+
+def test_costs_are_promised_where_labels_are_missing(record):
+    """Costs need no labels: the walk for them begins at the end of the whole path."""
+    losses = record.losses["zero_one"].copy()
+    losses[::2] = np.nan
+    labels = replace(record, losses={"zero_one": losses})
+    request = request_of(
+        ss.CostPromise("flops", at_most=4.9),
+        loss="zero_one",
+        epsilon=0.3,
+        missing="stop",
+        path=PATH,
+    )
+    policy = request.run(labels)
+    assert policy.certificate.stopped_at is not None
+    assert policy.certificate.costs["flops"][1] < 4.9
+    rows = labels.needs_label(path=PATH)
+    asked = []
+
+    def labeller(ids):
+        asked.extend(ids.tolist())
+        return np.zeros(len(ids), int)
+
+    found = replace(request, missing=ss.Ask(labeller, 100)).run(labels)
+    assert 0 < len(asked) <= 100 < len(rows)
+    assert found.certificate.max_costs == {"flops": 4.9}
+
+
+def test_the_mean_cost_of_weighted_samples_and_of_groups(record):
+    promise, limit = ss.Promise("zero_one", epsilon=0.08), ss.CostPromise("flops", at_most=3.0)
+    weights = np.where(np.arange(1000) % 2, 1.5, 0.5)
+    for facts in (
+        record.weighted(weights, max_weight=1.5),
+        record.grouped(np.arange(1000) // 2),
+        record.grouped(np.arange(1000) // 2, average="sample", max_size=2),
+        record.grouped(np.arange(1000) // 4).weighted(weights, max_weight=1.5),
+    ):
+        policy = ss.calibrate(facts, [promise, limit], path=PATH)
+        assert policy.certificate.costs["flops"][1] < 3.0
+        exits = exits_at(record, policy)
+        spent = record.costs["flops"][exits]
+        counted = weights if facts.sampling.weights is not None else np.ones(1000)
+        mean = (counted * spent).sum() / counted.sum()
+        assert policy.certificate.costs["flops"][1] == pytest.approx(mean)
+        close = ss.CostPromise("flops", at_most=mean + 0.001)
+        assert ss.calibrate(facts, [promise, close], path=PATH).threshold != policy.threshold
 
 
 # ------------------------------------------------------------------------------------------ weights
@@ -196,9 +281,8 @@ def test_limits_of_costs_are_checked(record):
 
 def test_weights_move_the_promise_to_another_distribution(record):
     weights = np.where(np.arange(1000) % 2, 1.5, 0.5)
-    policy = ss.calibrate(
-        record, loss="zero_one", epsilon=0.08, weights=weights, max_weight=1.5, path=PATH
-    )
+    weighted = record.weighted(weights, max_weight=1.5)
+    policy = ss.calibrate(weighted, loss="zero_one", epsilon=0.08, path=PATH)
     exits = exits_at(record, policy)
     gaps = (record.losses["zero_one"] - record.losses["zero_one"][:, -1:])[np.arange(1000), exits]
     promise = policy.certificate.promises[0]
@@ -210,12 +294,7 @@ def test_weights_move_the_promise_to_another_distribution(record):
     assert "production samples of another whose density, relative to the first, is the" in text
     assert "estimated" not in text
     estimated = ss.calibrate(
-        record,
-        loss="zero_one",
-        epsilon=0.08,
-        weights=weights,
-        max_weight=1.5,
-        estimated_weights=True,
+        record.weighted(weights, max_weight=1.5, estimated=True), loss="zero_one", epsilon=0.08
     )
     assert "(they were estimated, and the promise holds as far as they are exact)" in str(estimated)
 
@@ -223,32 +302,40 @@ def test_weights_move_the_promise_to_another_distribution(record):
 def test_weights_by_slice(record):
     slices = np.where(np.arange(1000) % 2, "night", "day")
     by_name = {"night": 1.5, "day": 0.5}
-    options = {"loss": "zero_one", "epsilon": 0.08, "max_weight": 1.5, "path": PATH, "seed": 0}
-    sliced = ss.calibrate(replace(record, slices=slices), weights=by_name, **options)
-    listed = ss.calibrate(record, weights=np.where(slices == "night", 1.5, 0.5), **options)
+    options = {"loss": "zero_one", "epsilon": 0.08, "path": PATH}
+    sliced = ss.calibrate(record.sliced(slices).weighted(by_name, max_weight=1.5), **options)
+    weights = np.where(slices == "night", 1.5, 0.5)
+    listed = ss.calibrate(record.weighted(weights, max_weight=1.5), **options)
     assert sliced.certificate.promises == listed.certificate.promises
     with refused("weights"):
-        ss.calibrate(replace(record, slices=slices), weights={"night": 1.0}, **options)
+        record.sliced(slices).weighted({"night": 1.0}, max_weight=1.5)
     with refused("weights"):
-        ss.calibrate(record, weights=by_name, **options)
+        record.weighted(by_name, max_weight=1.5)
 
 
 def test_weights_of_one_change_nothing_but_the_test(record):
     curve = record.curve(loss="brier", path=PATH)
-    same = curve.weighted(np.ones(1000), 1.0)
+    part = curve.drawn(weights=np.tile([1.0, 0.5], 500), max_weight=1.0, part=True)
+    np.testing.assert_allclose(
+        part.take(np.arange(0, 1000, 2)).risk(), curve.risk(np.arange(0, 1000, 2))
+    )
+    same = curve.drawn(weights=np.ones(1000), max_weight=1.0)
     assert np.array_equal(same.losses(), curve.losses())
     assert same.loss_range == curve.loss_range
 
 
 def test_weights_are_checked(record):
-    options = {"loss": "zero_one", "epsilon": 0.05}
     for weights, most in ((np.full(1000, 2.0), 1.5), (np.full(1000, -1.0), 1.5), (np.ones(9), 1.5)):
         with refused("weights"):
-            ss.calibrate(record, **options, weights=weights, max_weight=most)
-    with refused("weights"):
-        ss.calibrate(record, **options, weights=np.ones(1000))
+            record.weighted(weights, max_weight=most)
+    with pytest.raises(TypeError, match="max_weight"):
+        record.weighted(np.ones(1000))
     with refused("max_weight"):
-        ss.calibrate(record, **options, weights=np.ones(1000), max_weight=0.0)
+        record.weighted(np.ones(1000), max_weight=0.0)
+    many = np.repeat([3.0, 0.5], [500, 500])  # in four groups, chance allows this mean of 1.75
+    assert record.grouped(np.arange(1000) // 250).weighted(many, max_weight=3.0).n_units == 4
+    with refused("weights"):
+        record.weighted(many, max_weight=3.0)
 
 
 def test_curves_take_rows():

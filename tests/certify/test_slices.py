@@ -7,7 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.study.simulate import Population
-from tests.builders import refused
+from tests.builders import refused, request_of
 
 PATH = ss.Path.logit_grid(step=0.25)
 OPTIONS = {"loss": "zero_one", "epsilon": 0.06, "path": PATH}
@@ -31,20 +31,24 @@ def case():
     return easy_and_hard()
 
 
+def sliced(within, record, **changes):
+    return request_of(within=within, **(OPTIONS | changes)).run(record)
+
+
 def alone(record, slices, name, **options):
     return ss.calibrate(record.take(np.flatnonzero(slices == name)), **(OPTIONS | options))
 
 
 def test_one_setting_is_the_safest_of_the_slices(case):
     record, slices = case
-    policy = ss.calibrate_slices(record, slices=slices, **OPTIONS)
+    policy = sliced("slices", record.sliced(slices))
     single = [alone(record, slices, name) for name in ("easy", "hard")]
-    assert policy["easy"] == policy["hard"]
-    assert policy["easy"].threshold == max(each.threshold for each in single)
+    assert policy.threshold == max(each.threshold for each in single)
     assert single[0].threshold != single[1].threshold
-    certificate = policy["easy"].certificate
+    certificate = policy.certificate
     assert (certificate.n, certificate.slices) == (900, {"easy": 450, "hard": 450})
-    exits = policy["easy"].exits(record.confidences["top1"])
+    assert certificate.delta == 0.1
+    exits = policy.exits(record.confidences["top1"])
     gaps = record.losses["zero_one"] - record.losses["zero_one"][:, -1:]
     mean = gaps[np.arange(900), exits].mean()
     assert certificate.promises[0].calibration_risk == pytest.approx(mean)
@@ -55,32 +59,30 @@ def test_one_setting_is_the_safest_of_the_slices(case):
     assert "samples of each slice are independent draws of the slice's own distribution" in text
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_a_setting_for_each_slice(case, together):
+def test_a_setting_for_each_slice(case):
     record, slices = case
-    policy = ss.calibrate_slices(record, slices=slices, own=True, together=together, **OPTIONS)
+    policy = sliced("each slice", record.sliced(slices))
     for name in ("easy", "hard"):
-        chance = 0.05 if together else 0.1
-        assert policy[name].threshold == alone(record, slices, name, delta=chance).threshold
-        assert policy[name].certificate.delta == chance
+        assert policy[name].threshold == alone(record, slices, name, delta=0.05).threshold
+        assert policy[name].certificate.delta == 0.05
         assert f"on samples of slice {name}, the expected" in str(policy[name])
-    held = "all of these promises hold at once" if together else "each of these promises alone"
-    assert f"{held}" in str(policy)
+    assert "all of these promises hold at once" in str(policy)
 
 
 def test_small_slices_run_the_full_model_by_name(case):
     record, slices = case
     slices = slices.copy()
     slices[:20] = "tiny"
-    policy = ss.calibrate_slices(record, slices=slices, **OPTIONS)
+    policy = sliced("each slice", record.sliced(slices))
     assert policy.in_full == ("tiny",)
     assert policy["tiny"].threshold is None
-    assert policy["easy"].certificate.slices == {"easy": 430, "hard": 450}
+    assert policy["easy"].certificate.slices == {"easy": 430}
     assert "on 20 calibration samples of slice tiny" in str(policy["tiny"])
     exits = policy.exits(record.confidences["top1"], slices)
     assert (exits[:20] == 3).all()
-    expected = policy["easy"].exits(record.confidences["top1"])
-    assert exits[20:].tolist() == expected[20:].tolist()
+    for name in ("easy", "hard"):
+        expected = policy[name].exits(record.confidences["top1"])[slices == name]
+        assert exits[slices == name].tolist() == expected.tolist()
     unknown = policy.exits(record.confidences["top1"], np.full(900, "new"))
     assert (unknown == 3).all()
     for row in range(15, 40):
@@ -89,32 +91,44 @@ def test_small_slices_run_the_full_model_by_name(case):
         assert (left.index(True) if True in left else 3) == exits[row]
     assert not policy.leaves(0, 1.0, "new")
     assert policy.leaves(3, 0.0, "new")
-    own = ss.calibrate_slices(record, slices=slices, own=True, **OPTIONS)
-    assert own.in_full == ("tiny",)
-    with refused("slices"):
-        ss.calibrate_slices(record.take(range(20)), slices=slices[:20], **OPTIONS)
+
+
+def test_one_setting_is_not_certified_for_a_slice_that_is_too_small(case):
+    """No loss of these slices can be certified, so the full model runs, and it is said why."""
+    record, slices = case
+    slices = slices.copy()
+    slices[:20] = "tiny"
+    policy = sliced("slices", record.sliced(slices), risk="consistency", epsilon=0.1)
+    certificate = policy.certificate
+    assert policy.runs_full_model
+    assert certificate.slices == {"easy": 430, "hard": 450, "tiny": 20}
+    assert certificate.small_slices == {"tiny": 22}
+    assert "too few samples are of tiny (22)" in str(policy)
+    without = record.sliced(slices).take(np.arange(20, 900))
+    assert not sliced("slices", without, risk="consistency", epsilon=0.1).runs_full_model
 
 
 def test_datasets_are_slices(case):
     record, slices = case
     parts = {name: record.take(np.flatnonzero(slices == name)) for name in ("easy", "hard")}
-    by_name = ss.calibrate_slices(parts, **OPTIONS)
-    by_slice = ss.calibrate_slices(record, slices=slices, **OPTIONS)
-    assert by_name["easy"].threshold == by_slice["easy"].threshold
-    with refused("slices"):
-        ss.calibrate_slices(parts, slices=slices, **OPTIONS)
-    with refused("record"):
-        ss.calibrate_slices({}, **OPTIONS)
+    joined = ss.joined_datasets(parts)
+    assert joined.slices.tolist() == slices.tolist()
+    by_name, by_slice = sliced("slices", joined), sliced("slices", record.sliced(slices))
+    assert by_name.threshold == by_slice.threshold
+    with refused("records"):
+        ss.joined_datasets({})
+    with refused("records"):
+        ss.joined_datasets({"a": record, "b": record.curve(loss="zero_one")})
 
 
 def test_slices_are_kept_in_files(case, tmp_path):
     record, slices = case
-    record = replace(record, slices=slices)
+    record = record.sliced(slices)
     record.save(tmp_path / "record.parquet")
     loaded = ss.ExitRecord.load(tmp_path / "record.parquet")
     assert loaded.slices.tolist() == slices.tolist()
     assert loaded.take([0, 899]).slices.tolist() == ["easy", "hard"]
-    policy = ss.calibrate_slices(loaded, **OPTIONS)
+    policy = sliced("each slice", loaded)
     policy.save(tmp_path / "policy.json")
     assert ss.SlicedPolicy.load(tmp_path / "policy.json") == policy
     text = (tmp_path / "policy.json").read_text()
@@ -129,39 +143,105 @@ def test_slices_of_thresholds():
     record = ss.ThresholdRecord(
         [1.0, 0.5, 0.2], losses={"rouge_l": losses}, slices=np.repeat(["a", "b", "b"], 100)
     )
-    policy = ss.calibrate_slices(record, epsilon=0.1)
-    assert policy["a"].threshold == policy["b"].threshold == 0.5
-    own = ss.calibrate_slices(record, epsilon=0.1, own=True)
+    assert request_of(within="slices", epsilon=0.1).run(record).threshold == 0.5
+    own = request_of(within="each slice", epsilon=0.1).run(record)
     assert (own["a"].threshold, own["b"].threshold) == (0.2, 0.5)
 
 
 def test_what_does_not_go_with_slices(case):
-    record, slices = case
-    with refused("together=False"):
-        ss.calibrate_slices(record, slices=slices, together=False, **OPTIONS)
-    for wrong in (
-        {"pool": 5000},
-        {"weights": np.ones(900), "max_weight": 1.0},
-        {"max_costs": {"flops": 3.0}},
-        {"control": "crc"},
-        {"path": "breakpoints"},
-        {"risk": "selective gap"},
-    ):
-        with pytest.raises(ValueError, match=r"slices|own=True"):
-            ss.calibrate_slices(record, slices=slices, **(OPTIONS | wrong))
+    record, slices = case[0].sliced(case[1]), case[1]
+    for within in ("slices", "each slice"):
+        with refused("control"):
+            sliced(within, record, control="crc")
+        with refused("within"):
+            sliced(within, case[0])
+        with pytest.raises(ValueError, match="finite population"):
+            sliced(within, record.drawn_from(5000))
+    with refused("path"):
+        sliced("slices", record, path="breakpoints")
+    assert len(sliced("each slice", record, path="breakpoints")) == 2
+    own = ss.Promise("zero_one", epsilon=0.1, within="each slice")
+    with pytest.raises(ValueError, match="every Promise must ask for it"):
+        ss.calibrate(record, [own, ss.Promise("brier", epsilon=0.1)])
     with refused("slices"):
-        ss.calibrate_slices(record, **OPTIONS)
-    with refused("slices"):
-        ss.calibrate_slices(record, slices=slices[:5], **OPTIONS)
-    with refused("slices"):
-        groups = replace(record, groups=np.arange(900) // 2)
-        ss.calibrate_slices(groups, slices=slices, **OPTIONS)
+        case[0].sliced(slices[:5])
     with refused("slice"):
-        ss.calibrate_slices(record, slices=slices, **OPTIONS)["new"]
+        sliced("each slice", record)["new"]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_slices_do_not_learn_paths_of_their_own(own):
+FACTS = {
+    "weights": lambda record: record.weighted(np.tile([1.5, 0.5], 450), max_weight=1.5),
+    "groups": lambda record: record.grouped(np.arange(900) // 2),
+    "groups by sample": lambda record: record.grouped(
+        np.arange(900) // 2, average="sample", max_size=3
+    ),
+    "weights and groups": lambda record: record.grouped(np.arange(900) // 2).weighted(
+        np.tile([1.5, 0.5], 450), max_weight=1.5
+    ),
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize(
+    "promise",
+    [
+        {"epsilon": 0.15},
+        {"among": "exits", "epsilon": 0.3},
+        {"loss": "brier", "above": 0.2, "epsilon": 0.3},
+        {"loss": "brier", "worst": 0.5, "epsilon": 0.6},
+    ],
+    ids=str,
+)
+def test_slices_go_with_every_draw_and_promise(case, fact, promise):
+    """One setting is the safest of those that are certified in each slice alone."""
+    record = FACTS[fact](case[0].sliced(case[1]))
+    policy = sliced("slices", record, **promise)
+    single = [
+        ss.Calibration(ss.Promise(**({"loss": "zero_one"} | promise)), path=PATH).run(
+            replace(part, sampling=replace(part.sampling, part=True))
+        )
+        for part in (record.take(np.flatnonzero(case[1] == name)) for name in ("easy", "hard"))
+    ]
+    assert all(each.threshold is not None for each in single)
+    assert policy.threshold == max(each.threshold for each in single)
+    own = sliced("each slice", record, **promise)
+    assert own["easy"].threshold >= single[0].threshold
+    for name, found in own.evaluate(record).items():
+        asked = own[name].certificate.promises[0]
+        assert found.risk == pytest.approx(asked.calibration_risk)
+    assert policy.evaluate(record).risk <= promise["epsilon"]
+
+
+@pytest.mark.parametrize("within", ["slices", "each slice"])
+def test_costs_go_with_slices(case, within):
+    record = case[0].sliced(case[1])
+    promises = [
+        ss.Promise("zero_one", epsilon=0.1, within=within),
+        ss.CostPromise("flops", at_most=4.5),
+    ]
+    policy = ss.calibrate(record, promises, path=PATH)
+    assert not policy.runs_full_model
+    each = policy.policies.values() if within == "each slice" else [policy]
+    assert all(one.certificate.max_costs == {"flops": 4.5} for one in each)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_slices_grow(case, fact):
+    record = FACTS[fact](case[0].sliced(case[1]))
+    request = request_of(within="slices", **(OPTIONS | {"epsilon": 0.2}))
+    grown = request.start(horizon=400)
+    mixed = np.random.default_rng(0).permutation(450)
+    pairs = np.sort(np.concatenate([2 * mixed[:225], 2 * mixed[:225] + 1]))
+    for rows in (pairs, np.setdiff1d(np.arange(900), pairs)):
+        grown.update(record.take(rows))
+    policy = grown.policy()
+    assert policy.threshold is not None
+    assert set(policy.certificate.slices) == {"easy", "hard"}
+    assert policy.evaluate(record).risk <= 0.2
+
+
+@pytest.mark.parametrize("within", ["slices", "each slice"])
+def test_slices_do_not_learn_paths_of_their_own(within):
     """Setting 1 is bad in one slice, setting 2 in the other: no index means the same in both."""
     rng, first = np.random.default_rng(0), np.arange(1200) % 2 == 0
     losses = np.zeros((1200, 3))
@@ -173,5 +253,11 @@ def test_slices_do_not_learn_paths_of_their_own(own):
         costs={"seconds": [9.0, 3.0, 3.0]},
         slices=np.where(first, "a", "b"),
     )
-    with pytest.raises(ValueError, match="split"):
-        ss.calibrate_slices(record, risk="consistency", epsilon=0.05, split=0.3, own=own)
+    request = request_of(within=within, risk="consistency", epsilon=0.05, path=ss.Path.learn(0.3))
+    if within == "each slice":
+        with pytest.raises(ValueError, match="split"):
+            request.run(record)
+        return
+    policy = request.run(record)
+    assert policy.threshold is None
+    assert policy.certificate.pilot == 360

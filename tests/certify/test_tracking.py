@@ -7,7 +7,10 @@ import pytest
 import swiftsure as ss
 from tests.builders import random_record
 
-RISKS = [ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2)]
+PROMISES = [
+    ss.Promise("zero_one", epsilon=0.1),
+    ss.Promise("brier", risk="consistency", epsilon=0.2),
+]
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_a_policy_is_logged_and_fetched_again(mlflow, policy, tmp_path):
 
 
 def test_several_policies_go_to_the_active_run(mlflow, policy):
-    both = ss.calibrate(random_record(1000), risks=RISKS)
+    both = ss.calibrate(random_record(1000), PROMISES)
     with mlflow.start_run() as run:
         assert policy.log_to_mlflow() == run.info.run_id
         both.log_to_mlflow(prefix="both.", artifact="more/both.json")

@@ -107,7 +107,7 @@ def test_zero_bounded_is_the_positive_part(case):
 def test_group_means_by_hand(case, data):
     curve = curve_of(*case)
     groups = data.draw(st.lists(st.sampled_from("abc"), min_size=curve.n, max_size=curve.n))
-    grouped = curve.by_group(groups)
+    grouped = curve.drawn(groups=groups)
     losses, shared, own, _ = matrices(case)
 
     def means(matrix):
@@ -124,18 +124,18 @@ def test_group_means_by_hand(case, data):
 
 def test_group_means_are_no_longer_whole():
     curve = ss.RiskCurve.from_losses([1, 0], [[0, 1], [0, 0], [0, 1]], binary=True)
-    grouped = curve.by_group([7, 7, 8])
+    grouped = curve.drawn(groups=[7, 7, 8])
     assert grouped.losses().tolist() == [[0, 0.5], [0, 1]]
     assert curve.loss_range.binary
     assert grouped.loss_range == ss.LossRange(0, 1)
-    assert curve.by_group([3, 1, 2]).losses()[:, 1].tolist() == [0, 1, 1]  # in order of the labels
+    assert curve.drawn(groups=[3, 1, 2]).losses()[:, 1].tolist() == [0, 1, 1]  # by label
 
 
 @pytest.mark.parametrize("groups", [[1, 2], [[1], [2], [3]], []])
 def test_groups_of_another_length_are_refused(groups):
     curve = ss.RiskCurve.from_losses([1, 0], [[0, 1], [0, 0], [0, 1]])
     with refused("groups"):
-        curve.by_group(groups)
+        curve.drawn(groups=groups)
 
 
 def test_groups_are_not_mixed_up_by_a_shuffle():
@@ -143,7 +143,7 @@ def test_groups_are_not_mixed_up_by_a_shuffle():
     losses[::2, 1] = 1.0
     curve = ss.RiskCurve.from_losses([1, 0], losses).shuffled(0)
     try:
-        grouped = curve.by_group([0, 1] * 4)
+        grouped = curve.drawn(groups=[0, 1] * 4)
     except ValueError:
         return
     assert grouped.losses()[:, 1].tolist() == [1.0, 0.0]
@@ -379,7 +379,7 @@ def test_a_fingerprint_changes_with_all_that_a_control_sees():
         record = ss.ExitRecord(
             [[c], [0.2]], {"a": [[loss, 0], [0, 0]]}, loss_ranges={"a": (0, high)}
         )
-        return record.curve(path=[t], **rule).fingerprint()
+        return record.curve(path=[t], rule=ss.ExitRule(**rule)).fingerprint()
 
     same = fingerprint()
     assert same == fingerprint()

@@ -9,8 +9,8 @@ import pytest
 import swiftsure as ss
 from swiftsure.curves.pareto import pareto_order
 from swiftsure.run import PolicyBinding
-from swiftsure.study.planning import lowest_epsilon
 from swiftsure.study.simulate import Population
+from tests.builders import request_of
 
 DIALS = ss.dial_grid(
     {"rollback": [1.0, 2.0, 4.0], "fallback": [0.5, 0.2]}, full={"rollback": 0.0, "fallback": 0.5}
@@ -248,8 +248,13 @@ def test_paths_need_costs():
 # -------------------------------------------------------------------------------------- split
 
 
+def learned(pilot, epsilon=0.06, **given):
+    """A request whose path is learned on a pilot."""
+    return request_of(risk="consistency", epsilon=epsilon, path=ss.Path.learn(pilot), **given)
+
+
 def test_a_split_says_how_many_samples_went_where():
-    policy = ss.calibrate(record(), risk="consistency", epsilon=0.06, split=0.25)
+    policy = learned(0.25).run(record())
     assert (policy.certificate.pilot, policy.certificate.n) == (150, 450)
     assert "the 450 calibration samples (the path was learned on 150 others)" in str(policy)
     assert "the samples were split by a seed drawn at random from the operating system" in str(
@@ -259,10 +264,7 @@ def test_a_split_says_how_many_samples_went_where():
 
 
 def test_a_split_is_repeated_by_its_seed():
-    first, again, other = (
-        ss.calibrate(record(order=seed), risk="consistency", epsilon=0.06, split=100).certificate
-        for seed in (3, 3, 4)
-    )
+    first, again, other = (learned(100).run(record(order=seed)).certificate for seed in (3, 3, 4))
     assert first.data == again.data != other.data
 
 
@@ -303,23 +305,42 @@ def test_a_split_keeps_groups_whole():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": 600}, "`split` must leave at least 2 samples for the pilot"),
-        ({"split": 1.5}, r"`split` must be in \(0, 1\)"),
-        ({"split": 100, "pool": 700}, "`split` does not go with `pool`"),
-        ({"split": 100, "path": "logit"}, "`split` does not go with `path`"),
-        ({"split": 100, "cost": "pases"}, "passes"),
+        ({"pilot": 600}, "`pilot` must be at least 2 samples, and leave at least 1"),
+        ({"pilot": 1.5}, r"`pilot` must be in \(0, 1\)"),
+        ({"pilot": 100, "cost": "pases"}, "passes"),
     ],
 )
 def test_splits_that_cannot_be(options, message):
+    path = ss.Path.learn(**options)
     with pytest.raises(ValueError, match=message):
-        ss.calibrate(record(), risk="consistency", epsilon=0.05, **options)
+        ss.calibrate(record(), risk="consistency", epsilon=0.05, path=path)
+
+
+def test_a_path_is_not_learned_in_a_finite_population():
+    """The samples left are drawn from the rest of it, so nothing would be said of the pilot."""
+    with pytest.raises(ValueError, match="finite population"):
+        learned(100).run(record().drawn_from(700))
+
+
+@pytest.mark.parametrize("facts", ["weights", "groups"])
+def test_a_path_is_learned_on_samples_as_they_count(facts):
+    whole = record()
+    if facts == "groups":
+        whole = whole.grouped(np.arange(600) // 2)
+    else:
+        whole = whole.weighted(np.tile([1.5, 0.5], 300), max_weight=1.5)
+    policy = learned(100, epsilon=0.1).run(whole)
+    assert (policy.certificate.pilot, policy.certificate.unit) == (
+        (200, "groups") if facts == "groups" else (100, "samples")
+    )
+    assert policy.threshold is not None
 
 
 # ------------------------------------------------------------------------------------ policies
 
 
 def test_a_policy_carries_its_dials(tmp_path):
-    policy = ss.calibrate(record(), risk="consistency", epsilon=0.06, split=100)
+    policy = learned(100).run(record())
     policy.save(tmp_path / "policy.json")
     found = ss.Policy.load(tmp_path / "policy.json")
     assert found == policy
@@ -333,7 +354,7 @@ def test_a_policy_carries_its_dials(tmp_path):
 
 
 def test_without_a_certified_setting_the_full_model_runs():
-    policy = ss.calibrate(record(20), risk="consistency", epsilon=0.01, split=5)
+    policy = learned(5, epsilon=0.01).run(record(20))
     assert policy.runs_full_model
     assert policy.settings == {"rollback": 0.0, "fallback": 0.5, "scheme": "rollback"}
     assert PolicyBinding(policy, "bild", "swiftsure.text.sweep_pair").dial("rollback") is None
@@ -341,7 +362,7 @@ def test_without_a_certified_setting_the_full_model_runs():
 
 def test_a_policy_is_evaluated_by_its_settings():
     """Also on a record with the same settings in another order."""
-    policy = ss.calibrate(record(), risk="consistency", epsilon=0.06, split=100)
+    policy = learned(100).run(record())
     other = record(400, seed=1)
     turned = [0, 6, 5, 4, 3, 2, 1]
     mixed = replace(
@@ -390,8 +411,7 @@ def test_branches_that_cannot_be(branches):
     ("options", "message"),
     [
         ({"control": "crc"}, "branches needs ucb"),
-        ({"control": "ltt", "correction": "bonferroni"}, "branches needs ucb"),
-        ({"max_costs": {"passes": 0.5}}, "does not go with a path that has branches"),
+        ({"control": ss.Control("ltt", correction="bonferroni")}, "branches needs ucb"),
     ],
 )
 def test_branches_need_a_walk(options, message):
@@ -399,19 +419,44 @@ def test_branches_need_a_walk(options, message):
     path = ss.Path.branching(whole.branches(along="rollback"), whole)
     with pytest.raises(ValueError, match=message):
         ss.calibrate(whole, risk="consistency", epsilon=0.05, path=path, **options)
-    risks = [ss.Risk("consistency", "mse", epsilon=e) for e in (0.05, 0.06)]
-    with pytest.raises(ValueError, match="does not go with several risks"):
-        ss.calibrate(whole, risks=risks, path=path)
+    limit = ss.CostPromise("passes", at_most=0.5)
+    with pytest.raises(ValueError, match="branches have no fast end"):
+        request_of(limit, risk="consistency", epsilon=0.05, path=path).run(whole)
+
+
+def test_branches_keep_several_promises():
+    """Each setting is tested with the largest of the p-values, so the stricter one decides."""
+    whole = record(2000)
+    path = ss.Path.branching(whole.branches(along="rollback"), whole)
+    strict, loose = (ss.Promise(risk="consistency", epsilon=e) for e in (0.06, 0.2))
+    both = ss.calibrate(whole, [loose, strict], path=path)
+    alone = [ss.calibrate(whole, each, path=path) for each in (strict, loose)]
+    assert both.settings == alone[0].settings != alone[1].settings
+    assert [p.epsilon for p in both.certificate.promises] == [0.2, 0.06]
+
+
+@pytest.mark.parametrize("facts", ["weights", "groups", "slices"])
+def test_branches_go_with_every_draw(facts):
+    whole = record(2000)
+    path = ss.Path.branching(whole.branches(along="rollback"), whole)
+    drawn = {
+        "weights": lambda: whole.weighted(np.tile([1.5, 0.5], 1000), max_weight=1.5),
+        "groups": lambda: whole.grouped(np.arange(2000) // 2),
+        "slices": lambda: whole.sliced(["a", "b"] * 1000),
+    }[facts]()
+    within = "slices" if facts == "slices" else None
+    request = request_of(risk="consistency", epsilon=0.08, path=path, within=within)
+    policy = request.run(drawn)
+    assert policy.settings["fallback"] == 0.2
+    assert policy.evaluate(drawn).risk <= 0.08
 
 
 def test_branches_are_refused_where_settings_must_be_in_one_order():
     known = record()
     path = ss.Path.branching(known.branches(along="rollback"), known)
     options = {"risk": "consistency", "loss": "mse", "epsilon": 0.1, "path": path}
-    with pytest.raises(ValueError, match="no safest setting for all slices"):
-        ss.calibrate_slices(known, slices=["a", "b"] * 300, **options)
-    with pytest.raises(ValueError, match="must not have branches"):
-        ss.GrowingCalibration(horizon=1000, **options).update(known)
+    with pytest.raises(ValueError, match="grows must be one sequence"):
+        request_of(**options).start().update(known)
     del options["epsilon"]
     with pytest.raises(ValueError, match="needs a path without branches"):
-        lowest_epsilon(known, saving=0.3, seed=0, **options)
+        ss.planning.lowest_epsilon(known, saving=0.3, **options)

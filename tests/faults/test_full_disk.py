@@ -35,7 +35,7 @@ def room_for(size):
 
 
 def policy():
-    return ss.calibrate(random_record(n=300), loss="zero_one", epsilon=0.3, seed=0)
+    return ss.calibrate(random_record(n=300), loss="zero_one", epsilon=0.3)
 
 
 def monitor():

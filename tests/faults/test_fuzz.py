@@ -82,8 +82,13 @@ def threshold_record():
 
 
 def write_policy(path):
-    made = ss.calibrate(random_record(n=400), loss="zero_one", epsilon=0.3, seed=0)
+    made = ss.calibrate(random_record(n=400), loss="zero_one", epsilon=0.3)
     made.save(path)
+
+
+def write_sliced_policy(path):
+    promise = ss.Promise("zero_one", epsilon=0.3, within="each slice")
+    ss.calibrate(random_record(n=400).sliced(np.arange(400) % 2), promise).save(path)
 
 
 def write_state(path):
@@ -318,6 +323,7 @@ def read_settings(path):
 
 FORMATS = [
     Format("policy", write_policy, ss.Policy.load, is_json=True),
+    Format("policy of slices", write_sliced_policy, ss.SlicedPolicy.load, is_json=True),
     Format("state", write_state, read_state, is_json=True),
     Format("manifest", write_manifest, read_manifest, is_json=True),
     Format("exits", lambda path: exit_record().save(path), read_record),

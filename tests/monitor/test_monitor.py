@@ -196,7 +196,11 @@ def test_a_monitor_of_what_a_policy_promises(policy):
 
 def test_one_of_several_promises(record):
     policy = ss.calibrate(
-        record, risks=[ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.3)]
+        record,
+        [
+            ss.Promise("zero_one", epsilon=0.1),
+            ss.Promise("brier", risk="consistency", epsilon=0.3),
+        ],
     )
     assert Monitor.from_policy(policy, risk="consistency").epsilon == 0.3
     assert Monitor.from_policy(policy, loss="zero_one").epsilon == 0.1

@@ -7,6 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.study.simulate import Population
+from tests.builders import request_of
 
 N = 60
 SAMPLE = Population(n_exits=3).sample(N, seed=0)
@@ -111,7 +112,7 @@ def test_a_file_is_as_before_unless_it_must_say_more(tmp_path):
 
 
 def growing():
-    return ss.calibrate.start(epsilon=0.1, risk="consistency", loss="zero_one")
+    return request_of(epsilon=0.1, risk="consistency", loss="zero_one").start()
 
 
 def test_a_growing_calibration_refuses_the_ids_that_it_has():
@@ -124,9 +125,9 @@ def test_a_growing_calibration_refuses_the_ids_that_it_has():
 
 
 def test_a_growing_calibration_refuses_them_after_a_restart(tmp_path):
-    options = {"epsilon": 0.1, "risk": "consistency", "loss": "zero_one"}
-    ss.calibrate.start(**options, state=tmp_path / "state").update(exits(IDS["given"]))
-    again = ss.calibrate.start(**options, state=tmp_path / "state")
+    request = request_of(epsilon=0.1, risk="consistency", loss="zero_one")
+    request.start(state=tmp_path / "state").update(exits(IDS["given"]))
+    again = request.start(state=tmp_path / "state")
     with pytest.raises(ValueError, match="was added before"):
         again.update(exits(IDS["given"]))
 
@@ -165,7 +166,7 @@ def test_a_pilot_is_refused_in_shards_and_datasets(tmp_path):
     with pytest.raises(ValueError, match="samples of the pilot"):
         ss.calibrate(ss.ShardedRecord(tmp_path), **promise)
     with pytest.raises(ValueError, match="samples of the pilot"):
-        ss.calibrate_slices({"a": exits(IDS["given"])}, **promise)
+        ss.joined_datasets({"a": exits(IDS["given"])}, path)
 
 
 def test_numbers_are_no_ids_of_a_pilot():

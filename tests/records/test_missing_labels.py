@@ -1,6 +1,7 @@
 """Labels are needed only where some exit disagrees with the full model."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,7 +43,13 @@ def test_losses_that_need_every_label_are_left_out():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"path": "breakpoints"}, {"strict": True}, {"min_exit": 1}]
+    "arguments",
+    [
+        {},
+        {"path": "breakpoints"},
+        {"rule": ss.ExitRule(strict=True)},
+        {"rule": ss.ExitRule(min_exit=1)},
+    ],
 )
 def test_agreeing_samples_need_no_label(arguments):
     full, partly, _ = partly_labelled()
@@ -57,7 +64,7 @@ def test_calibration_is_the_same_without_them():
     full, partly, _ = partly_labelled()
     for control in ("ucb", "crc"):
         same = [
-            ss.calibrate(r, loss="zero_one", epsilon=0.1, control=control, seed=0)
+            ss.calibrate(replace(r, order=0), loss="zero_one", epsilon=0.1, control=control)
             for r in (full, partly)
         ]
         assert same[0].threshold == same[1].threshold is not None
@@ -128,13 +135,16 @@ def test_needs_label_of_a_loss_that_needs_them_all_is_refused():
 
 @pytest.mark.parametrize(
     ("confidences", "path", "rule"),
-    [([[0.9, 0.5]], None, {"min_exit": 1}), ([[0.8, 0.85]], [0.9, 0.8], {"strict": True})],
+    [
+        ([[0.9, 0.5]], None, ss.ExitRule(min_exit=1)),
+        ([[0.8, 0.85]], [0.9, 0.8], ss.ExitRule(strict=True)),
+    ],
 )
 def test_needs_label_lists_what_the_curve_misses(confidences, path, rule):
     record = unlabelled(confidences, [[0, 1, 0]])
     with pytest.raises(ValueError, match="1 missing label"):
-        record.curve(path=path, **rule)
-    assert record.needs_label(path=path, **rule).tolist() == [0]
+        record.curve(path=path, rule=rule)
+    assert record.needs_label(path=path, rule=rule).tolist() == [0]
 
 
 def test_the_worst_is_the_largest_gap_where_exits_disagree():

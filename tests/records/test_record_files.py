@@ -73,11 +73,36 @@ def same_record(first, second):
                 same_array(value[key], other[key])
         elif isinstance(value, np.ndarray):
             same_array(value, other)
+        elif name == "sampling":
+            assert value.facts() == other.facts()
+            assert value.part == other.part
+            assert (value.weights is None) == (other.weights is None)
+            if value.weights is not None:
+                same_array(value.weights, other.weights)
         else:
             assert value == other, name
 
 
+WEIGHTS = np.tile([0.5, 1.5], 15)
+DRAWS = {
+    "weights": lambda made: made.weighted(np.resize(WEIGHTS, made.n), max_weight=1.5),
+    "estimated weights": lambda made: made.weighted(
+        np.resize(WEIGHTS, made.n), max_weight=2.5, estimated=True
+    ),
+    "groups by sample": lambda made: made.grouped(made.groups, average="sample", max_size=9),
+    "groups by group": lambda made: made.grouped(made.groups, average="group"),
+    "a population": lambda made: made.drawn_from(5000),
+    "slices": lambda made: made.sliced(np.arange(made.n) % 2),
+    "everything": lambda made: (
+        made.sliced(["x", "y"] * (made.n // 2))
+        .grouped(made.groups, average="sample", max_size=30)
+        .weighted({"x": 0.5, "y": 1.5}, max_weight=1.5, estimated=True)
+        .drawn_from(999)
+    ),
+}
 RECORDS = {
+    **{f"exits, {k}": lambda draw=draw: draw(exit_record()) for k, draw in DRAWS.items()},
+    **{f"thresholds, {k}": lambda draw=draw: draw(threshold_record()) for k, draw in DRAWS.items()},
     "exits": exit_record,
     "exits, defaults": lambda: ss.ExitRecord([[0.5]], losses={"zero_one": [[1, 0]]}),
     "exits, text groups": lambda: exit_record(ids=np.arange(30) - 5, groups=["x", "yy", "z"] * 10),
@@ -95,6 +120,27 @@ def test_parquet_brings_everything_back(tmp_path, name):
     same_record(type(record).load(path), record)
     same_record(ss.load_record(str(path)), record)
     assert [p.name for p in tmp_path.iterdir()] == ["record.parquet"]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if "defaults" not in name])
+def test_what_is_known_of_the_draw_is_kept_by_every_part(tmp_path, name):
+    record = RECORDS[name]()
+    rows = np.arange(record.n)[::-2]
+    part = record.take(rows)
+    assert part.sampling.facts() == record.sampling.facts()
+    pieces = record.split(record.n_units // 2)
+    whole = type(record).concatenate(pieces)
+    again = whole.take([whole.ids.tolist().index(each) for each in record.ids.tolist()])
+    same_record(replace(again, order=record.order), record)
+    drawn = record.resampled(rows)
+    assert drawn.sampling.facts() == record.sampling.facts()
+    if record.sampling.weights is not None:
+        for some in (part, drawn):
+            same_array(some.sampling.weights, record.sampling.weights[rows])
+        unweighted = replace(part.sampling, weights=None, max_weight=None)
+        plain = replace(pieces[1], sampling=unweighted)
+        with pytest.raises(ValueError, match="`records` must agree in `sampling`"):
+            type(record).concatenate([pieces[0], plain])
 
 
 def test_never_is_written_as_null(tmp_path):

@@ -116,12 +116,12 @@ def test_options_of_the_curve():
     bounded = record.curve("zero-bounded gap")
     assert bounded.loss_range.binary
     assert np.array_equal(bounded.losses(), np.maximum(record.curve().losses(), 0))
-    assert (record.curve(min_exit=2).losses() == 0).all()
-    at_its_own = float(np.float32(0.9))
+    assert (record.curve(rule=ss.ExitRule(min_exit=2)).losses() == 0).all()
+    at_its_own, strict = float(np.float32(0.9)), ss.ExitRule(strict=True)
     assert record.curve(path=[at_its_own]).exit_shares()[1].tolist() == pytest.approx(
         [1 / 3, 0, 2 / 3]
     )
-    assert record.curve(path=[at_its_own], strict=True).exit_shares()[1].tolist() == [0, 0, 1]
+    assert record.curve(path=[at_its_own], rule=strict).exit_shares()[1].tolist() == [0, 0, 1]
 
 
 def test_the_default_path_is_the_logit_grid():
@@ -238,8 +238,7 @@ def test_an_id_used_twice_is_named():
         ({"score": "top2"}, "`score` must be one of: top1; .* Did you mean 'top1'"),
         ({"path": "grid"}, "`path` must be one of: logit, breakpoints"),
         ({"path": [[0.5, 0.5, 0.5]]}, r"`path` .*\(K, n_exits - 1=2\), but got \(2, 3\)"),
-        ({"min_exit": -1}, "`min_exit` must be at least 0"),
-        ({"min_exit": 0.5}, "`min_exit` must be a whole number"),
+        ({"rule": ss.ExitRule("top2")}, "`score` must be one of: top1; .* Did you mean 'top1'"),
     ],
 )
 def test_bad_options_of_the_curve_are_refused(arguments, message):

@@ -12,7 +12,7 @@ from swiftsure import records
 from swiftsure._lib import storage
 from swiftsure.records import files
 from swiftsure.records.repeated_ids import RepeatedIds, _keys
-from tests.builders import random_record, refused
+from tests.builders import random_record, refused, request_of
 
 CUTS = (0, 700, 701, 2600, 4000)
 """Where the samples of a record are cut into files, one of a single sample."""
@@ -50,20 +50,17 @@ ASKED = [
     {"risk": "consistency"},
     {"bound": "wsr"},
     {"bound": "star"},
-    {"seed": 7},
-    {"strict": True, "min_exit": 1},
+    {"rule": ss.ExitRule(strict=True, min_exit=1)},
     {"path": [0.9, 0.5, 0.2]},
     {"path": [[0.9, 0.8, 0.7], [0.5, 0.9, 0.2]]},
-    {"pool": 50_000, "bound": "star"},
     {"above": 0.1},
     {"worst": 0.5},
-    {"risk": "selective gap"},
-    {"max_costs": {"exit": 3.5}, "bound": "star"},
+    {"among": "exits"},
     {"control": "empirical"},
     {"control": "crc"},
-    {"control": "crc", "method": "ucb"},
-    {"control": "ltt", "zero_bounded": True, "bound": "hoeffding_bentkus"},
-    {"control": "ltt", "correction": "bonferroni", "bound": "empirical_bernstein"},
+    {"control": ss.Control("crc", method="ucb")},
+    {"control": ss.Control("ltt", "hoeffding_bentkus", zero_bounded=True)},
+    {"control": ss.Control("ltt", "empirical_bernstein", correction="bonferroni")},
 ]
 
 
@@ -73,9 +70,61 @@ ASKED = [
 def test_a_calibration_from_the_disk_is_that_in_memory(tmp_path, loss, asked):
     record = record_of()
     opened = save(record, tmp_path / "record")
-    expected = ss.calibrate(record, loss=loss, epsilon=0.1, **asked)
-    assert shown(ss.calibrate(opened, loss=loss, epsilon=0.1, **asked)) == shown(expected)
+    request = request_of(loss=loss, epsilon=0.1, **asked)
+    expected = request.run(record)
+    assert shown(request.run(opened)) == shown(expected)
     assert not expected.runs_full_model
+
+
+@pytest.mark.parametrize("loss", ["brier", "zero_one"])
+@pytest.mark.usefixtures("small_blocks")
+def test_what_a_record_says_of_its_draw_is_read_from_the_disk(tmp_path, loss):
+    seeded, pool = replace(record_of(), order=7), record_of().drawn_from(50_000)
+    for name, record in (("seed", seeded), ("pool", pool)):
+        request = request_of(loss=loss, epsilon=0.1, bound="star")
+        expected = request.run(record)
+        assert shown(request.run(save(record, tmp_path / name))) == shown(expected)
+        assert not expected.runs_full_model
+    few = save(record_of().drawn_from(3999 + 1), tmp_path / "few")
+    assert request_of(loss=loss, epsilon=0.1, bound="star").run(few).certificate.pool == 4000
+
+
+@pytest.mark.parametrize("loss", ["brier", "zero_one"])
+@pytest.mark.usefixtures("small_blocks")
+def test_costs_are_promised_from_the_disk(tmp_path, loss):
+    record = record_of()
+    request = request_of(ss.CostPromise("exit", at_most=3.5), loss=loss, epsilon=0.1, bound="star")
+    expected = request.run(record)
+    assert shown(request.run(save(record, tmp_path / "record"))) == shown(expected)
+    assert not expected.runs_full_model
+
+
+def test_a_population_is_not_smaller_than_all_files_together(tmp_path):
+    opened = save(record_of().drawn_from(5000), tmp_path / "record")
+    part = record_of(1001, ids=np.arange(1001) + 9000).drawn_from(5000)
+    replace(part, order=opened.order).save(tmp_path / "record" / "part-9.parquet")
+    with pytest.raises(ValueError, match=r"population|pool"):
+        ss.calibrate(ss.ShardedRecord(tmp_path / "record"), loss="brier", epsilon=0.1)
+
+
+def test_files_with_and_without_groups_are_not_mixed(tmp_path):
+    opened = save(record_of(ids=np.arange(4000)), tmp_path / "record")
+    part = record_of(100, ids=np.arange(100) + 9000, groups=np.arange(100) // 50)
+    part.save(tmp_path / "record" / "part-9.parquet")
+    with pytest.raises(ValueError, match=r"part-9.*`groups` must be the same"):
+        ss.calibrate(ss.ShardedRecord(tmp_path / "record"), loss="brier", epsilon=0.1)
+    assert opened.n == 4000
+
+
+def test_slices_on_the_disk_say_how_to_go_on(tmp_path):
+    record = record_of().sliced(np.arange(4000) % 2)
+    opened = save(record, tmp_path / "record")
+    for within in ("slices", "each slice"):
+        request = request_of(loss="brier", epsilon=0.1, within=within)
+        with pytest.raises(ValueError, match=r"samples with slices\. Load the folder"):
+            request.run(opened)
+        assert not request.run(opened.load()).runs_full_model
+    assert ss.calibrate(opened, loss="brier", epsilon=0.1).certificate.slices is None
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -107,18 +156,36 @@ def test_several_risks_weights_and_missing_labels(tmp_path):
         temperatures=[1.0, 1.1, 1.2, 1.3],
     )
     opened = save(record, tmp_path / "record")
-    risks = [ss.Risk("gap", "zero_one", 0.1), ss.Risk("consistency", "brier", 0.2)]
-    weights = np.random.default_rng(1).uniform(0.5, 1.5, record.n)
+    promises = [
+        ss.Promise("zero_one", epsilon=0.1),
+        ss.Promise("brier", risk="consistency", epsilon=0.2),
+    ]
     for asked in (
-        {"risks": risks, "missing": "worst"},
+        {"promises": promises, "missing": "worst"},
         {"loss": "zero_one", "epsilon": 0.1, "missing": "stop"},
-        {"risk": "consistency", "loss": "brier", "epsilon": 0.2, "weights": weights}
-        | {"max_weight": 1.5},
     ):
         expected = ss.calibrate(record, **asked)
         assert shown(ss.calibrate(opened, **asked)) == shown(expected)
     with pytest.raises(ValueError, match="missing label"):
         ss.calibrate(opened, loss="zero_one", epsilon=0.1)
+
+
+@pytest.mark.parametrize("promise", [{"above": 0.2}, {"among": "exits", "epsilon": 0.4}, {}])
+@pytest.mark.usefixtures("small_blocks")
+def test_weights_are_read_from_the_disk(tmp_path, promise):
+    weights = np.random.default_rng(1).uniform(0.5, 1.5, 4000)
+    record = record_of().weighted(weights, max_weight=1.5, estimated=True)
+    opened = save(record, tmp_path / "record")
+    request = request_of(**{"risk": "consistency", "loss": "brier", "epsilon": 0.2, **promise})
+    expected = request.run(record)
+    assert shown(request.run(opened)) == shown(expected)
+    assert not expected.runs_full_model
+    found, again = expected.evaluate(opened), expected.evaluate(record)
+    assert (found.risk, found.savings, found.n) == (again.risk, again.savings, again.n)
+    assert opened.sample(100).sampling.max_weight == 1.5
+    np.testing.assert_array_equal(
+        opened.curve("consistency", "brier").risk(), record.curve("consistency", "brier").risk()
+    )
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -247,8 +314,10 @@ def test_what_needs_memory_is_refused(tmp_path):
     opened = save(record_of(), tmp_path / "record")
     with refused("path"):
         ss.calibrate(opened, loss="brier", epsilon=0.1, path="breakpoints")
-    with refused("labeller"):
-        ss.calibrate(opened, loss="zero_one", epsilon=0.1, labeller=lambda ids: ids)
+    with refused("missing"):
+        ss.calibrate(opened, loss="zero_one", epsilon=0.1, missing=ss.Ask(lambda ids: ids))
+    with pytest.raises(ValueError, match=r"`Path\.learn` needs an ExitRecord or a ThresholdRecord"):
+        ss.calibrate(opened, loss="zero_one", epsilon=0.1, path=ss.Path.learn(100))
     with refused("losses"):
         ss.ShardedRecord(tmp_path / "record", losses=["rouge"])
     with refused("folder"):
@@ -293,9 +362,10 @@ def test_costs_of_the_last_model_per_sample(tmp_path):
             costs={"usd": np.cumsum(rng.random((200, 2)), axis=1)},
             full_costs={"usd": 2 * rng.random(200)},
             ids=np.arange(200) + 200 * k,
+            order=0,
         ).save(tmp_path / f"part-{k}.parquet")
     shards = ss.ShardedRecord(tmp_path)
-    options = {"loss": "zero_one", "epsilon": 0.2, "seed": 0}
+    options = {"loss": "zero_one", "epsilon": 0.2}
     found = ss.calibrate(shards, **options)
     assert str(found) == str(ss.calibrate(shards.load(), **options))
     assert "of usd" in str(found)

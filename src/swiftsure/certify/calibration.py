@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
+from swiftsure._lib.files import shortened
 from swiftsure.certify.control import Control
 from swiftsure.certify.promise import CostPromise, Promise
 from swiftsure.curves.paths import Path, PathLike
@@ -128,6 +129,8 @@ class Calibration:
             raise ValueError(
                 "`rule` must be an ExitRule without a threshold, which is to be found."
             )
+        if not isinstance(self.cost, str | None):
+            raise TypeError(f"`cost` must be the name of a cost, but got {self.cost!r}.")
         if not isinstance(self.missing, Ask):
             checks.choice("missing", self.missing, ["raise", "worst", "stop"])
         values = {
@@ -232,14 +235,17 @@ class Calibration:
     def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
         """Return the request that `to_json` wrote."""
         known = {each.name for each in fields(cls)} - {"bound"}
-        if set(content) != known:
+        given = set(content) if isinstance(content, Mapping) else set()  # type: ignore[redundant-expr]
+        if given != known:
             raise ValueError(f"a calibration must have {', '.join(sorted(known))}")
         path, missing = content["path"], content["missing"]
-        if isinstance(path, Mapping):
-            path = (PilotPath if "share" in path else Path).from_json(path)
-        if isinstance(missing, Mapping):
-            missing = Ask(None, missing.get("ask"))
         try:
+            if not (path is None or isinstance(path, str | Mapping)):
+                raise TypeError("its path must be a name or what was fixed")
+            if isinstance(path, Mapping):
+                path = (PilotPath if "share" in path else Path).from_json(path)
+            if isinstance(missing, Mapping):
+                missing = Ask(None, missing["ask"])
             return cls(
                 promises=tuple(
                     (CostPromise if "cost" in each else Promise)(**each)
@@ -252,8 +258,8 @@ class Calibration:
                 missing=missing,
                 cost=content["cost"],
             )
-        except TypeError as error:
-            raise ValueError(f"its calibration is damaged: {error}") from None
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise ValueError(f"its calibration is damaged: {shortened(error)}") from None
 
     def __str__(self) -> str:
         """Return the promises in short."""

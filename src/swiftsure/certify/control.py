@@ -227,7 +227,10 @@ class Control:
         if curve.branches is not None and self.guarantee != "probability":
             raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
         if curve.selective and self.name not in ("ucb", "ltt"):
-            raise ValueError("`risk` of the samples that exit needs ucb, or ltt in fixed sequence.")
+            raise ValueError(
+                "`control` must be ucb, or ltt in fixed sequence, for the samples that exit early,"
+                f" but got {self.label}."
+            )
         if declared != curve.loss_range:
             for part in blocks(curve.n, curve.data.values[:1].nbytes):
                 place = f" from row {part.start:,} on" * (part.start > 0)

@@ -680,6 +680,8 @@ class Policy(_Frozen):
             if not inside.any():
                 raise ValueError(f"`record` must hold samples of {_slice_names(slices)}.")
             record = record if inside.all() else record.take(np.flatnonzero(inside))
+            # In a slice the mean weight need not be 1.
+            record = replace(record, sampling=replace(record.sampling, part=True))
         weighted = record.sampling.weights is not None
         if weighted != (certificate.max_weight is not None):
             raise ValueError(
@@ -711,8 +713,7 @@ class Policy(_Frozen):
         if self.certificate.slices is None:
             return [record]
         names = record.slices.astype(str)
-        part = replace(record, sampling=replace(record.sampling, part=True))
-        return [part.take(np.flatnonzero(names == name)) for name in np.unique(names)]
+        return [record.take(np.flatnonzero(names == name)) for name in np.unique(names)]
 
     def _curve(
         self,

@@ -72,6 +72,8 @@ class Promise:
 
     def __post_init__(self) -> None:
         """Refuse unknown words; the loss and ε are checked against the record later."""
+        if not isinstance(self.loss, str | None):
+            raise TypeError(f"`loss` must be the name of a loss, but got {self.loss!r}.")
         if self.epsilon is None:
             raise TypeError("`epsilon` must be given: the largest risk that is allowed, like 0.01.")
         object.__setattr__(self, "epsilon", checks.number("epsilon", self.epsilon))
@@ -161,6 +163,8 @@ class CostPromise:
 
     def __post_init__(self) -> None:
         """Refuse a limit that is not positive."""
+        if not isinstance(self.cost, str):
+            raise TypeError(f"`cost` must be the name of a cost, but got {self.cost!r}.")
         limit = checks.between("at_most", self.at_most, 0.0, np.inf)
         object.__setattr__(self, "at_most", limit)
 

@@ -64,6 +64,7 @@ def run(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
             f" {type(record).__name__}."
         )
+    _refuse_missing_theorems(request, record)
     within = {each.within for each in request.risks}
     if "each slice" in within:
         if within != {"each slice"}:
@@ -138,7 +139,7 @@ def cells(request: Calibration, record: Any) -> list[Cell]:
     for promise in request.risks:
         parts: dict[str | None, Any] = {None: None}
         if promise.within == "slices":
-            parts = dict(slice_rows(record))
+            parts = {**slice_rows(record)}
         for name, rows in parts.items():
             curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
             found.append(Cell(promise, curve, name, rows))
@@ -170,15 +171,22 @@ def walk_delta(request: Calibration) -> float:
 def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
     """Raise for what no theorem here allows, and say which is missing."""
     breakpoints = request.path == BREAKPOINTS or request.path == "breakpoints"
-    if breakpoints and any(each.within for each in request.risks):
+    if breakpoints and any(each.within == "slices" for each in request.risks):
         raise ValueError(
             "`path` must be fixed beforehand for promises within slices: the breakpoints of one"
             " slice depend on the others' samples."
         )
     if isinstance(record, RiskCurve):
-        for name, value in {"path": request.path, "score": request.rule.score}.items():
-            if value is not None:
-                raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
+        rule, missing = request.rule, request.missing
+        record.refuse_own(
+            {
+                "path": request.path,
+                "score": rule.score,
+                "strict": rule.strict or None,
+                "min_exit": rule.min_exit or None,
+                "missing": None if missing == "raise" else missing,
+            }
+        )
         if request.limits:
             raise ValueError("A CostPromise needs a record; a RiskCurve has no largest cost.")
         return
@@ -189,6 +197,12 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
             " slices or walks only the failure probabilities add up, not the means of their risks."
         )
     if record.sampling.population is not None:
+        if isinstance(request.path, PilotPath):
+            raise ValueError(
+                "`Path.learn` does not go with samples `drawn_from` a finite population: those left"
+                " are drawn from the rest of it, and the promise would not hold for the pilot. Give"
+                " a path that is fixed beforehand, or leave `drawn_from` out."
+            )
         restricted = any(
             each.among == "exits" or each.within or each.worst is not None for each in request.risks
         )
@@ -211,17 +225,17 @@ def _with_learned_path(request: Calibration, record: Any) -> tuple[Any, Calibrat
         )
     size = pilot_size(wish.share, record.n_units, record.unit)
     pilot, rest = record.split(size, seed=record.order)
-    options = {}
+    path: Path | None = None
     if isinstance(pilot, ExitRecord):
-        options["path"] = exit_candidates(pilot, pilot.score_of(request.rule), None)
+        path = exit_candidates(pilot, pilot.score_of(request.rule), None)
     missing = "raise" if isinstance(request.missing, Ask) else request.missing
     curves = [
-        replace(each, within=None).curve(pilot, request.rule, missing=missing, **options)
+        replace(each, within=None).curve(pilot, request.rule, path, missing)
         for each in request.risks
     ]
     levels = [each.epsilon for each in request.risks]
-    path = Path.front(curves, levels, pilot, wish.cost or request.cost)
-    return rest, replace(request, path=path)
+    front = Path.front(curves, levels, pilot, wish.cost or request.cost)
+    return rest, replace(request, path=front)
 
 
 def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -231,7 +245,8 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         raise ValueError("`missing=Ask(...)` is for an ExitRecord, in memory.")
     if ask.labeller is None:
         raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
-    path = Path.of(request.path, record.confidences[record.score_of(request.rule)])
+    route: Any = request.path
+    path = Path.of(route, record.confidences[record.score_of(request.rule)])
     request = replace(request, path=path, missing="stop")
     share = walk_delta(request)
     several_starts = any(each.among == "exits" for each in request.risks)
@@ -241,7 +256,12 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         curves = [each.curve for each in tested]
         if several_starts or curves[0].cut_from is None:
             return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None
-        results = [request.control.run(each.curve, each.promise.epsilon, share) for each in tested]
+        results = [
+            request.control.run(
+                each.curve, each.promise.epsilon, share, pool=record.sampling.population
+            )
+            for each in tested
+        ]
         index = min(-1 if each.index is None else each.index for each in results)
         return curves[0].n_settings, max(index, 0) + 1, False
 
@@ -280,14 +300,15 @@ def within_costs(request: Calibration, record: Any, n_settings: int, delta: floa
     Costs need no labels, so the walk begins at the end of the whole path.
     """
     first, star = request.risks[0], bounds.BOUNDS["star"]
-    if isinstance(request.path, Path) and request.path.branches is not None:
+    route: Any = request.path
+    if isinstance(route, Path) and route.branches is not None:
         raise ValueError(
             "A CostPromise needs a path that is one sequence: branches have no fast end."
         )
     plain = replace(first, above=None, worst=None, among="all", within=None)
     tables = []
     for name, limit in request.limits.items():
-        curve = plain.uncut(record, request.rule, request.path)
+        curve = plain.uncut(record, request.rule, route)
         most = _largest_cost(curve, name)
         level = checks.between("at_most", limit, 0.0, most) / most
         costs = record.sampling.applied(curve.cost_curve(name, most), record.groups)
@@ -296,11 +317,11 @@ def within_costs(request: Calibration, record: Any, n_settings: int, delta: floa
     rows, one_by_one = costs.rows_in_order(costs.order.seed), np.arange(costs.n)
     k = costs.n_settings
     while k > 0 and all(
-        star.passes(table.only(k - 1, rows), one_by_one, level / 1.0, delta)[0]
-        for table, level in tables
+        star.passes(table.only(k - 1, rows), one_by_one, level, delta)[0] for table, level in tables
     ):
         k -= 1
-    return np.arange(costs.n_settings)[:n_settings] >= k
+    kept: Mask = np.arange(costs.n_settings)[:n_settings] >= k
+    return kept
 
 
 def _largest_cost(curve: RiskCurve, name: str) -> float:

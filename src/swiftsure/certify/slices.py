@@ -160,11 +160,6 @@ def sliced_policies(
     promises hold in every slice at once, and so in every mixture of the slices, whatever their
     shares in production. Slices with too few samples run the full model, and `in_full` names them.
     """
-    if request.control.guarantee != "probability":
-        raise ValueError(
-            "`control` must be ucb or ltt for slices: of several slices only the failure"
-            " probabilities add up, not the means of their risks."
-        )
     if isinstance(request.path, PilotPath):
         raise ValueError(
             "`Path.learn` would learn another path in each slice: set a pilot aside with"

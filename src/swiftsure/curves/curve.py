@@ -489,6 +489,8 @@ class RiskCurve:
             data=self.data._replace(
                 values=self.data.values[chosen], confidences=self.data.confidences[chosen]
             ),
+            weights=None if self.weights is None else self.weights[chosen],
+            sizes=None if self.sizes is None else self.sizes[chosen],
         )
 
     def tail(self, above: float) -> "RiskCurve":
@@ -841,7 +843,7 @@ class RiskCurve:
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
-        return replace(self, selective=False, data=self.data._replace(values=values))
+        return replace(self, selective=False, sizes=None, data=self.data._replace(values=values))
 
     def full_cost(self, name: str, rows: Rows | None = None) -> float:
         """Return the mean cost of running the full model alone, on all samples or some rows."""

@@ -116,7 +116,7 @@ def _refusal(which: str) -> str:
     return (
         f"`record` must not hold samples of the pilot that the path was learned on, but holds"
         f" {which}: calibrating on them voids the guarantee. Calibrate on other samples, or let"
-        " `split=` set some aside."
+        " `path=Path.learn(...)` set some aside."
     )
 
 
@@ -129,20 +129,20 @@ def _digest(record: Any) -> str:
     return found.hexdigest()
 
 
-def pilot_size(split: float, n: int, unit: str = "samples") -> int:
-    """Return the number of pilot samples: `split` itself, or that share of n.
+def pilot_size(pilot: float, n: int, unit: str = "samples") -> int:
+    """Return the number of pilot samples: `pilot` itself, or that share of n.
 
     Examples
     --------
     >>> pilot_size(0.25, 1000), pilot_size(300, 1000)
     (250, 300)
     """
-    whole = not isinstance(split, float | np.floating)
-    share = 0.0 if whole else checks.between("split", split, 0.0, 1.0)
-    size = checks.count("split", split) if whole else round(share * n)  # type: ignore[arg-type]
+    whole = not isinstance(pilot, float | np.floating)
+    share = 0.0 if whole else checks.between("pilot", pilot, 0.0, 1.0)
+    size = checks.count("pilot", pilot) if whole else round(share * n)  # type: ignore[arg-type]
     if not 2 <= size <= n - 1:
         raise ValueError(
-            f"`split` must leave at least 2 {unit} for the pilot and 1 to calibrate on, but got"
-            f" {split} of {n:,}."
+            f"`pilot` must be at least 2 {unit}, and leave at least 1 to calibrate on, but got"
+            f" {pilot} of {n:,}."
         )
     return size

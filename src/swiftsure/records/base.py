@@ -250,7 +250,7 @@ class Record:
         [1.6, 0.4]
         """
         record: Any = self
-        values, most = checked_weights(weights, max_weight, record.slices, self.n)
+        values, most = checked_weights(weights, max_weight, record.slices, self.n, self.n_units)
         sampling = replace(
             record.sampling, weights=values, max_weight=most, estimated=bool(estimated)
         )

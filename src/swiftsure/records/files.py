@@ -84,12 +84,8 @@ def save(record: Any, path: str | os.PathLike[str], *, durable: bool = True) -> 
 def packed(record: Any) -> pa.Table:
     """Return a record as a table: one column per table, and the rest in its metadata."""
     columns: dict[str, pa.Array] = {"id": pa.array(record.ids)}
-    if record.groups is not None:
-        columns["group"] = pa.array(record.groups)
-    if record.slices is not None:
-        columns["slice"] = pa.array(record.slices)
-    if record.sampling.weights is not None:
-        columns["weight"] = pa.array(record.sampling.weights)
+    draw = {"group": record.groups, "slice": record.slices, "weight": record.sampling.weights}
+    columns |= {name: pa.array(values) for name, values in draw.items() if values is not None}
     if getattr(record, "predictions", None) is not None:
         columns["prediction"] = _lists(record.predictions)
     for attribute, prefix in TABLES.items():

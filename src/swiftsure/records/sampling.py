@@ -121,9 +121,16 @@ def check_groups(groups: Array | None, average: str | None, max_size: int | None
 
 
 def checked_weights(
-    weights: ArrayLike | Mapping[Any, float], max_weight: float, slices: Array | None, n: int
+    weights: ArrayLike | Mapping[Any, float],
+    max_weight: float,
+    slices: Array | None,
+    n: int,
+    n_units: int,
 ) -> tuple[Array, float]:
-    """Return one weight for each sample, and the declared largest one."""
+    """Return one weight for each sample, and the declared largest one.
+
+    `n_units` of the samples, or of groups of them, were drawn independently.
+    """
     most = checks.between("max_weight", max_weight, 0.0, np.inf)
     if most < 1:
         raise ValueError(
@@ -140,7 +147,7 @@ def checked_weights(
     checks.of_shape("weights", values, {"n": n})
     values = checks.within("weights", values, 0.0, most, SLACK * most)
     # Bernstein's inequality: weights in [0, W] with mean 1 have a variance of at most W - 1.
-    surprise = np.log(2e9) / n
+    surprise = np.log(2e9) / n_units
     off = np.sqrt(2 * (most - 1) * surprise) + most * surprise / 3 + SLACK
     if abs(values.mean() - 1) > off:
         raise ValueError(

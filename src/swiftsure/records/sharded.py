@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -155,16 +156,28 @@ class ShardedRecord:
                 part = ExitRecord(**arguments)
                 if number:
                     different = differing(self.first, part)
+                    if (part.groups is None) != (self.first.groups is None):
+                        different = ["groups"]
                     if different:
                         raise ValueError(
                             f"`{different[0]}` must be the same as in {self._files[0]}."
                         )
                 yield part
 
-    @property
+    @cached_property
     def sampling(self) -> Sampling:
-        """How the samples were drawn; weights are left out."""
-        return replace(self.first.sampling, weights=None)
+        """How the samples were drawn; their weights are read into memory."""
+        shared = self.first.sampling
+        if shared.weights is None:
+            return shared
+        every = (part for number in range(len(self._files)) for part in self._parts_of(number))
+        return replace(shared, weights=np.concatenate([part.sampling.weights for part in every]))
+
+    @property
+    def slices(self) -> None:
+        """None, or an error if the samples have slices, whose rows are not looked up on a disk."""
+        if self.first.slices is not None:
+            raise ValueError(f"{self.folder} holds samples with slices. {IN_MEMORY}")
 
     def score_of(self, rule: ExitRule) -> str:
         """Return the name of the score that a rule uses."""
@@ -181,7 +194,8 @@ class ShardedRecord:
         rule: ExitRule | None = None,
     ) -> RiskCurve:
         """Return the losses and costs along a path, as `ExitRecord.curve`; its arrays are files."""
-        return self.plain_curve(risk, loss, rule or ExitRule(score), path, missing)
+        plain = self.plain_curve(risk, loss, rule or ExitRule(score), path, missing)
+        return self.sampling.applied(plain, None)
 
     def plain_curve(
         self,
@@ -191,7 +205,7 @@ class ShardedRecord:
         path: PathLike = None,
         missing: Missing = "raise",
     ) -> RiskCurve:
-        """Return `curve`; samples on the disk have neither groups nor weights."""
+        """Return `curve` with every sample counted alike."""
         self._refuse_groups()
         route = Path.of(path, np.empty((0, 0))) if isinstance(path, str) else path
         if isinstance(route, Path) and route.kind == BREAKPOINTS:
@@ -237,8 +251,8 @@ class ShardedRecord:
             path.pilot.refuse_ids(self.parts())
 
     def _refuse_groups(self) -> None:
-        if self.first.groups is not None or self.first.sampling.weights is not None:
-            raise ValueError(f"{self.folder} holds samples with groups or weights. {IN_MEMORY}")
+        if self.first.groups is not None:
+            raise ValueError(f"{self.folder} holds samples with groups. {IN_MEMORY}")
 
 
 def record_files(folder: str | os.PathLike[str]) -> list[FilePath]:
