@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments.studies import StudyOptions
 from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
-from swiftsure import assets
 from swiftsure.records import ThresholdRecord
 from swiftsure.study.evaluation import evaluate
+from swiftsure_zoo.records import BILD
 
 __all__ = ["bild"]
 
@@ -46,7 +46,7 @@ def bild(
     n_calibration : sentences to calibrate on
     options : see `StudyOptions`
     """
-    pairs = _timed(assets.BILD if data is None else data)
+    pairs = _timed(BILD if data is None else data)
     if PASSES not in pairs.costs:
         raise ValueError(
             f"`data` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"

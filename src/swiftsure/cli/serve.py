@@ -178,12 +178,12 @@ def _serve_proxy(path: Path, host: str, port: int, resume: bool, json: bool) -> 
 
 def _drill(address: str) -> None:
     """Send the demo's images once the server answers, and say when it fell back."""
-    from swiftsure import assets
     from swiftsure import serve as serving
-    from swiftsure.torch.models.embedded import prepared
+    from swiftsure.demo import zoo
+    from swiftsure.demo.network import prepared
 
     time.sleep(1.0)
-    images = prepared(assets.sample_images(not assets.installed()).images).numpy()
+    images = prepared(zoo.shown().sample_images().images).numpy()
     print_text("The drill begins: 300 images as they are, then noisy ones.")
     found = serving.drill(address, images, token=os.environ.get(TOKEN) or None)
     if found.fallback_after is None:

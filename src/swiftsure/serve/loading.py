@@ -54,16 +54,15 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:
-    """Return an engine for the network that comes with the library."""
+    """Return an engine for the zoo's MSDNet, or the small network where the zoo is missing."""
     import swiftsure as ss
-    from swiftsure import assets
+    from swiftsure.demo import zoo
+    from swiftsure.demo.network import prepared
     from swiftsure.serve.torch_engine import TorchEngine
-    from swiftsure.torch import EarlyExit, StagedModel
-    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+    from swiftsure.torch import EarlyExit
 
-    small = not assets.installed()
-    record = assets.calibration_record(small)
+    measured = zoo.shown()
+    record = measured.calibration_record()
     policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon, seed=0)
-    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
-    example = prepared(assets.sample_images(small).images[:1])
-    return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)
+    example = prepared(measured.sample_images().images[:1])
+    return TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)
