@@ -57,15 +57,14 @@ def load_engines(folder: str | os.PathLike[str] | None, workers: int = 0) -> lis
 def demo_engine(epsilon: float = 0.03) -> Engine:
     """Return an engine for the zoo's MSDNet, or the small network where the zoo is missing."""
     import swiftsure as ss
+    from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.demo import zoo
     from swiftsure.demo.network import prepared
     from swiftsure.serve.torch_engine import TorchEngine
     from swiftsure.torch import EarlyExit
 
     measured = zoo.shown()
-    record = measured.calibration_record()
-    policy = ss.calibrate(
-        replace(record, order=0), risk="consistency", loss="zero_one", epsilon=epsilon
-    )
+    record = replace(measured.calibration_record(), order=SampleOrder.of(0))
+    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon)
     example = prepared(measured.sample_images().images[:1])
     return TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)
