@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 
 EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow
 
+# The library stands before the zoo: pip then takes the zoo's `swiftsure` from this folder.
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
@@ -65,15 +66,15 @@ $(DEMO_INSTALLED): pyproject.toml zoo/pyproject.toml constraints.txt
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e zoo -e '.[zoo,text,serve]'
+	@$(PIP) -e '.[zoo,text,serve]' -e zoo
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	@echo "Adding the tools and all extras to $(VENV)"
-	@$(PIP) -e zoo -e '.[$(EXTRAS)]'
+	@$(PIP) -e '.[$(EXTRAS)]' -e zoo
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e zoo -e '.[$(EXTRAS),docs]'
+	@$(PIP) -e '.[$(EXTRAS),docs]' -e zoo
 	@touch $@
