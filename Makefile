@@ -9,7 +9,7 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-EXTRAS := dev,demo,text,export,serve,ray,api,sklearn,diffusers,mlflow
+EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow
 
 AUDIT := $(VENV)-audit
 ADVISORIES := https://pypi.org/pypi
@@ -22,6 +22,7 @@ with urllib.request.urlopen("$(ADVISORIES)/jinja2/3.1.5/json", timeout=20) as fo
 endef
 export KNOWS_ADVISORIES
 
+# The library stands before the zoo: pip then takes the zoo's `swiftsure` from this folder.
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
@@ -78,20 +79,20 @@ clean: ## Remove caches and build products; the virtual environment stays
 	rm -rf build dist site $(AUDIT) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-$(DEMO_INSTALLED): pyproject.toml assets/pyproject.toml constraints.txt
+$(DEMO_INSTALLED): pyproject.toml zoo/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Swiftsure needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
 	@echo "Setting up $(VENV): the library, pinned by constraints.txt (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e assets -e '.[demo,text,serve]'
+	@$(PIP) -e '.[zoo,text,serve]' -e zoo
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	@echo "Adding the tools and all extras to $(VENV)"
-	@$(PIP) -e assets -e '.[$(EXTRAS)]'
+	@$(PIP) -e '.[$(EXTRAS)]' -e zoo
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e assets -e '.[$(EXTRAS),docs]'
+	@$(PIP) -e '.[$(EXTRAS),docs]' -e zoo
 	@touch $@

@@ -29,8 +29,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from swiftsure import ThresholdRecord, assets, calibrate
+from swiftsure import ThresholdRecord, calibrate
 from swiftsure.text import CalmModel, CalmRule, MetaClassifier
+from swiftsure_zoo.records import CALM, TRANSLATOR
 
 TITLE = "calm: a T5 that generates with early exits, against its own generate"
 
@@ -258,7 +259,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--every", type=int, nargs="+", default=[], help="look at fewer blocks")
     arguments = parser.parse_args()
-    folder = arguments.model or (arguments.texts and assets.TRANSLATOR)
+    folder = arguments.model or (arguments.texts and TRANSLATOR)
     if folder is None:
         model = random_t5(arguments.width, arguments.layers, arguments.vocabulary)
     else:
@@ -269,7 +270,7 @@ def main() -> None:
         results = run(arguments.device, arguments.batch, model, repeats, arguments.every)
         show(TITLE, results, Console())
         return
-    records = arguments.records or assets.CALM
+    records = arguments.records or CALM
     beside = [folder / "meta.safetensors", *records.glob("*_meta.safetensors")]
     classifier = arguments.classifier or next((f for f in beside if f.is_file()), None)
     fast = certified(model, records, classifier)

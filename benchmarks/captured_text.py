@@ -33,9 +33,9 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from swiftsure import assets
 from swiftsure.text import BigLittle, CalmModel, CalmRule, MetaClassifier, Rollback, self_draft
 from swiftsure.text.calm.confidences import Confidence, Look, look_exits
+from swiftsure_zoo.records import CALM, TRANSLATOR
 
 TITLE = "captured text: early exits and drafts, against captured full decoders"
 SOURCE, TOKENS = 64, 48
@@ -226,10 +226,10 @@ def run_translator(
     chosen: Sequence[str],
 ) -> Iterator[list[Result]]:
     """Measure the library's translator under its certified policies."""
-    folder = assets.TRANSLATOR
+    folder = TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
-    plain = certified(model, assets.CALM, folder / "meta.safetensors", epsilon)
+    plain = certified(model, CALM, folder / "meta.safetensors", epsilon)
     options = next(iter(plain.values())).policy.settings["generation"]
     plain = {k: each for k, each in plain.items() if not chosen or k.split(",")[0] in chosen}
     slow, times = (SLOW, 1) if device == "cuda" else (None, repeats)
@@ -324,7 +324,7 @@ def run_drafts(
     device: str, batches: Sequence[int], texts: Sequence[str], repeats: int
 ) -> Iterator[list[Result]]:
     """Measure the library's translator with drafts of its own first blocks."""
-    folder = assets.TRANSLATOR
+    folder = TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     large = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     smalls = {f"{blocks} of 8 blocks": self_draft(large, blocks) for blocks in (1, 2)}

@@ -29,7 +29,7 @@ from swiftsure.diffusion import (
     Guided,
     pilot_thresholds,
 )
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 
 TITLE = "diffusion: DDIM that leaves early against the full sampler, the same noise"
 

@@ -45,8 +45,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from turns import run_in_turns, wait_for_turn
 
-from swiftsure import ExitRecord, Policy, assets, calibrate
-from swiftsure.torch import EarlyExit, Scored, Staged, Stream, models
+import swiftsure_zoo as zoo
+from swiftsure import ExitRecord, Policy, calibrate
+from swiftsure.torch import EarlyExit, Scored, Staged, Stream
 from swiftsure.torch.capture import Recorded, Recorder
 from swiftsure.torch.modes import inference
 from tests.diffusion import drawn_rows
@@ -106,14 +107,14 @@ def published(name: str, dtype: str, small: bool) -> Case:
     sizes = json.loads(SIZES.read_text())
     shape, batches = (3, 224, 224), (1, 16, 64, 256)
     if name == "msdnet":
-        network: Staged = models.MSDNet.from_hyperparameters(sizes["msdnet"])
+        network: Staged = zoo.MSDNet.from_hyperparameters(sizes["msdnet"])
     elif name == "dvit":
         depth = 2 if small else 14
-        network = models.DViT(n_classes=1000, width=384, depth=depth, n_heads=6, mlp_ratio=3.0)
+        network = zoo.DViT(n_classes=1000, width=384, depth=depth, n_heads=6, mlp_ratio=3.0)
     elif name == "dyn_perc":
-        network = models.DynPerceiver(n_classes=1000, branch="regnet_y_800mf")
+        network = zoo.DynPerceiver(n_classes=1000, branch="regnet_y_800mf")
     else:
-        network = models.ADPC.from_hyperparameters(sizes["adp_c"])
+        network = zoo.ADPC.from_hyperparameters(sizes["adp_c"])
         shape, batches = ((3, 64, 128) if small else (3, 1024, 2048)), (1, 4)
     return drawn_case(f"{name}, published size", network, shape, None, dtype, batches)
 
@@ -142,12 +143,14 @@ def drawn_case(
 def certified(name: str, dtype: str) -> Case:
     """Trained networks, or at least their exits, under policies at ε = 0.05."""
     if name == "msdnet_fashion_mnist":
-        model = models.embedded_msdnet().to(DEVICE)
-        policy = calibrate(assets.record().split(1000, seed=0)[0], loss="zero_one", epsilon=0.05)
+        model = zoo.msdnet_fashion_mnist().to(DEVICE)
+        policy = calibrate(
+            zoo.records.record().split(1000, seed=0)[0], loss="zero_one", epsilon=0.05
+        )
         policy = policy.model_copy(update={"dtype": _autocast(dtype)})
         if dtype != "float32":
             policy = _unbound(policy)
-        images = models.prepared(assets.sample_images().images).to(DEVICE)
+        images = zoo.prepared(zoo.records.sample_images().images).to(DEVICE)
 
         def inputs(n: int) -> tuple[Any, Tensor]:
             rows = torch.arange(n, device=DEVICE) % len(images)
@@ -160,10 +163,8 @@ def certified(name: str, dtype: str) -> Case:
         (root / "experiments/image_classification/results" / f"{kind}.json").read_text()
     )["recipe"]
     arguments = dict(recipe["model"])
-    network: Staged = getattr(models, arguments.pop("name"))(**arguments)
-    record = ExitRecord.load(
-        root / "assets/swiftsure_assets/image_classification" / f"{kind}.parquet"
-    )
+    network: Staged = getattr(zoo, arguments.pop("name"))(**arguments)
+    record = ExitRecord.load(zoo.records.IMAGE_CLASSIFICATION / f"{kind}.parquet")
     first, rest = record.split(1000, seed=0)
     found = calibrate(first, loss="zero_one", epsilon=0.05).evaluate(rest)
     size = arguments.get("image_size", 32 if recipe["data"]["name"] == "cifar10" else 64)

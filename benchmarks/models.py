@@ -24,9 +24,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from swiftsure import ExitRecord, assets, calibrate
-from swiftsure.torch import EarlyExit, Staged, Stream, models
-from swiftsure.torch.folders import IMAGENET_MEAN, IMAGENET_STD
+import swiftsure_zoo as zoo
+from swiftsure import ExitRecord, calibrate
+from swiftsure.torch import EarlyExit, Staged, Stream
+from swiftsure_zoo.readers.folders import IMAGENET_MEAN, IMAGENET_STD
 
 TITLE = "models: certified networks (gap to the full one at most 0.05, δ = 0.1) against full ones"
 
@@ -37,7 +38,7 @@ def trained(results: Path, name: str) -> tuple[Staged, ExitRecord, dict[str, Any
     """Return a network from its report and weights, its record, and its data set's settings."""
     recipe = json.loads((results / f"{name}.json").read_text())["recipe"]
     arguments = dict(recipe["model"])
-    model: Staged = getattr(models, arguments.pop("name", "ADPC"))(**arguments)
+    model: Staged = getattr(zoo, arguments.pop("name", "ADPC"))(**arguments)
     dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
     weights = load_file(results / f"{name}.safetensors")
     model.load_state_dict({key: tensor.to(dtypes[key]) for key, tensor in weights.items()})
@@ -117,8 +118,8 @@ def _wait(device: str) -> None:
 
 
 def run(device: str = "cpu", batches: tuple[int, ...] = (1, 64)) -> list[Result]:
-    model, record = models.embedded_msdnet(), assets.record()
-    x = models.prepared(assets.sample_images().images[:N_IMAGES]).to(device)
+    model, record = zoo.msdnet_fashion_mnist(), zoo.records.record()
+    x = zoo.prepared(zoo.records.sample_images().images[:N_IMAGES]).to(device)
     return [
         r for batch in batches for r in measure("MSDNet, Fashion-MNIST", model, record, x, batch)
     ]
@@ -139,7 +140,7 @@ def main() -> None:
         show(TITLE, run(arguments.device, tuple(arguments.batch)), Console())
         return
     model, record, data = trained(arguments.results, arguments.name)
-    images = np.load(arguments.images) if arguments.images else assets.sample_images().images
+    images = np.load(arguments.images) if arguments.images else zoo.records.sample_images().images
     x = prepared(images[: arguments.n], data).to(arguments.device)
     chosen = (arguments.loss, arguments.score)
     found = [

@@ -8,7 +8,7 @@ time with one thread, else wall time. All policies promise a gap of at most ε w
 |---|---|
 | MSDNet | of `experiments/image_classification`, trained on CIFAR-10; other images (*) |
 | DViT | of `experiments/image_classification`; random weights and images (*) |
-| small MSDNet | of the assets, trained on Fashion-MNIST; its images and its policy |
+| small MSDNet | of the zoo, trained on Fashion-MNIST; its images and its policy |
 | MiniLM-64 | of `experiments/intents`, trained; its policy; questions padded to 64 tokens |
 | MiniLM-16 | the same on questions of at most 16 tokens, padded to 16 |
 
@@ -35,11 +35,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swiftsure import ExitRecord, Policy, assets, calibrate, onnx
+import swiftsure_zoo as zoo
+from swiftsure import ExitRecord, Policy, calibrate, onnx
 from swiftsure.onnx.exporting import _explained
 from swiftsure.onnx.graphs import write_graph
 from swiftsure.onnx.stages import _session_options
-from swiftsure.torch import EarlyExit, Staged, collect, models
+from swiftsure.torch import EarlyExit, Staged, collect
 
 TITLE = "onnx: exported stages, in samples a second"
 EPSILON, N_CALIBRATION = 0.01, 2000
@@ -53,7 +54,9 @@ def policy_of(record: ExitRecord, epsilon: float) -> Policy:
 
 def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
     """Return a policy that has the exit shares of a record's policy on other images."""
-    certified = policy_of(ExitRecord.load(assets.IMAGE_CLASSIFICATION / f"{name}.parquet"), epsilon)
+    certified = policy_of(
+        ExitRecord.load(zoo.records.IMAGE_CLASSIFICATION / f"{name}.parquet"), epsilon
+    )
     shares = np.asarray(certified.certificate.exit_shares)
     with torch.no_grad():
         seen = collect(model, x.split(64), losses=["zero_one"]).confidences["top1"]
@@ -73,21 +76,21 @@ def recipe_of(name: str) -> dict[str, Any]:
 
 
 def msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
-    model = models.MSDNet(**recipe_of("msdnet_cifar10")).eval()
+    model = zoo.MSDNet(**recipe_of("msdnet_cifar10")).eval()
     model.load_state_dict(load_file(RESULTS / "msdnet_cifar10.safetensors"))
-    x = nn.functional.pad(models.prepared(assets.sample_images().images[:256]), (2, 2, 2, 2))
+    x = nn.functional.pad(zoo.prepared(zoo.records.sample_images().images[:256]), (2, 2, 2, 2))
     return model, with_shares(model, "msdnet_cifar10", x, epsilon), x
 
 
 def small_msdnet(epsilon: float) -> tuple[Staged, Policy, Tensor]:
-    x = models.prepared(assets.sample_images().images[:256])
-    return models.embedded_msdnet(), policy_of(assets.calibration_record(), epsilon), x
+    x = zoo.prepared(zoo.records.sample_images().images[:256])
+    return zoo.msdnet_fashion_mnist(), policy_of(zoo.records.calibration_record(), epsilon), x
 
 
 def dvit(epsilon: float) -> tuple[Staged, Policy, Tensor]:
     options = recipe_of("dvit_tiny_imagenet_100")
     torch.manual_seed(0)
-    model = models.DViT(**options).eval()
+    model = zoo.DViT(**options).eval()
     with torch.no_grad():  # larger logits, so that confidences differ
         for name, parameter in model.named_parameters():
             if name.endswith("head.weight"):

@@ -26,9 +26,9 @@ from measure import Result, show
 from rich.console import Console
 from torch import Tensor
 
-from swiftsure import assets
+import swiftsure_zoo as zoo
 from swiftsure.run.ray_pool import RETRIES, RayPool, SwiftsureWorker
-from swiftsure.torch import collect, models
+from swiftsure.torch import collect
 from swiftsure.torch.ray_workers import AHEAD
 
 TITLE = "ray: collecting with several workers"
@@ -77,7 +77,10 @@ def used_seconds() -> tuple[float, float]:
 
 def measured(n_batches: int, repeats: int) -> Iterator[Result]:
     """Yield the speed of two workers against one."""
-    model, images = models.embedded_msdnet(), models.prepared(assets.sample_images().images[:512])
+    model, images = (
+        zoo.msdnet_fashion_mnist(),
+        zoo.prepared(zoo.records.sample_images().images[:512]),
+    )
     runs: dict[int, list[Run]] = {1: [], 2: []}
     for _ in range(repeats):
         for workers in (1, 2):

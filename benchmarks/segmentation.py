@@ -12,9 +12,9 @@ from rich.console import Console
 from runtime import best
 from torch import Tensor
 
-from swiftsure.torch.models import ADPC
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.segmentation import Enlarged, image_losses
+from swiftsure_zoo import ADPC
 
 TITLE = "segmentation: ADP-C (HRNet) with 19 classes; confidences of its three early exits"
 

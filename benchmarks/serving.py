@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swiftsure import assets
+from swiftsure.demo import zoo
+from swiftsure.demo.network import prepared
 from swiftsure.serve.loading import demo_engine
-from swiftsure.torch.models.embedded import prepared
 
 EPSILON = 0.01
 Images = NDArray[np.float32]
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--soak", type=float, default=0.0, help="seconds")
     given = parser.parse_args()
-    images = prepared(assets.sample_images().images).numpy()
+    images = prepared(zoo.shown().sample_images().images).numpy()
     if given.soak:
         soak(images, given.soak, given.workers)
     else:

@@ -2,13 +2,16 @@
 
 import doctest
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import swiftsure
 
-ROOT = Path(swiftsure.__file__).parent
+ROOTS = [Path(swiftsure.__file__).parent]
+if (zoo := find_spec("swiftsure_zoo")) is not None:
+    ROOTS += map(Path, zoo.submodule_search_locations)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 EXTRAS = (
     "torch",
@@ -26,9 +29,10 @@ EXTRAS = (
 
 
 def module_names():
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    for root in ROOTS:
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 MODULES = list(module_names())

@@ -20,7 +20,17 @@ FRAMEWORKS = [
     "transformers",
     "typer",
 ]
-ABOVE_THE_STATISTICS = ("cascade", "cli", "diffusion", "onnx", "report", "serve", "text", "torch")
+ABOVE_THE_STATISTICS = (
+    "cascade",
+    "cli",
+    "demo",
+    "diffusion",
+    "onnx",
+    "report",
+    "serve",
+    "text",
+    "torch",
+)
 
 STATISTICS = sorted(
     module.name

@@ -1,16 +1,16 @@
 """A cascade of two trained networks: the large one runs only if the small one is unsure.
 
-Both come with the library and were trained on Fashion-MNIST. The small one has three convolutions
-and 91 % accuracy. The large one is an MSDNet with 94 %; only its last exit is used here.
+Both were trained on Fashion-MNIST. The small one comes with the library and has three convolutions
+and 91 % accuracy. The large one, from the zoo, is an MSDNet with 94 %; only its last exit is used.
 """
 
 import torch
 from torch import nn
 
 import swiftsure as ss
-from swiftsure import assets
+from swiftsure.demo.network import small_network
 from swiftsure.torch import Cascade, EarlyExit, collect
-from swiftsure.torch.models import embedded_msdnet, embedded_small_network, prepared
+from swiftsure_zoo import msdnet_fashion_mnist, prepared, records
 
 
 class LastExit(nn.Module):
@@ -27,9 +27,9 @@ class LastExit(nn.Module):
         return self.network.head(self.network.n_exits - 1, state)
 
 
-cascade = Cascade([embedded_small_network(), LastExit(embedded_msdnet())]).eval()
+cascade = Cascade([small_network(), LastExit(msdnet_fashion_mnist())]).eval()
 
-sample = assets.sample_images()
+sample = records.sample_images()
 images, labels = prepared(sample.images), torch.from_numpy(sample.labels)
 batches = [(images[i : i + 100], labels[i : i + 100]) for i in range(0, 900, 100)]
 

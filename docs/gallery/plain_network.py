@@ -7,12 +7,12 @@ Fashion-MNIST. Such a small network has little to save, but the steps are the sa
 import torch
 
 import swiftsure as ss
-from swiftsure import assets
+from swiftsure.demo.network import prepared, small_network
 from swiftsure.torch import EarlyExit, attach_heads, collect, train_heads
-from swiftsure.torch.models import embedded_small_network, prepared
+from swiftsure_zoo import records
 
-plain = embedded_small_network()
-sample = assets.sample_images()  # 2,000 images that it was not trained on
+plain = small_network()
+sample = records.sample_images()  # 2,000 images that it was not trained on
 images, labels = prepared(sample.images), torch.from_numpy(sample.labels)
 
 

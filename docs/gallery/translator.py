@@ -8,15 +8,15 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import swiftsure as ss
-from swiftsure import assets
 from swiftsure.text import CalmModel
+from swiftsure_zoo.records import CALM, TRANSLATOR
 
-record = ss.ThresholdRecord.load(assets.CALM / "t5_multi30k_saturation.parquet")
+record = ss.ThresholdRecord.load(CALM / "t5_multi30k_saturation.parquet")
 policy = ss.calibrate(record, risk="gap", loss="bleu", epsilon=0.02, delta=0.1)
 print(policy, "\n")
 
-tokenizer = AutoTokenizer.from_pretrained(assets.TRANSLATOR)
-model = AutoModelForSeq2SeqLM.from_pretrained(assets.TRANSLATOR, dtype=torch.float32).eval()
+tokenizer = AutoTokenizer.from_pretrained(TRANSLATOR)
+model = AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
 fast = CalmModel(model, policy)
 
 captions = [

@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments.studies import StudyOptions, studied
 from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
-from swiftsure import assets
 from swiftsure.records import ThresholdRecord
+from swiftsure_zoo.records import BILD
 
 __all__ = ["bild"]
 
@@ -45,7 +45,7 @@ def bild(
     n_calibration : sentences to calibrate on
     options : see `StudyOptions`
     """
-    pairs = _timed(assets.BILD if data is None else data)
+    pairs = _timed(BILD if data is None else data)
     if PASSES not in pairs.costs:
         raise ValueError(
             f"`data` must hold the cost {PASSES!r}, as records of sweep_pair do, but holds"

@@ -13,10 +13,10 @@ from typing import Any, Unpack
 from experiments.studies import StudyOptions, evaluate_all, layers_table, summary
 from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
-from swiftsure import assets
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
 from swiftsure.study.evaluation import Study
+from swiftsure_zoo.records import CALM
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 
@@ -81,7 +81,7 @@ def calm(
     sizes : calibration sizes
     options : see `StudyOptions`
     """
-    records = data if isinstance(data, Mapping) else load_sweeps(data or assets.CALM)
+    records = data if isinstance(data, Mapping) else load_sweeps(data or CALM)
     if not records:
         raise ValueError("`data` must hold a record for at least one confidence measure.")
     cases = {

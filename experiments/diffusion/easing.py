@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 
 __all__ = ["ease"]
 

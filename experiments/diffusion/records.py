@@ -38,7 +38,7 @@ from swiftsure.diffusion import (
     pilot_thresholds,
     sweep,
 )
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 
 EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 """Values of ε whose images are shown; 0 is the full model."""

@@ -13,8 +13,8 @@ import numpy as np
 from experiments.studies import StudyOptions, studied
 from experiments.sweeps import CONTROLS as ALL_CONTROLS
 from experiments.sweeps import SweepResult, load_sweep
-from swiftsure import assets
 from swiftsure.records import ThresholdRecord
+from swiftsure_zoo.records import DIFFUSION
 
 __all__ = ["diffusion"]
 
@@ -50,7 +50,7 @@ def diffusion(
     n_calibration : pairs to calibrate on
     options : see `StudyOptions`
     """
-    pairs = load_sweep(assets.DIFFUSION if data is None else data)
+    pairs = load_sweep(DIFFUSION if data is None else data)
     if loss is None:
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     given: dict[str, Any] = {"risk": "consistency", "loss": loss, "n_calibration": n_calibration}

@@ -31,7 +31,7 @@ from experiments.diffusion.images import Images, load
 from experiments.training import Recording
 from swiftsure._lib.files import atomic_write, write_text
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule, deediff_losses
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 
 HERE = Path(__file__).parent
 PARTS = ("denoising", "uncertainty", "layers")

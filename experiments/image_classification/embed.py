@@ -1,4 +1,4 @@
-"""Put trained networks into `assets`, from the root of the repository:
+"""Put trained networks into `zoo/`, from the root of the repository:
 `python -m experiments.image_classification.embed --data FOLDER`, FOLDER holding Fashion-MNIST.
 
 Copies the records of the folder of results, the weights of msdnet_fashion_mnist, and 2,000 random
@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from experiments.image_classification.data import Images, fashion_mnist
-from swiftsure import assets
+from swiftsure.demo import IMAGE_SIDE
+from swiftsure_zoo.records import IMAGE_CLASSIFICATION, MSDNET_FASHION_MNIST
 
 CLASSES = [
     "T-shirt/top",
@@ -37,9 +38,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
     for file in sorted(arguments.results.glob("*.parquet")):
-        shutil.copy(file, assets.IMAGE_CLASSIFICATION / file.name)
+        shutil.copy(file, IMAGE_CLASSIFICATION / file.name)
     network = arguments.results / "msdnet_fashion_mnist.safetensors"
-    shutil.copy(network, assets.NETWORK / "weights.safetensors")
+    shutil.copy(network, MSDNET_FASHION_MNIST / "weights.safetensors")
     report = json.loads(network.with_suffix(".json").read_text())
     recipe = report["recipe"]
     described = {
@@ -50,14 +51,14 @@ def main() -> None:
         "test_accuracy": report["test_accuracy"],
         "flops": report["flops"],
     }
-    write(assets.NETWORK / "network.json", described)
-    write_images(assets.NETWORK, fashion_mnist(arguments.data, "test"), N_IMAGES)
+    write(MSDNET_FASHION_MNIST / "network.json", described)
+    write_images(MSDNET_FASHION_MNIST, fashion_mnist(arguments.data, "test"), N_IMAGES)
 
 
 def write_images(folder: Path, part: Images, n: int) -> None:
     """Write n random images as tiles of one lossless file, with their labels and ids in another."""
     ids = np.sort(np.random.default_rng(0).permutation(len(part.labels))[:n])
-    side = assets.IMAGE_SIDE
+    side = IMAGE_SIDE
     sheet = part.images[ids].numpy().reshape(-1, COLUMNS, 3, side, side).transpose(0, 3, 1, 4, 2)
     image = Image.fromarray(sheet.reshape(-1, side * COLUMNS, 3))
     image.save(folder / "images.webp", lossless=True, quality=100, method=6)

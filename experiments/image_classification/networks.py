@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import swiftsure_zoo as zoo
 from experiments.commands import load_weights
-from swiftsure.torch import models
 
 __all__ = ["build", "load", "normaliser", "resized"]
 
@@ -18,7 +18,7 @@ __all__ = ["build", "load", "normaliser", "resized"]
 def build(recipe: dict[str, Any]) -> nn.Module:
     """Return the untrained network of a recipe."""
     arguments = dict(recipe["model"])
-    return getattr(models, arguments.pop("name"))(**arguments)
+    return getattr(zoo, arguments.pop("name"))(**arguments)
 
 
 def load(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:

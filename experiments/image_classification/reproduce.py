@@ -15,10 +15,10 @@ import numpy as np
 from experiments.figures import exits_figure, models_figure
 from experiments.studies import StudyOptions, column, evaluate_all, labelled, summary
 from experiments.tables import join_levels, markdown_table, write_all
-from swiftsure import assets
 from swiftsure.certify.control import Control
 from swiftsure.records import ExitRecord
 from swiftsure.study.evaluation import Study
+from swiftsure_zoo.records import IMAGE_CLASSIFICATION
 
 __all__ = [
     "CONTROLS",
@@ -198,7 +198,7 @@ def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ExitRe
 
     By default our own, without that of the demonstration's network on Fashion-MNIST.
     """
-    folder = assets.IMAGE_CLASSIFICATION if data is None else Path(data)
+    folder = IMAGE_CLASSIFICATION if data is None else Path(data)
     if not folder.is_dir():
         raise ValueError(f"`data` must be a folder of exit records, but {folder} is not a folder.")
     files = sorted(folder.glob("*.parquet"), key=_order)

@@ -1,7 +1,7 @@
 """Train the small network that comes with the library, and its exits, in minutes on a CPU:
 `python -m experiments.image_classification.small --data FOLDER`, FOLDER holding Fashion-MNIST.
 
-Writes the folder `swiftsure/small_fashion_mnist`: the network, the exits that are trained after it,
+Writes the folder `swiftsure/demo`: the network, the exits that are trained after it,
 their record on the test part, and 400 test images. The network without exits is also the cheap half
 of a cascade whose other half is MSDNet.
 """
@@ -23,14 +23,9 @@ from experiments.commands import stored_weights
 from experiments.image_classification.data import Images, fashion_mnist
 from experiments.image_classification.embed import CLASSES, write, write_images
 from experiments.training import batches, fit, make_optimizer, recorded_step, refresh_statistics
-from swiftsure import assets
+from swiftsure.demo import FOLDER
+from swiftsure.demo.network import prepared, small_network, untrained_exits, untrained_network
 from swiftsure.torch import collect, train_heads
-from swiftsure.torch.models.embedded import (
-    embedded_small_network,
-    prepared,
-    small_exits,
-    small_network,
-)
 
 RECIPE = Path(__file__).parent / "recipes" / "msdnet_fashion_mnist.toml"
 PLAN = {"epochs": 16, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "averaged_epochs": 1}
@@ -42,7 +37,7 @@ class OneExit(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = small_network()
+        self.network = untrained_network()
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return [self.network(images)]
@@ -81,13 +76,13 @@ def main() -> None:
     began = time.perf_counter()
     data = tomllib.loads(RECIPE.read_text())["data"]  # both networks take the same input
     described = {"mean": data["mean"], "std": data["std"], "classes": CLASSES}
-    write(assets.SMALL / "network.json", described)  # `prepared` reads it
+    write(FOLDER / "network.json", described)  # `prepared` reads it
     epochs = Epochs(fashion_mnist(arguments.data, "train"))
-    save_file(stored_weights(train(epochs), half=True), assets.SMALL / "weights.safetensors")
-    model = small_exits(embedded_small_network())
+    save_file(stored_weights(train(epochs), half=True), FOLDER / "weights.safetensors")
+    model = untrained_exits(small_network())
     train_heads(model, epochs, epochs=HEAD_EPOCHS)
     # Collect with the weights as stored, in half precision.
-    save_file(model.heads.half().state_dict(), assets.SMALL / "heads.safetensors")
+    save_file(model.heads.half().state_dict(), FOLDER / "heads.safetensors")
     model.heads.float()
     test = fashion_mnist(arguments.data, "test")
     loader = [
@@ -95,15 +90,15 @@ def main() -> None:
         for x, y in zip(test.images.split(500), test.labels.split(500), strict=True)
     ]
     record = collect(model, loader, losses=["zero_one"])
-    record.save(assets.SMALL / "record.parquet")
+    record.save(FOLDER / "record.parquet")
     described |= {
         "test_accuracy": (1 - record.losses["zero_one"].mean(axis=0, dtype=float))
         .round(4)
         .tolist(),
         "flops": record.costs["flops"].tolist(),
     }
-    write(assets.SMALL / "network.json", described)
-    write_images(assets.SMALL, test, N_IMAGES)
+    write(FOLDER / "network.json", described)
+    write_images(FOLDER, test, N_IMAGES)
     print(f"{described['test_accuracy']} after {time.perf_counter() - began:.0f} s")
 
 

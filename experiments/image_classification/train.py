@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import swiftsure_zoo as zoo
 from experiments import commands
 from experiments.augment import augmented, mixed
 from experiments.image_classification.data import DATA_SETS, Images
@@ -29,9 +30,8 @@ from experiments.training import (
     recorded_step,
     refresh_statistics,
 )
-from swiftsure.torch import models
-from swiftsure.torch.models.dvit import Block
-from swiftsure.torch.models.transformer import Performer
+from swiftsure_zoo.networks.dvit import Block
+from swiftsure_zoo.networks.transformer import Performer
 
 HERE = Path(__file__).parent
 
@@ -92,10 +92,10 @@ def l2w_step(
 ) -> Step:
     """Return the step of L2W-DEN: a small network learns the weight of each sample and exit."""
     device = next(model.parameters()).device
-    weigh = models.WeightNetwork(model.n_exits, spread=plan["l2w"]["spread"]).to(device)
+    weigh = zoo.WeightNetwork(model.n_exits, spread=plan["l2w"]["spread"]).to(device)
     adam = torch.optim.Adam(weigh.parameters(), lr=plan["l2w"]["lr"], weight_decay=1e-4)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    trainer = models.L2WTrainer(model, weigh, optimizer, adam)
+    trainer = zoo.L2WTrainer(model, weigh, optimizer, adam)
     done = count()
 
     learn = recorded_step(model, optimizer, lambda *batch: trainer.weighted_loss(*batch)[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from swiftsure.torch.road_scenes import GTA5, CamVid, Cityscapes, RoadScenes
+from swiftsure_zoo.readers.road_scenes import GTA5, CamVid, Cityscapes, RoadScenes
 
 __all__ = ["TEST_PART", "Scenes", "in_memory", "scenes"]
 

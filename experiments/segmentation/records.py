@@ -25,9 +25,9 @@ from experiments.segmentation.scenes import SHOWN_SIZE, shown_scenes
 from experiments.segmentation.train import HERE, mean_ious
 from swiftsure import ExitRecord
 from swiftsure.torch import collect
-from swiftsure.torch.models import ADPC
-from swiftsure.torch.road_scenes import RoadScenes
 from swiftsure.torch.scoring import IMAGE_SCORES, top1
+from swiftsure_zoo import ADPC
+from swiftsure_zoo.readers.road_scenes import RoadScenes
 
 
 def load(path: Path, recipe: dict[str, Any]) -> nn.Module:

@@ -23,7 +23,6 @@ from experiments.figures import exits_figure
 from experiments.segmentation.scenes import camvid_labels, scenes_figure
 from experiments.studies import StudyOptions, column, evaluate_all, summary
 from experiments.tables import join_levels, markdown_table, write_all
-from swiftsure import assets
 from swiftsure._lib.files import npz
 from swiftsure.certify.calibration import calibrate
 from swiftsure.certify.control import Control
@@ -32,6 +31,7 @@ from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report import study_figure
 from swiftsure.study.evaluation import Study
+from swiftsure_zoo.records import SEGMENTATION
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
 
@@ -191,7 +191,7 @@ def segmentation(
     if isinstance(data, ExitRecord):
         record = data
     else:
-        file = Path(data or assets.SEGMENTATION)
+        file = Path(data or SEGMENTATION)
         record = ExitRecord.load(file)
         if file.with_suffix(".npz").is_file():
             with npz(file.with_suffix(".npz")) as held:

@@ -70,7 +70,7 @@ def camvid_labels(record: ExitRecord) -> dict[str, NDArray[np.uint8]]:
     """
     if not (DATA_FOLDER / "camvid").is_dir() or find_spec("torch") is None:
         return {}
-    from swiftsure.torch.road_scenes import CamVid
+    from swiftsure_zoo.readers.road_scenes import CamVid
 
     part = CamVid(DATA_FOLDER / "camvid", "test")
     labels = {}

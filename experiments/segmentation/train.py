@@ -24,7 +24,7 @@ from experiments.augment import shaded, uniform
 from experiments.segmentation.data import TEST_PART, Scenes, in_memory, scenes
 from experiments.training import batches, fit, make_optimizer, recorded_step, refresh_statistics
 from swiftsure.losses import VOID
-from swiftsure.torch.models import ADPC
+from swiftsure_zoo import ADPC
 
 HERE = Path(__file__).parent
 

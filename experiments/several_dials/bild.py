@@ -1,7 +1,7 @@
 """BiLD's rollback, fallback and draft length as dials, from the root of the repository:
 `python -m experiments.several_dials.bild bild --data FOLDER --shards FOLDER`.
 
-The translator that comes with `swiftsure-assets` writes, and its first two decoder blocks draft.
+The translator that comes with `swiftsure-zoo` writes, and its first two decoder blocks draft.
 Every combination of the dials is swept over test sentences of Multi30k in random order. Writes
 bild.parquet (rollback and fallback) or bild_drafts.parquet (rollback and draft length).
 """
@@ -14,8 +14,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from experiments.several_dials.sentences import sentences
-from swiftsure import ThresholdRecord, assets
+from swiftsure import ThresholdRecord
 from swiftsure.text import Rollback, self_draft, sweep_pair
+from swiftsure_zoo.records import TRANSLATOR
 
 HERE = Path(__file__).parent
 ROLLBACKS = (0.6, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 12.0)
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=380)
     arguments = parser.parse_args()
     kept, tests = sentences(arguments.data, arguments.sentences)
-    model = AutoModelForSeq2SeqLM.from_pretrained(assets.TRANSLATOR, dtype=torch.float32).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
     draft = self_draft(model, 2)
     records = [
         sweep_pair(
@@ -46,7 +47,7 @@ def main() -> None:
             draft,
             tests.german,
             tests.english,
-            tokenizer=AutoTokenizer.from_pretrained(assets.TRANSLATOR),
+            tokenizer=AutoTokenizer.from_pretrained(TRANSLATOR),
             thresholds=ROLLBACKS,
             rule=Rollback(0.0, **settings),
             losses=["bleu"],

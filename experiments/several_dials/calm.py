@@ -1,7 +1,7 @@
 """CALM's threshold, decay and looks as dials, from the root of the repository:
 `python -m experiments.several_dials.calm --data FOLDER --shards FOLDER`.
 
-The translator that comes with `swiftsure-assets` looks after every block, after every second one or
+The translator that comes with `swiftsure-zoo` looks after every block, after every second one or
 only after the second, each with a threshold that stays or that decays over the answer. The
 confidence is the softmax measure. Writes calm.parquet.
 """
@@ -14,8 +14,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from experiments.calm.records import GENERATION
 from experiments.several_dials.sentences import sentences
-from swiftsure import ThresholdRecord, assets
+from swiftsure import ThresholdRecord
 from swiftsure.text import CalmRule, Decay, sweep
+from swiftsure_zoo.records import TRANSLATOR
 
 HERE = Path(__file__).parent
 THRESHOLDS = (0.98, 0.94, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2, 0.0)
@@ -31,14 +32,14 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=380)
     arguments = parser.parse_args()
     kept, tests = sentences(arguments.data, arguments.sentences)
-    model = AutoModelForSeq2SeqLM.from_pretrained(assets.TRANSLATOR, dtype=torch.float32).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
     rules = [CalmRule(look_at=looks, decay=decay) for looks in LOOKS for decay in DECAYS]
     records = [
         sweep(
             model,
             tests.german,
             tests.english,
-            tokenizer=AutoTokenizer.from_pretrained(assets.TRANSLATOR),
+            tokenizer=AutoTokenizer.from_pretrained(TRANSLATOR),
             thresholds=THRESHOLDS,
             losses=["bleu"],
             rule=rule,

@@ -1,6 +1,6 @@
 """What several dials gain over one: `python -m experiments.several_dials.gains`, about a minute.
 
-From records that come with `swiftsure-assets`, those that the other modules of this folder made,
+From records that come with `swiftsure-zoo`, those that the other modules of this folder made,
 and the images that come with the network. Prints, for each system and ε, cost and risk on samples
 that did not calibrate.
 """
@@ -14,7 +14,7 @@ import swiftsure as ss
 from experiments.several_dials.compare import compare, compare_exits
 from experiments.several_dials.resolution import resolutions
 from experiments.tables import markdown_table
-from swiftsure import assets
+from swiftsure_zoo.records import CALM, DIFFUSION, IMAGE_CLASSIFICATION
 
 RESULTS = Path(__file__).parent / "results"
 MEASURES = ("softmax", "shortlist", "saturation")
@@ -42,7 +42,7 @@ def systems() -> dict[str, tuple[Any, dict[str, Any]]]:
     calm = {"along": "threshold", "cost": "flops", "loss": "bleu", "epsilons": (0.01, 0.02)}
     image = {"along": "threshold", "risk": "consistency", "loss": "lpips_64"}
     image["epsilons"] = (0.05, 0.1)
-    sweeps = [ss.load_record(assets.CALM / f"t5_multi30k_{each}.parquet") for each in MEASURES]
+    sweeps = [ss.load_record(CALM / f"t5_multi30k_{each}.parquet") for each in MEASURES]
     looks = ss.load_record(RESULTS / "calm.parquet")
     found: dict[str, tuple[Any, dict[str, Any]]] = {
         "BiLD: rollback, fallback": (
@@ -66,7 +66,7 @@ def systems() -> dict[str, tuple[Any, dict[str, Any]]]:
             {"one": {"n_steps": 20}, "cost": "flops", **image},
         ),
         "Cache of a DiT: threshold, warm-up": (
-            ss.load_record(assets.DIFFUSION.with_name("dit_cifar10_cache.parquet")),
+            ss.load_record(DIFFUSION.with_name("dit_cifar10_cache.parquet")),
             {"one": {"warm_up": 0}, "cost": "blocks", **image},
         ),
         "MSDNet: threshold, size of the image": (
@@ -81,7 +81,7 @@ def systems() -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "Cascade of three networks: one threshold each": (cascade(), {"epsilons": (0.02, 0.05)}),
     }
-    for file in sorted(assets.IMAGE_CLASSIFICATION.glob("*.parquet")):
+    for file in sorted(IMAGE_CLASSIFICATION.glob("*.parquet")):
         record = ss.ExitRecord.load(file, losses=["zero_one"])
         found[f"Exits of {file.stem}: one threshold each"] = record, {"epsilons": (0.02,)}
     return found
@@ -90,7 +90,7 @@ def systems() -> dict[str, tuple[Any, dict[str, Any]]]:
 def cascade() -> ss.ExitRecord:
     """Return the record of three networks on the same images, each after the one before it."""
     parts = [
-        (ss.ExitRecord.load(assets.IMAGE_CLASSIFICATION / f"{name}_tiny_imagenet_100.parquet"), k)
+        (ss.ExitRecord.load(IMAGE_CLASSIFICATION / f"{name}_tiny_imagenet_100.parquet"), k)
         for name, k in CASCADE
     ]
     flops = [float(record.costs["flops"][k]) for record, k in parts]

@@ -1,6 +1,6 @@
 """A threshold and the size of the image as two dials.
 
-The MSDNet that comes with `swiftsure-assets` classifies its 2,000 test images of Fashion-MNIST. An
+The MSDNet that comes with `swiftsure-zoo` classifies its 2,000 test images of Fashion-MNIST. An
 image is first shown smaller, to all exits but the last; if none is sure, it is shown in full, with
 the same threshold. Returns a record, which is small enough to be made again each time.
 """
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from swiftsure import ThresholdRecord, assets, dial_grid
+from swiftsure import ThresholdRecord, dial_grid
 from swiftsure.curves.paths import Path
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.torch import collect
-from swiftsure.torch.models.embedded import embedded_msdnet, prepared
+from swiftsure_zoo import msdnet_fashion_mnist, prepared, records
 
 __all__ = ["resolutions"]
 
@@ -53,14 +53,14 @@ def resolutions(n: int | None = None) -> ThresholdRecord:
 
 def collected(size: int, n: int | None) -> ExitRecord:
     """Return the exit record of the images at a size."""
-    sample = assets.sample_images()
+    sample = records.sample_images()
     images = prepared(sample.images[:n])
     if size != SIZES[0]:
         images = interpolate(images, size=size, mode="bilinear", antialias=True)
     labels, ids = torch.from_numpy(sample.labels[:n]), sample.ids[:n].tolist()
     parts = [slice(k, k + 100) for k in range(0, len(images), 100)]
     batches = [(images[part], labels[part], ids[part]) for part in parts]
-    return collect(embedded_msdnet(), batches, losses=["zero_one"], progress=False)
+    return collect(msdnet_fashion_mnist(), batches, losses=["zero_one"], progress=False)
 
 
 def taken(record: ExitRecord, level: float) -> tuple[np.ndarray, np.ndarray]:

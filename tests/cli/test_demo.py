@@ -6,8 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from swiftsure import assets
+from swiftsure import demo
 from swiftsure.certify.policy import Policy
+from swiftsure_zoo import records
 
 torch = pytest.importorskip("torch")
 
@@ -15,8 +16,8 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def few(monkeypatch):
     """Fewer images, so that it is quick."""
-    part = assets.SampleImages(*(each[:120] for each in assets.sample_images()))
-    monkeypatch.setattr(assets, "sample_images", lambda small=False: part)
+    part = demo.SampleImages(*(each[:120] for each in records.sample_images()))
+    monkeypatch.setattr(records, "sample_images", lambda: part)
     return part
 
 
@@ -39,7 +40,7 @@ def test_it_certifies_runs_and_leaves_its_files(run, folder, few):
 def test_what_was_measured_is_what_the_record_says(run, folder, few):
     """The network leaves and answers where its record says that it does."""
     shown = json.loads(run("demo", "--epsilon", "0.02", "--batch", "32", "--json").out)
-    record = assets.record().take(few.ids)
+    record = records.record().take(few.ids)
     policy = Policy.load(folder / "results" / "demo" / "policy.json")
     exits = policy.exits(record.confidences["top1"])
     shares = np.bincount(exits, minlength=5) / record.n
@@ -91,19 +92,19 @@ def test_sizes_are_checked(run, made, option):
 
 
 @pytest.fixture
-def no_assets(monkeypatch):
-    """As if swiftsure-assets were not installed."""
+def no_zoo(monkeypatch):
+    """As if swiftsure-zoo were not installed."""
     monkeypatch.setattr(
-        "swiftsure.assets.find_spec",
-        lambda name: None if name == "swiftsure_assets" else find_spec(name),
+        "swiftsure.demo.zoo.find_spec",
+        lambda name: None if name == "swiftsure_zoo" else find_spec(name),
     )
 
 
-def test_without_the_assets_the_small_network_runs(run, folder, no_assets):
+def test_without_the_zoo_the_small_network_runs(run, folder, no_zoo):
     done = run("demo", "--epsilon", "0.02")
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("A small network on Fashion-MNIST")
-    assert 'pip install "swiftsure[demo]"' in done.out
+    assert 'pip install "swiftsure[zoo]"' in done.out
     policy = Policy.load(folder / "results" / "demo" / "policy.json")
     assert policy.certificate.model is not None
     names = {"policy.json", "policy.png", "images.png"}
@@ -112,15 +113,15 @@ def test_without_the_assets_the_small_network_runs(run, folder, no_assets):
 
 def test_the_small_network_answers_as_its_record_says(run, folder):
     shown = json.loads(run("demo", "--small", "--epsilon", "0.02", "--json").out)
-    record, ids = assets.record(small=True), assets.sample_images(small=True).ids
+    record, ids = demo.record(), demo.sample_images().ids
     policy = Policy.load(folder / "results" / "demo" / "policy.json")
     part = record.take(np.flatnonzero(np.isin(record.ids, ids)))
     shares = np.bincount(policy.exits(part.confidences["top1"]), minlength=3) / part.n
     assert shown["measured"]["exit_shares"] == pytest.approx(shares.tolist(), abs=0.01)
 
 
-def test_without_the_assets_a_command_that_needs_them_names_the_install_command(run, no_assets):
+def test_without_the_zoo_a_command_that_needs_it_names_the_install_command(run, no_zoo):
     done = run("translate")
     assert (done.status, done.out) == (2, "")
     assert done.err.count("\n") == 1
-    assert 'pip install "swiftsure[demo]"' in done.err
+    assert 'pip install "swiftsure[zoo]"' in done.err

@@ -8,7 +8,7 @@ from swiftsure.diffusion.lpips import LAYERS
 from swiftsure.diffusion.noise import sample_noise
 from swiftsure.exits import exit_indices
 from swiftsure.torch import Scored, Staged
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 
 __all__ = [
     "TINY",

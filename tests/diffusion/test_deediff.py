@@ -14,7 +14,7 @@ from swiftsure.diffusion.noise import sample_noise
 from swiftsure.diffusion.steps import denoise
 from swiftsure.torch import Staged
 from swiftsure.torch.costs import _plain_attention
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 from tests.diffusion.builders import TINY, Exact, Sure, confidence_levels, network, reference_sample
 
 SCHEDULE = Schedule(40)

@@ -137,7 +137,9 @@ def test_a_network_without_a_class_of_none_is_refused(n_classes, has):
 
 def test_a_network_of_another_kind_is_refused(plain):
     for other in (Sure(), Guided(plain, 2.0)):
-        with pytest.raises(TypeError, match=f"must be a UViT, but got a {type(other).__name__}"):
+        with pytest.raises(
+            TypeError, match=f"`swiftsure_zoo.UViT`, but got a {type(other).__name__}"
+        ):
             Guided(other, 2.0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftsure.diffusion import Guided, Schedule, deediff_losses
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 from tests.diffusion.builders import network
 from tests.torch.reference import Reference
 
@@ -102,5 +102,5 @@ def test_shapes_must_fit():
 def test_a_guided_network_is_not_trained():
     guided = Guided(network(n_classes=3), 2.0)
     images = torch.zeros(1, 3, 8, 8)
-    with pytest.raises(TypeError, match="must be a UViT, but got a Guided; guidance comes after"):
+    with pytest.raises(TypeError, match="but got a Guided; guidance comes after"):
         deediff_losses(guided, images, torch.zeros(1), images, torch.tensor([0]))

@@ -7,7 +7,7 @@ import pytest
 
 import swiftsure as ss
 from experiments.diffusion.reproduce import CONTROLS, diffusion
-from swiftsure import assets
+from swiftsure_zoo.records import DIFFUSION
 
 LEVELS = np.array([0.05, 0.1, 0.2, 0.3])
 
@@ -96,7 +96,7 @@ def test_lpips_of_enlarged_images_comes_first_where_it_was_recorded(saved):
 
 
 def test_our_own_record_is_of_real_pairs():
-    own = ss.ThresholdRecord.load(assets.DIFFUSION)
+    own = ss.ThresholdRecord.load(DIFFUSION)
     assert own.n >= 1000
     assert len(own.thresholds) > 15
     assert {"lpips", "lpips_64", "ssim", "mse"} <= set(own.inconsistencies)

@@ -15,7 +15,7 @@ from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
 
 import swiftsure as ss  # noqa: E402
 from swiftsure.diffusion import DDIM, DeeDiff, Guided, Schedule  # noqa: E402
-from swiftsure.torch.models import UViT  # noqa: E402
+from swiftsure_zoo import UViT  # noqa: E402
 from tests.diffusion.builders import random_weights  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "diffusion"

@@ -13,8 +13,8 @@ from experiments.calm.reproduce import calm
 from experiments.calm_cnndm.reproduce import calm_cnndm
 from experiments.diffusion.reproduce import diffusion
 from experiments.segmentation.reproduce import SCORES
-from swiftsure import assets
 from swiftsure.study.simulate import Population
+from swiftsure_zoo.records import BILD
 
 CNNDM_FILES = {"calm_cnndm.png", "calm_cnndm_layers.csv", "calm_cnndm_summary.csv"}
 
@@ -231,9 +231,9 @@ def test_bild_counts_passes_of_the_large_model(run, tmp_path):
 
 def test_bild_tells_sentences_a_second_where_they_were_timed(files, tmp_path):
     rates = [row["sentences a second"] for row in bild(splits=4).table()]
-    beside = json.loads(assets.BILD.with_suffix(".seconds.json").read_text())
+    beside = json.loads(BILD.with_suffix(".seconds.json").read_text())
     assert all(1 / beside["seconds"][0] < rate <= 1 / min(beside["seconds"]) for rate in rates)
-    own = ss.ThresholdRecord.load(assets.BILD)
+    own = ss.ThresholdRecord.load(BILD)
     assert "seconds" not in own.costs  # no policy made from it mentions a machine's time
     drafts = tmp_path / "drafts.parquet"
     drafts.symlink_to(files / "drafts.parquet")

@@ -17,8 +17,8 @@ from experiments.segmentation.reproduce import (
     segmentation,
 )
 from experiments.segmentation.scenes import camvid_labels, scenes_figure
-from swiftsure import assets
 from swiftsure.report import study_figure
+from swiftsure_zoo.records import SEGMENTATION
 
 N, EXITS = 300, 4
 
@@ -75,7 +75,7 @@ def test_figures_say_what_they_show(result, record):
 
 
 def test_own_record_comes_with_the_library():
-    record = ss.ExitRecord.load(assets.SEGMENTATION)
+    record = ss.ExitRecord.load(SEGMENTATION)
     assert (record.n, record.n_exits) == (233, 4)
     assert set(record.confidences) == set(SCORES)
     assert set(record.groups) == {"0001TP", "Seq05VD"}
@@ -160,7 +160,7 @@ def test_labels_are_drawn_where_they_are_at_hand(labelled, panels):
 
 
 def test_labels_come_from_camvid_alone(monkeypatch, tmp_path):
-    record = ss.ExitRecord.load(ss.assets.SEGMENTATION)
+    record = ss.ExitRecord.load(SEGMENTATION)
     monkeypatch.setattr("experiments.segmentation.scenes.DATA_FOLDER", tmp_path)
     assert camvid_labels(record) == {}
 

@@ -16,8 +16,8 @@ from PIL import Image  # noqa: E402 (comes with PyTorch's extra)
 from safetensors.torch import save_file  # noqa: E402
 
 from swiftsure import ExitRecord  # noqa: E402
-from swiftsure.torch.models import ADPC  # noqa: E402
-from swiftsure.torch.road_scenes import CamVid  # noqa: E402
+from swiftsure_zoo import ADPC  # noqa: E402
+from swiftsure_zoo.readers.road_scenes import CamVid  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = 255

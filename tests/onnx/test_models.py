@@ -7,15 +7,15 @@ from torch import nn
 
 from swiftsure import onnx
 from swiftsure.torch import Cascade, EarlyExit, attach_heads
-from swiftsure.torch.models import ADPC, L2WDEN, DViT, DynPerceiver, MSDNet, UViT
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import exit_outputs
+from swiftsure_zoo import ADPC, L2WDEN, DViT, DynPerceiver, MSDNet, UViT
 from tests.torch.builders import policy_of
-from tests.torch.test_models_adp_c import TINY as ADP_C
-from tests.torch.test_models_dvit import TINY as DVIT
-from tests.torch.test_models_dyn_perceiver import REGNET, SMALL
-from tests.torch.test_models_msdnet import TINY as MSDNET
-from tests.torch.test_models_uvit import TINY as UVIT
+from tests.zoo.test_adp_c import TINY as ADP_C
+from tests.zoo.test_dvit import TINY as DVIT
+from tests.zoo.test_dyn_perceiver import REGNET, SMALL
+from tests.zoo.test_msdnet import TINY as MSDNET
+from tests.zoo.test_uvit import TINY as UVIT
 
 pytestmark = pytest.mark.slow
 

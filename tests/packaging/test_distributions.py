@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 
 import swiftsure
-import swiftsure.assets
 from swiftsure.study.simulate import Population
 
 pytest.importorskip("hatchling")
 
 ROOT = Path(__file__).resolve().parents[2]
-ASSETS = importlib.util.find_spec("swiftsure_assets")
+ZOO = importlib.util.find_spec("swiftsure_zoo")
 MEGABYTE = 1_000_000
 
 
@@ -50,7 +49,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """An environment with the wheel and this environment's dependencies, but no swiftsure-assets.
+    """An environment with the wheel and this environment's dependencies, but no swiftsure-zoo.
 
     Its site-packages name ours in a .pth file, whose own .pth files, such as those of editable
     installs, are not followed.
@@ -72,26 +71,27 @@ def clean():
 
 
 def test_versions_are_in_step():
-    described = tomllib.loads((ROOT / "assets" / "pyproject.toml").read_text())
+    described = tomllib.loads((ROOT / "zoo" / "pyproject.toml").read_text())
     assert described["project"]["version"] == swiftsure.__version__
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert f"swiftsure-assets=={swiftsure.__version__}" in extras["demo"]
+    assert f"swiftsure-zoo=={swiftsure.__version__}" in extras["zoo"]
+    assert described["project"]["dependencies"] == [f"swiftsure[torch]=={swiftsure.__version__}"]
 
 
 def test_the_wheel_holds_code_and_little_data(wheel):
     with zipfile.ZipFile(wheel) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-    assert "swiftsure/small_fashion_mnist/record.parquet" in sizes
+    assert "swiftsure/demo/record.parquet" in sizes
     assert {name.partition("/")[0] for name in sizes} == {
         "swiftsure",
         f"swiftsure-{swiftsure.__version__}.dist-info",
     }
     data = {name: size for name, size in sizes.items() if not name.endswith(".py")}
     assert sum(data.values()) < 2 * MEGABYTE
-    assert not any("reproduce" in name or "/assets/" in name for name in sizes)
-    assert any(name.endswith("licenses/src/swiftsure/small_fashion_mnist/NOTICE") for name in sizes)
+    assert not any("reproduce" in name or "zoo/data" in name for name in sizes)
+    assert any(name.endswith("licenses/src/swiftsure/demo/NOTICE") for name in sizes)
 
 
 def data_files(folder):
@@ -109,27 +109,25 @@ def named_in(notice):
     return {word.rstrip(",") for word in notice.read_text(encoding="utf-8").split()}
 
 
-@pytest.mark.parametrize(
-    "folder", sorted((ROOT / "src" / "swiftsure").glob("small_*")), ids=lambda path: path.name
-)
-def test_every_data_file_of_the_wheel_is_in_its_notice(folder):
+def test_every_data_file_of_the_wheel_is_in_its_notice():
+    folder = ROOT / "src" / "swiftsure" / "demo"
     files = data_files(folder)
     assert {"weights.safetensors", "record.parquet", "images.webp"} <= files
     assert files <= named_in(folder / "NOTICE")
 
 
-def test_every_data_file_of_the_assets_is_in_their_notice():
-    notice = ROOT / "assets" / "NOTICE"
+def test_every_data_file_of_the_zoo_is_in_its_notice():
+    notice = ROOT / "zoo" / "NOTICE"
     if not notice.is_file():
-        pytest.skip("an sdist leaves the assets to their own distribution")
-    files = data_files(ROOT / "assets" / "swiftsure_assets")
+        pytest.skip("an sdist leaves the zoo to its own distribution")
+    files = data_files(ROOT / "zoo" / "swiftsure_zoo" / "data")
     folders = {file.partition("/")[0] for file in files}
     named = {word for word in named_in(notice) if word.partition("/")[0] in folders and "/" in word}
     assert named == files
 
 
 def test_images_come_with_their_licence():
-    notices = [*(ROOT / "src" / "swiftsure").glob("small_*/NOTICE"), ROOT / "assets" / "NOTICE"]
+    notices = [ROOT / "src" / "swiftsure" / "demo" / "NOTICE", ROOT / "zoo" / "NOTICE"]
     for notice in filter(Path.is_file, notices):
         text = notice.read_text(encoding="utf-8")
         assert "Copyright (c) 2017 Zalando SE" in text
@@ -137,9 +135,11 @@ def test_images_come_with_their_licence():
 
 
 def test_segmentation_ships_no_labels():
-    if ASSETS is None:
-        pytest.skip("swiftsure-assets is not installed")
-    with np.load(swiftsure.assets.SEGMENTATION.with_suffix(".npz")) as arrays:
+    if ZOO is None:
+        pytest.skip("swiftsure-zoo is not installed")
+    from swiftsure_zoo.records import SEGMENTATION
+
+    with np.load(SEGMENTATION.with_suffix(".npz")) as arrays:
         assert sorted(arrays) == [
             "early_confidences",
             "early_predictions",
@@ -176,10 +176,10 @@ def test_the_wheel_needs_no_torch(python, clean, tmp_path):
 def test_the_wheel_is_what_was_run(python, clean, tmp_path):
     """Else the sources beside the tests would pass for it."""
     code = "import importlib.util as u, swiftsure; print(swiftsure.__file__)"
-    code += "; print(u.find_spec('swiftsure_assets'))"
-    file, assets = run(python, "-c", code, cwd=tmp_path, env=clean).split()
+    code += "; print(u.find_spec('swiftsure_zoo'))"
+    file, zoo = run(python, "-c", code, cwd=tmp_path, env=clean).split()
     assert str(ROOT) not in file
-    assert assets == "None"
+    assert zoo == "None"
 
 
 def interpreter(version):
@@ -224,13 +224,13 @@ def test_the_wheel_runs_on_later_pythons(version, wheel, clean, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_assets_are_whole(tmp_path):
-    if not (ROOT / "assets" / "NOTICE").is_file():
-        pytest.skip("an sdist leaves the assets to their own distribution")
-    with zipfile.ZipFile(build_wheel(ROOT / "assets", tmp_path)) as archive:
+def test_the_zoo_is_whole(tmp_path):
+    if not (ROOT / "zoo" / "NOTICE").is_file():
+        pytest.skip("an sdist leaves the zoo to its own distribution")
+    with zipfile.ZipFile(build_wheel(ROOT / "zoo", tmp_path)) as archive:
         names = archive.namelist()
-    shipped = {name for name in names if name.startswith("swiftsure_assets/")}
-    folder = ROOT / "assets" / "swiftsure_assets"
+    shipped = {name for name in names if name.startswith("swiftsure_zoo/")}
+    folder = ROOT / "zoo" / "swiftsure_zoo"
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert shipped == {str(path.relative_to(folder.parent)) for path in files}
     assert any(name.endswith("licenses/NOTICE") for name in names)
@@ -238,20 +238,20 @@ def test_the_assets_are_whole(tmp_path):
 
 @pytest.mark.slow
 def test_the_sdist_passes_its_own_tests(tmp_path):
-    if ASSETS is None:
-        pytest.skip("the tests need swiftsure-assets")
+    if ZOO is None:
+        pytest.skip("the tests need swiftsure-zoo")
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
     (file,) = tmp_path.glob("*.tar.gz")
     assert file.stat().st_size < 10 * MEGABYTE
     with tarfile.open(file) as archive:
         archive.extractall(tmp_path, filter="data")
     folder = tmp_path / file.name.removesuffix(".tar.gz")
-    paths = [folder / "src", *ASSETS.submodule_search_locations]
-    paths = [str(path).removesuffix("/swiftsure_assets") for path in paths]
+    paths = [folder / "src", *ZOO.submodule_search_locations]
+    paths = [str(path).removesuffix("/swiftsure_zoo") for path in paths]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     # All are collected, which imports all; the quick folders run, without the rest of this file.
     pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow")
     run(*pytest_, "--collect-only", "tests", cwd=folder, env=environment)
-    parts = ("tests/unit", "tests/experiments", "tests/test_docs.py", "tests/test_imports.py")
+    parts = ("tests/records", "tests/experiments", "tests/test_docs.py", "tests/test_imports.py")
     shown = run(*pytest_, "-n", "2", *parts, cwd=folder, env=environment)
     assert " passed" in shown

@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 
-from swiftsure import assets
+from swiftsure import demo
+from swiftsure.demo import zoo
 from swiftsure.serve import Limits, Watcher, create_app, drill, start, watched_monitor
 from tests.serve.builders import Client, guard_of
 
@@ -19,20 +20,20 @@ def demo_engine(monkeypatch):
     from swiftsure.serve.loading import demo_engine as load_demo
 
     torch.set_num_threads(1)
-    monkeypatch.setattr(assets, "installed", lambda: False)  # the small network
+    monkeypatch.setattr(zoo, "installed", lambda: False)  # the small network
     return load_demo()
 
 
 @pytest.mark.slow
 def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeypatch):
-    from swiftsure.torch.models.embedded import prepared
+    from swiftsure.demo.network import prepared
 
     monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     engine = demo_engine(monkeypatch)
     watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01), tmp_path)
     app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
-    images = prepared(assets.sample_images(small=True).images).numpy()
+    images = prepared(demo.sample_images().images).numpy()
     with start(app) as address:
         found = drill(address, images, clean=100, most=3000)
         assert found.fallback_after is not None
@@ -45,7 +46,7 @@ def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeyp
 def test_the_command_serves_and_ends_on_a_signal(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    code = "from swiftsure import assets; assets.installed = lambda: False;"
+    code = "from swiftsure.demo import zoo; zoo.installed = lambda: False;"
     code += "from swiftsure.cli import main; main()"
     options = ["serve", "--demo", "--port", str(port), "--audit", "1", "--json"]
     process = subprocess.Popen(

@@ -606,7 +606,7 @@ def test_without_capture_the_full_model_is_only_timed():
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_convolutional_network(dtype, compiled):
-    from swiftsure.torch.models import MSDNet
+    from swiftsure_zoo import MSDNet
 
     torch.manual_seed(0)
     model = MSDNet(10, n_blocks=4, base=2, step=1, n_channels=8).eval().cuda()

@@ -8,7 +8,7 @@ from torch import nn
 
 from swiftsure.torch import fingerprint
 from swiftsure.torch.cutting import cut
-from swiftsure.torch.models import UViT
+from swiftsure_zoo import UViT
 from tests.torch.builders import network
 
 

@@ -14,9 +14,9 @@ from swiftsure import scores
 from swiftsure.losses import LOSSES, VOID
 from swiftsure.torch import EarlyExit, Staged, Stream, collect
 from swiftsure.torch.collecting import InterruptedCollectionError
-from swiftsure.torch.models import ADPC
 from swiftsure.torch.scoring import AGGREGATES, IMAGE_SCORES, confidence, patch, quantile, top1
 from swiftsure.torch.segmentation import Enlarged, image_losses
+from swiftsure_zoo import ADPC
 from tests.torch.builders import expected_exits, policy_of, refused
 
 NAMES = ["miou", "miscoverage", "pixel_brier"]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,8 @@ from swiftsure.cli import options
 from swiftsure.cli.output import number, print_json, print_policy, print_table, print_text
 
 if TYPE_CHECKING:
-    from swiftsure.assets import SampleImages
     from swiftsure.certify.policy import Policy
+    from swiftsure.demo import SampleImages
     from swiftsure.records import ExitRecord
 
 __all__ = ["demo"]
@@ -32,9 +33,7 @@ def demo(
     seed: options.Seed = 0,
     small: Annotated[
         bool,
-        typer.Option(
-            "--small", help="Use the small network, even if swiftsure-assets is installed."
-        ),
+        typer.Option("--small", help="Use the small network, even if swiftsure-zoo is installed."),
     ] = False,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Export the network and run it in ONNX Runtime.")
@@ -47,7 +46,7 @@ def demo(
     """Certify a real network, then run it with and without early exits.
 
     The network is an MSDNet with five exits, trained on Fashion-MNIST, or,
-    if swiftsure-assets is not installed, a small network with three exits. It
+    if swiftsure-zoo is not installed, a small network with three exits. It
     is calibrated on some test images and then runs on others, to measure
     how much compute it saves and how much accuracy it loses. With --onnx it
     is first exported to ONNX files, which takes up to a minute.
@@ -57,19 +56,22 @@ def demo(
         swiftsure demo --epsilon 0.02 --n 1000
     """
     import swiftsure as ss
-    from swiftsure import assets
     from swiftsure._lib import checks
+    from swiftsure.curves.sample_order import SampleOrder
+    from swiftsure.demo import zoo
 
     checks.count("batch", batch)
-    small = small or not assets.installed()
-    record, images = assets.record(small), assets.sample_images(small)
-    rest = assets.calibration_record(small)
+    small = small or not zoo.installed()
+    network = zoo.shown(small)
+    record, images = network.record(), network.sample_images()
+    rest = network.calibration_record()
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the number of images, but got {n}.")
-    calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
+    rows = np.random.default_rng(seed).permutation(rest.n)[:n]
+    calibration = replace(rest.take(rows), order=SampleOrder.of(seed))
     others = record.take(np.flatnonzero(~np.isin(record.ids, calibration.ids)))
     policies = {
-        level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta, seed=seed)
+        level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta)
         for level in sorted({*LEVELS, epsilon})
     }
     policy = policies[epsilon]
@@ -80,7 +82,7 @@ def demo(
     tradeoff = [_tradeoff(each, others) for each in policies.values()]
     if not json:
         name = "A small network" if small else "MSDNet"
-        accuracy = assets.network(small)["test_accuracy"]
+        accuracy = network.description()["test_accuracy"]
         accuracies = ", ".join(f"{100 * a:.1f}" for a in accuracy)
         print_text(
             f"{name} on Fashion-MNIST: accuracies {accuracies} % at its {len(accuracy)} exits.\n"
@@ -103,10 +105,10 @@ def demo(
             print_text('\nTo run the network itself: pip install "swiftsure[torch]"')
         else:
             _print_measured(measured, len(images.labels), batch, policy)
-        if not assets.installed():
+        if not zoo.installed():
             print_text(
                 "\nSuch a small network has little to save. To use an MSDNet with five exits:"
-                ' pip install "swiftsure[demo]"'
+                ' pip install "swiftsure[zoo]"'
             )
         print_text(f"\nWrote {', '.join(map(str, files))}")
     if policy.runs_full_model:
@@ -170,10 +172,11 @@ def _ways(policy: "Policy", images: "SampleImages", small: bool, exported: Path 
     """Return the network in PyTorch, or exported to a folder and run in ONNX Runtime."""
     import torch
 
-    from swiftsure.torch import EarlyExit, StagedModel
-    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+    from swiftsure.demo.network import prepared
+    from swiftsure.demo.zoo import shown_network
+    from swiftsure.torch import EarlyExit
 
-    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
+    model = shown_network(small)
     inputs, n_exits = prepared(images.images), model.n_exits
     if exported is None:
         full = torch.inference_mode()(partial(_full_output, model))

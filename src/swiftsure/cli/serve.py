@@ -238,11 +238,11 @@ def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool)
 
 def _drill(address: str, say: Callable[[str], None]) -> None:
     """Send the demo's images, which wait until the server answers, and say when it fell back."""
-    from swiftsure import assets
     from swiftsure import serve as serving
-    from swiftsure.torch.models.embedded import prepared
+    from swiftsure.demo import zoo
+    from swiftsure.demo.network import prepared
 
-    images = prepared(assets.sample_images(not assets.installed()).images).numpy()
+    images = prepared(zoo.shown().sample_images().images).numpy()
     say("The drill begins: 300 images as they are, then noisy ones.")
     found = serving.drill(address, images, token=os.environ.get(TOKEN))
     if found.fallback_after is None:

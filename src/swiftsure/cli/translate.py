@@ -48,8 +48,9 @@ def translate(
 
         swiftsure translate "Ein Hund springt über einen Zaun."
     """
-    from swiftsure import ThresholdRecord, assets, calibrate
+    from swiftsure import ThresholdRecord, calibrate
     from swiftsure._lib import checks
+    from swiftsure.demo.zoo import zoo_records
 
     given = CAPTIONS if texts is None else texts
     if not all(text.strip() for text in given):
@@ -59,7 +60,7 @@ def translate(
         raise ImportError(
             '`translate` needs PyTorch and transformers: pip install "swiftsure[text]"'
         )
-    record = ThresholdRecord.load(assets.CALM / f"t5_multi30k_{score}.parquet")
+    record = ThresholdRecord.load(zoo_records().CALM / f"t5_multi30k_{score}.parquet")
     policy = calibrate(record, risk="gap", loss="bleu", epsilon=epsilon, delta=delta)
     found = _run(policy, score, given)
     if json:
@@ -98,13 +99,14 @@ def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
-    from swiftsure import assets
+    from swiftsure.demo.zoo import zoo_records
     from swiftsure.text import CalmModel, MetaClassifier
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    tokenizer = AutoTokenizer.from_pretrained(assets.TRANSLATOR)
-    model = AutoModelForSeq2SeqLM.from_pretrained(assets.TRANSLATOR, dtype=torch.float32).eval()
-    judge = MetaClassifier.load(assets.TRANSLATOR / "meta.safetensors")
+    folder = zoo_records().TRANSLATOR
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    judge = MetaClassifier.load(folder / "meta.safetensors")
     fast = CalmModel(model, policy, classifier=judge if score == "meta" else None)
     limit: dict[str, Any] = policy.settings["generation"]
 

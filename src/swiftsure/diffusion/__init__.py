@@ -11,6 +11,7 @@ from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.guidance import Guided
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.lpips import Lpips
+from swiftsure.diffusion.network import DiffusionNetwork
 from swiftsure.diffusion.results import Generated
 from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import DDIM, DDPM, Sampler, Schedule
@@ -23,6 +24,7 @@ __all__ = [
     "DeeDiff",
     "DeeDiffLosses",
     "DeeDiffRule",
+    "DiffusionNetwork",
     "Generated",
     "Guided",
     "Lpips",

@@ -47,7 +47,7 @@ class DeeDiff:
     ----------
     model : StagedModel
         Maps (images, times[, labels]) to the noise, with its own confidence at every exit, like
-        `swiftsure.torch.models.UViT` or `Guided`; in evaluation mode. It has `image_shape`,
+        `swiftsure_zoo.UViT` or `Guided`; in evaluation mode. It has `image_shape`,
         (channels, height, width), and `n_classes` if it takes labels. If it has
         `confidence_at(exit_index, state)` and `estimate(exit_index, state, rows=None)`, noise is
         estimated only for the images that exit; otherwise `head` computes both at every exit.
@@ -75,7 +75,7 @@ class DeeDiff:
     Examples
     --------
     >>> from swiftsure.diffusion import DDIM
-    >>> from swiftsure.torch.models import UViT
+    >>> from swiftsure_zoo import UViT
     >>> _ = torch.manual_seed(0)
     >>> model = UViT(image_size=8, width=16, depth=2, n_heads=2).eval()
     >>> made = DeeDiff(model, 0.4, sampler=DDIM(3)).generate(2, seed=1)

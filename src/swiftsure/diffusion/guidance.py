@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
-from swiftsure.torch.models.uvit import UViT
+from swiftsure.diffusion.network import DiffusionNetwork, check_network
 from swiftsure.torch.staged import Scored, Staged
 
 __all__ = ["Guided"]
@@ -30,9 +30,9 @@ class Guided(Staged):
 
     Parameters
     ----------
-    model : UViT
-        Its last class must mean "no label", and must have been trained as such on a fraction of the
-        images, as in published networks.
+    model : DiffusionNetwork
+        Such as `swiftsure_zoo.UViT`. Its last class must mean "no label", and must have been
+        trained as such on a fraction of the images, as in published networks.
     scale : float
         Usually 1.5 to 4; at 1 guidance has no effect and the second run is wasted. (If others write
         `with + s * (with - without)`, this is 1 + s.) Policies are bound to it.
@@ -45,6 +45,7 @@ class Guided(Staged):
     Examples
     --------
     >>> from swiftsure.diffusion import DDIM, DeeDiff
+    >>> from swiftsure_zoo import UViT
     >>> _ = torch.manual_seed(0)
     >>> model = UViT(image_size=8, width=16, depth=2, n_heads=2, n_classes=11).eval()
     >>> guided = Guided(model, 2.0).eval()
@@ -57,10 +58,9 @@ class Guided(Staged):
 
     scale: Tensor
 
-    def __init__(self, model: UViT, scale: float) -> None:
+    def __init__(self, model: DiffusionNetwork, scale: float) -> None:
         super().__init__()
-        if not isinstance(model, UViT):
-            raise TypeError(f"`model` must be a UViT, but got a {type(model).__name__}.")
+        check_network(model)
         if model.n_classes is None or model.n_classes < 2:
             raise ValueError(
                 "`model` must have at least two classes, the last of which stands for no label, but"

@@ -19,7 +19,7 @@ from swiftsure._lib import checks
 from swiftsure._lib.files import npz
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.losses import LPIPS, Loss, TensorFunctions
-from swiftsure.torch.models.published import plain_state_dict
+from swiftsure.torch.state_dicts import plain_state_dict
 
 __all__ = ["Lpips"]
 

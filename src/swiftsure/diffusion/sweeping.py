@@ -102,7 +102,7 @@ def sweep(
     Examples
     --------
     >>> from swiftsure.diffusion import DDIM
-    >>> from swiftsure.torch.models import UViT
+    >>> from swiftsure_zoo import UViT
     >>> _ = torch.manual_seed(0)
     >>> model = UViT(image_size=8, width=16, depth=2, n_heads=2).eval()
     >>> sweep(model, 3, thresholds=[0.6, 0.4], losses=["mse"], sampler=DDIM(2))

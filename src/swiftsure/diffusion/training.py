@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from swiftsure.torch.models.uvit import UViT
+from swiftsure.diffusion.network import DiffusionNetwork, check_network
 
 __all__ = ["DeeDiffLosses", "deediff_losses"]
 
@@ -40,7 +40,7 @@ class DeeDiffLosses(NamedTuple):
 
 
 def deediff_losses(
-    model: UViT,
+    model: DiffusionNetwork,
     images: Tensor,
     times: Tensor,
     noise: Tensor,
@@ -50,8 +50,8 @@ def deediff_losses(
 
     Parameters
     ----------
-    model : UViT
-        With early exits.
+    model : DiffusionNetwork
+        With early exits, such as `swiftsure_zoo.UViT`.
     images : (n, channels, height, width)
         Noisy images, from `Schedule.noised`.
     times : (n,)
@@ -62,6 +62,7 @@ def deediff_losses(
     Examples
     --------
     >>> from swiftsure.diffusion import Schedule
+    >>> from swiftsure_zoo import UViT
     >>> schedule, model = Schedule(), UViT(image_size=8, width=16, depth=2, n_heads=2)
     >>> clean, noise, times = torch.zeros(4, 3, 8, 8), torch.randn(4, 3, 8, 8), torch.arange(4)
     >>> noisy = schedule.noised(clean, noise, times)
@@ -70,11 +71,7 @@ def deediff_losses(
     >>> tuple(losses.exits.shape)
     (4,)
     """
-    if not isinstance(model, UViT):
-        raise TypeError(
-            f"`model` must be a UViT, but got a {type(model).__name__}; guidance comes after"
-            " training."
-        )
+    check_network(model, "; guidance comes after training")
     if noise.shape != images.shape:
         raise ValueError(
             f"`noise` must have the images' shape {tuple(images.shape)}, but got"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,16 @@ def load_engines(
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:
-    """Return an engine for the network that comes with the library."""
+    """Return an engine for the zoo's MSDNet, or the small network where the zoo is missing."""
     import swiftsure as ss
-    from swiftsure import assets
+    from swiftsure.curves.sample_order import SampleOrder
+    from swiftsure.demo import zoo
+    from swiftsure.demo.network import prepared
     from swiftsure.serve.torch_engine import TorchEngine
-    from swiftsure.torch import EarlyExit, StagedModel
-    from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
+    from swiftsure.torch import EarlyExit
 
-    small = not assets.installed()
-    record = assets.calibration_record(small)
-    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon, seed=0)
-    model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
-    example = prepared(assets.sample_images(small).images[:1])
-    return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)
+    measured = zoo.shown()
+    record = replace(measured.calibration_record(), order=SampleOrder.of(0))
+    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon)
+    example = prepared(measured.sample_images().images[:1])
+    return TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)

@@ -20,7 +20,6 @@ from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
-from swiftsure.text.datasets import TextSample, cnn_dailymail, iwslt, squad
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
@@ -43,16 +42,12 @@ __all__ = [
     "MetaClassifier",
     "Rollback",
     "Speculative",
-    "TextSample",
     "calm_fingerprint",
     "check_family",
-    "cnn_dailymail",
     "early_exits",
     "fit_exit_heads",
-    "iwslt",
     "pair_fingerprint",
     "self_draft",
-    "squad",
     "sweep",
     "sweep_pair",
     "train_meta",

@@ -10,8 +10,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import swiftsure as ss
 from experiments.calm.reproduce import SCORES, load_sweeps
-from swiftsure import assets
 from swiftsure.text import CalmModel, CalmRule, MetaClassifier, sweep
+from swiftsure_zoo.records import CALM, TRANSLATOR
 
 CAPTIONS = [
     "Ein Mann fährt mit einem roten Fahrrad durch den Park.",
@@ -32,24 +32,24 @@ DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "multi30k"
 
 @pytest.fixture(scope="module")
 def model():
-    return AutoModelForSeq2SeqLM.from_pretrained(assets.TRANSLATOR, dtype=torch.float32).eval()
+    return AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(assets.TRANSLATOR)
+    return AutoTokenizer.from_pretrained(TRANSLATOR)
 
 
 @pytest.fixture(scope="module")
 def records():
-    found = load_sweeps(assets.CALM)
+    found = load_sweeps(CALM)
     for name in SECOND:
-        found[name] = ss.ThresholdRecord.load(assets.CALM / f"t5_multi30k_{name}.parquet")
+        found[name] = ss.ThresholdRecord.load(CALM / f"t5_multi30k_{name}.parquet")
     return found
 
 
 def classifier_of(score):
-    file = assets.TRANSLATOR / "meta.safetensors"
+    file = TRANSLATOR / "meta.safetensors"
     return MetaClassifier.load(file) if score.startswith("meta") else None
 
 

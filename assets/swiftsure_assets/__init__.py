@@ -1,1 +1,0 @@
-"""Trained networks, records and images for Swiftsure, read through `swiftsure.assets`."""

@@ -1,0 +1,1 @@
+"""The small network that comes with the library."""

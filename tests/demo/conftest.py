@@ -1,0 +1,10 @@
+"""Settings shared by the tests of the small network."""
+
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import torch
+
+    torch.set_num_threads(1)  # several workers share the cores

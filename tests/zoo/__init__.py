@@ -1,0 +1,1 @@
+"""The second distribution: published networks, trained ones, and dataset readers."""

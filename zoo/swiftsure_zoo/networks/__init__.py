@@ -1,0 +1,1 @@
+"""Published early-exit networks as staged models; they can load their authors' weights."""

@@ -1,0 +1,1 @@
+"""Readers for datasets in their published layouts."""
