@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,10 +67,11 @@ def demo(
     rest = assets.calibration_record(small)
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the number of images, but got {n}.")
-    calibration = rest.take(np.random.default_rng(seed).permutation(rest.n)[:n])
+    rows = np.random.default_rng(seed).permutation(rest.n)[:n]
+    calibration = replace(rest.take(rows), order=seed)
     others = record.take(np.flatnonzero(~np.isin(record.ids, calibration.ids)))
     policies = {
-        level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta, seed=seed)
+        level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta)
         for level in sorted({*LEVELS, epsilon})
     }
     policy = policies[epsilon]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import check_outputs, print_json, print_policy, print_text
+from swiftsure.cli.requests import request_text
 
 if TYPE_CHECKING:
     from swiftsure.records import ExitRecord
@@ -18,12 +20,15 @@ __all__ = ["label"]
 
 
 def label(
+    context: typer.Context,
     record: options.RecordFile,
-    epsilon: Annotated[float, typer.Option(help="Largest risk allowed, as in calibrate.")] = 0.05,
+    promise: options.Promises = None,
+    epsilon: options.Epsilon = None,
     delta: options.Delta = 0.1,
+    path: options.Route = None,
+    rule: options.Rule = None,
+    request: options.Request = None,
     budget: Annotated[int | None, optional("Largest number of labels to ask for.")] = None,
-    score: options.Score = None,
-    path: options.Path_ = None,
     classes: Annotated[
         Path | None, optional("File with the names of the classes, one per line, from class 0 on.")
     ] = None,
@@ -50,7 +55,8 @@ def label(
 
     [bold]Examples[/bold]
 
-        swiftsure label record.parquet --epsilon 0.05 --budget 100
+        swiftsure label record.parquet --budget 100 \
+            --promise 'gap zero_one <= 0.05'
 
         swiftsure label pool.parquet --budget 100 --write todo.csv
 
@@ -69,16 +75,21 @@ def label(
     names = None if classes is None else classes.read_text(encoding="utf-8").split("\n")
     names = names and [name.strip() for name in names if name.strip()]
     target = output or record
-    route = options.parse_path(path)
+    asks = write is None and read is None
+    # What is still unlabelled does not depend on the level, so a file of ids needs none.
+    level = epsilon if asks or epsilon is not None else 0.5
+    asked = request_text(context, epsilon=level, loss="zero_one").calibration([record])
+    where: dict[str, Any] = {"path": asked.path, "rule": asked.rule}
+    name = next((each.loss for each in asked.risks if each.loss is not None), "zero_one")
     if write is not None:
-        wanted = loaded.needs_label("zero_one", score, route, budget=budget)
+        wanted = loaded.needs_label(name, **where, budget=budget)
         _write(write, wanted.tolist())
         _say(json, {"to label": len(wanted), "file": str(write)}, f"{len(wanted):,} to label.")
         return
     if read is not None:
         labelled, added = _read(loaded, read, names)
         labelled.save(target)
-        left = len(labelled.needs_label("zero_one", score, route))
+        left = len(labelled.needs_label(name, **where))
         _say(
             json,
             {"added": added, "missing": left, "file": str(target)},
@@ -86,16 +97,7 @@ def label(
         )
         return
     desk = _Desk(loaded, target, names)
-    policy = ss.calibrate(
-        loaded,
-        loss="zero_one",
-        epsilon=epsilon,
-        delta=delta,
-        score=score,
-        path=route,
-        labeller=desk.ask,
-        budget=budget,
-    )
+    policy: Any = replace(asked, missing=ss.Ask(desk.ask, budget)).run(loaded)
     if json:
         print_json({"asked": desk.asked, "file": str(target), "sentence": str(policy)})
         return

@@ -1,5 +1,6 @@
 """`swiftsure simulate`: check promises on a simulated network whose risk is known exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,8 @@ def simulate(
     population = Population(overconfidence=3.0)
     sample = population.sample(n, seed)
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"])
-    policy = ss.calibrate(record, loss="zero_one", epsilon=epsilon, delta=delta, seed=seed)
+    record = replace(record, order=seed)
+    policy = ss.calibrate(record, loss="zero_one", epsilon=epsilon, delta=delta)
     curve = record.curve("gap", "zero_one")
     truth = population.risk(curve.thresholds)
     output.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def simulate(
 
     tradeoff = []
     for level in sorted({*LEVELS, epsilon}):
-        each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta, seed=seed)
+        each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta)
         full, here = each.certificate.costs["exit"]
         risk = float(truth[each.certificate.index or 0])
         tradeoff.append(

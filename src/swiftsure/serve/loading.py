@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def demo_engine(epsilon: float = 0.03) -> Engine:
 
     small = not assets.installed()
     record = assets.calibration_record(small)
-    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon, seed=0)
+    policy = ss.calibrate(
+        replace(record, order=0), risk="consistency", loss="zero_one", epsilon=epsilon
+    )
     model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
     example = prepared(assets.sample_images(small).images[:1])
     return TorchEngine(EarlyExit(model, policy, on_invalid="mark"), example)
