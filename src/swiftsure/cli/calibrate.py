@@ -126,7 +126,20 @@ def calibrate(
         figure_kind(figure)
     if horizon is not None and state is None:
         raise ValueError("`--horizon` goes with --state.")
-    text = request_text(context)
+    text = request_text(
+        context,
+        request,
+        promise,
+        loss=loss,
+        epsilon=epsilon,
+        risk=risk,
+        delta=delta,
+        control=control,
+        path=path,
+        rule=rule,
+        missing=missing,
+        cost=cost,
+    )
     wanted = text.calibration(record)
     if save_request is not None:
         text.save(save_request)
@@ -148,11 +161,9 @@ def calibrate(
         }.items():
             if cannot:
                 raise ValueError(f"`--figure` cannot show {what}.")
-    policy: Any
-    if state is None:
-        policy = wanted.run(loaded)
-    else:
-        policy = _grown(record, loaded, state, horizon, wanted)
+    policy: Any = (
+        wanted.run(loaded) if state is None else _grown(record, loaded, state, horizon, wanted)
+    )
     if figure is not None:
         _draw(loaded, wanted, policy, figure)
     if hasattr(policy, "policies"):
@@ -185,7 +196,7 @@ def _loaded(files: list[Path], request: "Calibration", in_memory: bool) -> Any:
     )
 
 
-def _draw(record: Any, request: "Calibration", policy: Any, figure: Path) -> None:
+def _draw(record: Any, request: "Calibration", policy: "Policy", figure: Path) -> None:
     """Draw the curve of the first promise, of the samples that calibrated."""
     from swiftsure.certify.selection import cells, prepared
     from swiftsure.report.figures import policy_figure

@@ -102,7 +102,19 @@ def evaluate(
     whole = promise is not None or request is not None
     levels = None if epsilons is None and whole else options.parse_levels(epsilons or LEVELS)
     # The level of the one promise that --loss and --risk make; those studied take its place.
-    wanted = request_text(context, epsilon=None if whole or levels is None else levels[0])
+    wanted = request_text(
+        context,
+        request,
+        promise,
+        loss=loss,
+        epsilon=None if whole or levels is None else levels[0],
+        risk=risk,
+        delta=delta,
+        path=path,
+        rule=rule,
+        missing=missing,
+        cost=cost,
+    )
     asked = wanted.calibration([record])
     facts = {"average": groups_average, "max_size": max_group_size, "weights": weights}
     if any(each is not None for each in facts.values()):

@@ -78,7 +78,16 @@ def label(
     asks = write is None and read is None
     # What is still unlabelled does not depend on the level, so a file of ids needs none.
     level = epsilon if asks or epsilon is not None else 0.5
-    asked = request_text(context, epsilon=level, loss="zero_one").calibration([record])
+    asked = request_text(
+        context,
+        request,
+        promise,
+        loss="zero_one",
+        epsilon=level,
+        delta=delta,
+        path=path,
+        rule=rule,
+    ).calibration([record])
     where: dict[str, Any] = {"path": asked.path, "rule": asked.rule}
     name = next((each.loss for each in asked.risks if each.loss is not None), "zero_one")
     if write is not None:

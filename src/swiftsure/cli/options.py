@@ -163,8 +163,8 @@ def parse_path(text: str | None) -> str | list[float] | None:
         return [float(value) for value in text.split(",")]
     except ValueError:
         raise ValueError(
-            "`--path` must be logit, breakpoints, comma-separated numbers, learn:NUMBER, or a record,"
-            f" but got {text!r}."
+            "`--path` must be logit, breakpoints, comma-separated numbers, learn:NUMBER, or a"
+            f" record, but got {text!r}."
         ) from None
 
 

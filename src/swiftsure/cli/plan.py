@@ -94,14 +94,29 @@ def plan(
         swiftsure plan record.parquet --loss zero_one --saving 0.4 \
             -o policy.json
     """
+
+    def asked(epsilon: float | None = epsilon, loss: str | None = loss) -> "Calibration":
+        return request_text(
+            context,
+            request,
+            promise,
+            loss=loss,
+            epsilon=epsilon,
+            risk=risk,
+            delta=delta,
+            control=control,
+            path=path,
+            rule=rule,
+            cost=cost,
+        ).calibration([] if record is None else [record])
+
     if record is None:
         pilots = "--saving --output --target --labels --cost --risk --loss --path --rule --seed"
         _refuse(context, pilots, "needs a record")
         _refuse(context, "--groups-average --max-group-size", "needs a record with groups")
         _refuse(context, "--weights", "needs a record with slices")
-        asked = request_text(context, missing="raise").calibration()
         losses = (true_risk or 0.0, 1.0 if max_loss is None else max_loss, disagreement)
-        _plan_promise(asked, losses, power, json)
+        _plan_promise(asked(), losses, power, json)
         return
     _refuse(context, ASSUMED, "is for planning without a record")
     import swiftsure as ss
@@ -115,18 +130,15 @@ def plan(
     )
     if labels is not None:
         _refuse(context, "--saving --output --target --power", "does not go with --labels")
-        asked = request_text(context, loss=loss or "zero_one").calibration([record])
-        _plan_pool(loaded, labels, asked, seed or 0, json)
+        _plan_pool(loaded, labels, asked(loss=loss or "zero_one"), seed or 0, json)
     elif saving is None:
         _refuse(context, "--output", "needs --saving")
-        asked = request_text(context).calibration([record])
-        _plan_sizes(loaded, asked, target, power, seed or 0, json)
+        _plan_sizes(loaded, asked(), target, power, seed or 0, json)
     else:
         _refuse(context, "--target --epsilon --power", "does not go with --saving")
         _refuse(context, "--promise --request", "does not go with --saving, which finds ε")
         # A request needs some level; the one that is found takes its place.
-        asked = request_text(context, epsilon=0.5).calibration([record])
-        _plan_budget(record, loaded, saving, asked, output, json)
+        _plan_budget(record, loaded, saving, asked(epsilon=0.5), output, json)
 
 
 def _refuse(context: typer.Context, options: str, why: str) -> None:
@@ -209,8 +221,9 @@ def _plan_sizes(
     }
     if target is not None:
         columns[f"save {target:g} %"] = [f"{100 * share:.0f} %" for share in found.reached]
+    epsilon = asked.risks[0].epsilon
     print_table(
-        f"Calibration sets drawn from the pilot, ε = {asked.risks[0].epsilon:g}, δ = {asked.delta:g}",
+        f"Calibration sets drawn from the pilot, ε = {epsilon:g}, δ = {asked.delta:g}",
         list(columns),
         list(zip(*columns.values(), strict=True)),
     )

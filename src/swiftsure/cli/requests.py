@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestText", "given", "request_text"]
 
-OPTIONS = ("promise", "loss", "epsilon", "risk", "delta", "control", "path", "rule", "missing")
-"""Options that a request file takes the place of, besides `--cost`."""
+OPTIONS = ("promise", "loss", "epsilon", "risk", "delta")
+OPTIONS += ("control", "path", "rule", "missing", "cost")
+"""Options that a request file takes the place of."""
 
 LEARN = "learn:"
 
@@ -97,39 +98,43 @@ def given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def request_text(context: typer.Context, **others: Any) -> RequestText:
+def request_text(
+    context: typer.Context,
+    file: Path | None,
+    promises: Sequence[str] | None,
+    *,
+    loss: str | None = None,
+    epsilon: float | None = None,
+    risk: str = "gap",
+    **others: Any,
+) -> RequestText:
     """Return the request of a command: its `--request` file, or what its other options say.
 
-    `others` take the place of options that the command does not have.
+    `others` are the other fields of a RequestText.
     """
-    values = {**context.params, **others}
-    if values.get("request") is not None:
-        for name in (*OPTIONS, "cost"):
+    if file is not None:
+        for name in OPTIONS:
             if given(context, name):
                 raise ValueError(f"`--{name}` is in the file of --request; change it there.")
-        return RequestText.load(values["request"])
-    promises = values.get("promise") or []
-    if promises:
+        return RequestText.load(file)
+    if not promises:
+        promises = [_one_promise(loss, epsilon, risk)]
+    else:
         for name in ("loss", "epsilon", "risk"):
             if given(context, name):
                 raise ValueError(f"`--{name}` is each --promise's own; leave it out.")
-    else:
-        promises = [_one_promise(values)]
-    known = {each.name for each in fields(RequestText)} - {"promises"}
-    own = {name: value for name, value in values.items() if name in known}
-    return RequestText(tuple(promises), **own)
+    return RequestText(tuple(promises), **others)
 
 
-def _one_promise(values: Mapping[str, Any]) -> str:
+def _one_promise(loss: str | None, epsilon: float | None, risk: str) -> str:
     from swiftsure.certify.promise import Promise
 
-    if values.get("epsilon") is None:
+    if epsilon is None:
         raise ValueError(
             "`--epsilon` must be given: the largest risk that is allowed, like --epsilon 0.01. Or"
             " give whole promises, like --promise 'gap zero_one <= 0.01'."
         )
-    risk = values.get("risk", "gap")
-    return promise_text(Promise(values.get("loss"), epsilon=values["epsilon"], risk=risk))
+    return promise_text(Promise(loss, epsilon=epsilon, risk=risk))
 
 
 def _checked(content: Mapping[str, Any]) -> dict[str, Any]:
