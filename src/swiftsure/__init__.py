@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.study import simulate
     from swiftsure.study.evaluation import Study, evaluate
+    from swiftsure.study.pools import Repeats
 
 __all__ = [
     "Answer",
@@ -57,6 +58,7 @@ __all__ = [
     "Path",
     "Policy",
     "Promise",
+    "Repeats",
     "RiskCurve",
     "ShardedRecord",
     "SlicedPolicy",
@@ -102,6 +104,7 @@ _HOMES = {
     "Monitor": "monitor",
     "Path": "curves.paths",
     "Policy": "certify.policy",
+    "Repeats": "study.pools",
     "RiskCurve": "curves.curve",
     "ShardedRecord": "records",
     "SlicedPolicy": "certify.slices",

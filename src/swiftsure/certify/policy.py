@@ -54,6 +54,7 @@ __all__ = [
     "promise_sentence",
     "risk_words",
     "sentence_parts",
+    "setting_words",
 ]
 
 VERSION = 1
@@ -664,7 +665,7 @@ class Policy(_Frozen):
 
     def _alone(self, record: Any) -> list[Any]:
         """Return the samples of each slice that the promise is about, or all samples."""
-        if self.certificate.slices is None or len(self.certificate.slices) == 1:
+        if self.certificate.slices is None:
             return [record]
         names = record.slices.astype(str)
         part = replace(record, sampling=replace(record.sampling, part=True))
@@ -982,7 +983,7 @@ def average_sentence(unit: str, average: str) -> str:
     return "" if unit == "samples" else AVERAGES[average][1]
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def setting_words(settings: Mapping[str, Any]) -> str:
     """Return the dials in words; for a dial with a name and details, only the name."""
     return ", ".join(f"{name} = {_dial(value)}" for name, value in settings.items())
 
@@ -990,12 +991,12 @@ def _settings(settings: Mapping[str, Any]) -> str:
 def _dial(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _number(value)
-    return str(value["name"]) if "name" in value else f"({_settings(value)})"
+    return str(value["name"]) if "name" in value else f"({setting_words(value)})"
 
 
 def _action(policy: Policy) -> str:
     if policy.n_exits is None:
-        return f"Runs at {_settings(policy.settings)}"
+        return f"Runs at {setting_words(policy.settings)}"
     sign = "above" if policy.strict else "at least"
     score = "" if policy.score == "confidence" else f"{policy.score} "
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""

@@ -30,6 +30,7 @@ __all__ = [
     "GainPlan",
     "PoolPlan",
     "SamplePlan",
+    "budget_policy",
     "gain_by_samples",
     "lowest_epsilon",
     "samples_needed",
@@ -494,7 +495,7 @@ def lowest_epsilon(
         raise ValueError("`budget` or `saving` must be given, and not both.")
     if not isinstance(budget, Budget):
         budget = Budget(budget, saving)
-    request = _request(risk, loss, 0.5, delta, bound, path, rule)
+    request = replace(_request(risk, loss, 0.5, delta, bound, path, rule), cost=budget.cost)
     curve = pool_curve(record, request)
     if not curve.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
@@ -534,52 +535,72 @@ def lowest_epsilon(
             f" {limit:g}."
         )
     index = int(affordable[0])
-    source = "each setting" if known else f"{size:,} other {unit}{'s' if size > 1 else ''}"
-    control = request.control
-    prepared = control.prepare(ordered)
-    chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
-    tested = index > 0 or not curve.full_model_first
-    level = chosen_bound.upper(prepared, rest, index, delta, 0) if tested else 0.0
-    certified = level < curve.loss_range.high
-    used = order if size or chosen_bound.uses_order else None
-    rests = control.assumptions(curve, chosen_bound, order=used)
-    result = ControlResult(
-        index=index if certified and tested else None,
-        threshold=curve.threshold_at(index) if certified and tested else None,
-        guarantee="probability",
-        epsilon=level,
-        delta=delta,
-        control=BUDGET,
-        bound=chosen_bound.name,
-        n=len(rest),
-        seed=None if used is None else used.seed,
-        seed_drawn=None if used is None else used.drawn,
-        assumptions=(
-            rests[0],
-            f"{name} costs of {source} chose the setting, and its risk's upper bound is the level",
-            "path, losses, budget and method were fixed before the calibration losses were seen",
-            *rests[2:],
-        ),
-    )
-    promised = replace(request.risks[0], epsilon=level)
-    policy = make_policy(
-        replace(request, promises=(promised,)),
-        record,
-        [curve],
-        [result],
-        result,
-        upper=level if tested else None,
-    )
+    policy = budget_policy(record, request, index, size)
+    level = policy.certificate.promises[0].epsilon
     outcome = ordered.mean_cost(name, rest)
     return BudgetPlan(
-        epsilon=level if certified else None,
-        threshold=result.threshold,
+        epsilon=level if level < curve.loss_range.high else None,
+        threshold=policy.threshold,
         budget=limit,
         cost=float(outcome[index]),
         full_cost=ordered.full_cost(name, rest),
         n_choice=size,
         n_bound=len(rest),
         policy=policy,
+    )
+
+
+def budget_policy(record: Record, request: Calibration, index: int | None, n_choice: int) -> Policy:
+    """Return the policy of a setting that a compute budget chose; its level bounds the risk there.
+
+    Parameters
+    ----------
+    index : int or None
+        The setting; None if no level below the largest loss is certified.
+    n_choice : int
+        How many samples, or groups, chose it; the others bound its risk.
+    """
+    curve, control = pool_curve(record, request), request.control
+    order, high = curve.order, curve.loss_range.high
+    prepared = control.prepare(curve.shuffled(order.seed))
+    rest = np.arange(n_choice, curve.n)
+    bound = bounds.resolve(request.bound, prepared.loss_range, len(rest))
+    tested = index is None or index > 0 or not curve.full_model_first
+    level = high if index is None else 0.0
+    if tested and index is not None:
+        level = bound.upper(prepared, rest, index, request.delta, 0)
+    certified = tested and level < high
+    used = order if n_choice or bound.uses_order else None
+    rests = control.assumptions(curve, bound, order=used)
+    name, unit = _cost_name(curve, request.cost), "group" if curve.grouped else "sample"
+    source = f"{n_choice:,} other {unit}{'s' if n_choice > 1 else ''}"
+    result = ControlResult(
+        index=index if certified else None,
+        threshold=curve.threshold_at(index) if certified and index is not None else None,
+        guarantee="probability",
+        epsilon=level,
+        delta=request.delta,
+        control=BUDGET,
+        bound=bound.name,
+        n=len(rest),
+        seed=None if used is None else used.seed,
+        seed_drawn=None if used is None else used.drawn,
+        assumptions=(
+            rests[0],
+            f"{name} costs of {source if n_choice else 'each setting'} chose the setting, and its"
+            " risk's upper bound is the level",
+            "path, losses, budget and method were fixed before the calibration losses were seen",
+            *rests[2:],
+        ),
+    )
+    promised = replace(request.risks[0], epsilon=level)
+    return make_policy(
+        replace(request, promises=(promised,)),
+        record,
+        [curve],
+        [result],
+        result,
+        upper=level if tested else None,
     )
 
 
