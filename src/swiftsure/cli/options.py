@@ -204,6 +204,8 @@ def described(
     """Return a record that also says what the options do of how its samples were drawn."""
     from dataclasses import replace
 
+    from swiftsure._lib import checks
+
     if average is not None or max_size is not None:
         if record.groups is None:
             raise ValueError("`--groups-average` and `--max-group-size` need a record with groups.")
@@ -219,17 +221,20 @@ def described(
         )
     if population is not None:
         record = record.drawn_from(population)
-    return record if seed is None else replace(record, order=seed)
+    return record if seed is None else replace(record, order=checks.count("seed", seed, 0))
 
 
 def parse_levels(text: str) -> list[float]:
     """Parse --epsilons."""
-    try:
-        return [float(each) for each in text.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"`--epsilons` must be comma-separated numbers, but got {text!r}."
-        ) from None
+    levels = []
+    for each in text.split(","):
+        try:
+            levels.append(float(each))
+        except ValueError:
+            raise ValueError(
+                f"`--epsilons` must be comma-separated numbers, but got {each!r}."
+            ) from None
+    return levels
 
 
 def _numbers(option: str, texts: list[str]) -> dict[str, float]:
