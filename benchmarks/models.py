@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from swiftsure import ExitRecord, assets, calibrate
+from swiftsure import Calibration, ExitRecord, Promise, assets
 from swiftsure.torch import EarlyExit, Staged, Stream, models
 from swiftsure.torch.folders import IMAGENET_MEAN, IMAGENET_STD
 
@@ -70,7 +70,7 @@ def measure(
     model = model.to(x.device)
     rows = np.random.default_rng(0).permutation(record.n)[:N_CALIBRATION]
     samples = replace(record.take(rows), groups=None)  # frames of videos, one by one
-    policy = calibrate(samples, loss=loss, score=score, epsilon=0.05)
+    policy = Calibration(Promise(loss, epsilon=0.05), rule=score).run(samples)
     fast = EarlyExit(model, policy)
     batches = list(torch.split(x, batch))
 

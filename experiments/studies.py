@@ -8,13 +8,17 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from swiftsure import Calibration, ExitRule, Promise
 from swiftsure._lib.progress import steps
-from swiftsure.study.evaluation import Study, evaluate
+from swiftsure.study.evaluation import EPSILONS, Study
+from swiftsure.study.evaluation import evaluate as evaluate_promise
+from swiftsure.study.pools import Repeats
 
 __all__ = [
     "DATA_FOLDER",
     "StudyOptions",
     "column",
+    "evaluate",
     "evaluate_all",
     "labelled",
     "layers_table",
@@ -40,6 +44,26 @@ class StudyOptions(TypedDict, total=False):
     """Calibration sets drawn with replacement, to measure how often a promise is broken."""
     seed: int
     progress: bool | None
+
+
+def evaluate(
+    record: Any,
+    *,
+    risk: str = "gap",
+    loss: str | None = None,
+    score: str | None = None,
+    cost: str | None = None,
+    draws: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Study:
+    """Study the mean risk of a loss with `swiftsure.evaluate`, which has the other options."""
+    # Any level will do, for those that are studied take its place.
+    promise = Promise(loss, epsilon=EPSILONS[0], risk=risk)
+    options.setdefault("epsilons", EPSILONS)
+    repeats = Repeats(options.pop("splits", 100), draws, progress)
+    asked = Calibration(promise, rule=ExitRule(score), cost=cost, path=options.pop("path", None))
+    return evaluate_promise(record, risk=asked, splits=repeats, **options)
 
 
 def evaluate_all(

@@ -10,12 +10,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from experiments.studies import StudyOptions
+from experiments.studies import StudyOptions, evaluate
 from experiments.sweeps import CONTROLS as ALL_CONTROLS
 from experiments.sweeps import SweepResult, load_sweep
 from swiftsure import assets
 from swiftsure.records import ThresholdRecord
-from swiftsure.study.evaluation import evaluate
 
 __all__ = ["diffusion"]
 
