@@ -101,7 +101,7 @@ def test_an_edited_level_is_one_line_and_no_page(run, folder, made):
     ("arguments", "words"),
     [
         (("tiny.parquet", "deployed.json"), ["n_samples` is 800", "but 20", "Give the"]),
-        (("thresholds.parquet", "deployed.json"), ["a network with exits", "a dial of a whole run"]),
+        (("thresholds.parquet", "deployed.json"), ["a network with exits", "a whole run"]),
         (("record.parquet", "record.parquet"), ["not a JSON file"]),
         (("record.parquet", "missing.json"), ["missing.json is not one"]),
         (("missing.parquet", "deployed.json"), ["missing.parquet"]),

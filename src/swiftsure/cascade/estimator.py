@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure.cascade.collecting import rows_of
 from swiftsure.certify.calibration import DELTA, Calibration, stated_promises
+from swiftsure.certify.policy import Policy
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.exits import ExitRule, exit_indices
 from swiftsure.records import ExitRecord
@@ -135,11 +136,13 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             train = np.arange(len(y))
         part = rows_of(X, train)
         self.estimators_ = [clone(each).fit(part, y[train]) for each in self.estimators]
-        self.policy_, self.record_ = None, None
+        self.policy_: Policy | None = None
+        self.record_: ExitRecord | None = None
         if not whole and len(self.classes_) > 1:
             record = self._record(rows_of(X, held), numbers[held])
             self.record_ = replace(record, order=order.after(order))
-            self.policy_ = request.run(self.record_)
+            policy: Any = request.run(self.record_)
+            self.policy_ = policy
         return self
 
     def _request(self) -> Calibration:

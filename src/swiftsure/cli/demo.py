@@ -60,6 +60,7 @@ def demo(
     import swiftsure as ss
     from swiftsure import assets
     from swiftsure._lib import checks
+    from swiftsure.curves.sample_order import SampleOrder
 
     checks.count("batch", batch)
     small = small or not assets.installed()
@@ -68,7 +69,7 @@ def demo(
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the number of images, but got {n}.")
     rows = np.random.default_rng(seed).permutation(rest.n)[:n]
-    calibration = replace(rest.take(rows), order=seed)
+    calibration = replace(rest.take(rows), order=SampleOrder.of(seed))
     others = record.take(np.flatnonzero(~np.isin(record.ids, calibration.ids)))
     policies = {
         level: ss.calibrate(calibration, loss="zero_one", epsilon=level, delta=delta)

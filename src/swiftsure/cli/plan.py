@@ -178,11 +178,11 @@ def _plan_promise(
         f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} (δ = {delta:g}),"
         f" with at least {100 * power:g} % chance for a setting whose true risk is {risk:g}."
     )
-    assumed = f"0 or {max_loss:g}"
+    values = f"0 or {max_loss:g}"
     if disagreement is not None:
-        assumed = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
+        values = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
     print_text(
-        f"This assumes losses of {assumed} and the {found.bound} test; other losses may need more"
+        f"This assumes losses of {values} and the {found.bound} test; other losses may need more"
         " or fewer, which a pilot record shows."
     )
     if found.floor is None:

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestText", "given", "request_text"]
 
-OPTIONS = ("promise", "loss", "epsilon", "risk", "delta")
-OPTIONS += ("control", "path", "rule", "missing", "cost")
+OPTIONS = (
+    *("promise", "loss", "epsilon", "risk"),
+    *("delta", "control", "path", "rule", "missing", "cost"),
+)
 """Options that a request file takes the place of."""
 
 LEARN = "learn:"

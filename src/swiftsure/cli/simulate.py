@@ -41,13 +41,14 @@ def simulate(
     import swiftsure as ss
     from swiftsure._lib import checks
     from swiftsure.certify.policy import percent
+    from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.study.simulate import Population
 
     checks.count("draws", draws)
     population = Population(overconfidence=3.0)
     sample = population.sample(n, seed)
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"])
-    record = replace(record, order=seed)
+    record = replace(record, order=SampleOrder.of(seed))
     policy = ss.calibrate(record, loss="zero_one", epsilon=epsilon, delta=delta)
     curve = record.curve("gap", "zero_one")
     truth = population.risk(curve.thresholds)

@@ -58,6 +58,7 @@ def demo_engine(epsilon: float = 0.03) -> Engine:
     """Return an engine for the network that comes with the library."""
     import swiftsure as ss
     from swiftsure import assets
+    from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.serve.torch_engine import TorchEngine
     from swiftsure.torch import EarlyExit, StagedModel
     from swiftsure.torch.models.embedded import embedded_msdnet, embedded_small_exits, prepared
@@ -65,7 +66,7 @@ def demo_engine(epsilon: float = 0.03) -> Engine:
     small = not assets.installed()
     record = assets.calibration_record(small)
     policy = ss.calibrate(
-        replace(record, order=0), risk="consistency", loss="zero_one", epsilon=epsilon
+        replace(record, order=SampleOrder.of(0)), risk="consistency", loss="zero_one", epsilon=epsilon
     )
     model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
     example = prepared(assets.sample_images(small).images[:1])
