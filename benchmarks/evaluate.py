@@ -7,9 +7,8 @@ import numpy as np
 import reference
 from measure import Result, best_times
 
-from swiftsure import Study, evaluate
+from swiftsure import Repeats, Study, evaluate
 from swiftsure.certify.control import Control
-from swiftsure.study.pools import Repeats
 
 TITLE = "evaluate: 100 splits and 100 draws, 50 levels, 3 controls, n = 1000, K = 100"
 

@@ -17,7 +17,6 @@ import data
 import numpy as np
 
 import swiftsure as ss
-from swiftsure.study.pools import Repeats
 
 SHARD = 1_000_000
 EPSILON = 0.05
@@ -56,7 +55,7 @@ def main() -> None:
                 controls=["ucb"],
                 epsilons=[EPSILON],
                 n_calibration=10_000,
-                splits=Repeats(20, progress=False),
+                splits=ss.Repeats(20, progress=False),
             )
         print(f"evaluate, brier gap, of {study.n_pool:,} samples drawn: {clock(start)}, {peak}")
 

@@ -8,17 +8,14 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from swiftsure import Calibration, ExitRule, Promise
+from swiftsure import Calibration, ExitRule, Promise, Repeats
 from swiftsure._lib.progress import steps
-from swiftsure.study.evaluation import EPSILONS, Study
-from swiftsure.study.evaluation import evaluate as evaluate_promise
-from swiftsure.study.pools import Repeats
+from swiftsure.study.evaluation import Study, evaluate
 
 __all__ = [
     "DATA_FOLDER",
     "StudyOptions",
     "column",
-    "evaluate",
     "evaluate_all",
     "labelled",
     "layers_table",
@@ -46,37 +43,39 @@ class StudyOptions(TypedDict, total=False):
     progress: bool | None
 
 
-def evaluate(
+def studied(
     record: Any,
     *,
     risk: str = "gap",
     loss: str | None = None,
     score: str | None = None,
     cost: str | None = None,
+    splits: int = 100,
     draws: int | None = None,
     progress: bool | None = None,
     **options: Any,
 ) -> Study:
-    """Study the mean risk of a loss with `swiftsure.evaluate`, which has the other options."""
-    # Any level will do, for those that are studied take its place.
-    promise = Promise(loss, epsilon=EPSILONS[0], risk=risk)
-    options.setdefault("epsilons", EPSILONS)
-    repeats = Repeats(options.pop("splits", 100), draws, progress)
-    asked = Calibration(promise, rule=ExitRule(score), cost=cost, path=options.pop("path", None))
-    return evaluate_promise(record, risk=asked, splits=repeats, **options)
+    """Return `swiftsure.evaluate` of one risk, with `score`, `cost` and `draws` as plain options.
+
+    `options` must have `epsilons`.
+    """
+    promise = Promise(loss, epsilon=min(options["epsilons"]), risk=risk)
+    path = options.pop("path", None)
+    request = Calibration(promise, rule=ExitRule(score), path=path, cost=cost)  # type: ignore[arg-type]
+    return evaluate(record, risk=request, splits=Repeats(splits, draws, progress), **options)
 
 
 def evaluate_all(
     cases: Mapping[tuple[Any, ...], Mapping[str, Any]], progress: bool | None = None, **options: Any
 ) -> dict[Any, Any]:
-    """Return `evaluate(**case, **options)` for every case, nested by the parts of its key."""
+    """Return `studied(**case, **options)` for every case, nested by the parts of its key."""
     studies: dict[Any, Any] = {}
     with steps("evaluating", len(cases), progress) as advance:
         for (*outer, last), case in cases.items():
             place = studies
             for key in outer:
                 place = place.setdefault(key, {})
-            place[last] = evaluate(**case, **options, progress=False)
+            place[last] = studied(**case, **options, progress=False)
             advance()
     return studies
 

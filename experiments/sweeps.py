@@ -13,7 +13,7 @@ from experiments.tables import write_all
 from swiftsure.certify.control import Control
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["CONTROLS", "DRAWN", "EPSILONS", "SweepResult", "load_sweep", "only"]
 

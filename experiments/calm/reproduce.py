@@ -16,7 +16,7 @@ from experiments.tables import write_all
 from swiftsure import assets
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]
 

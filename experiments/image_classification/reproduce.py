@@ -18,7 +18,7 @@ from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure import assets
 from swiftsure.certify.control import Control
 from swiftsure.records import ExitRecord
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = [
     "CONTROLS",

@@ -32,7 +32,7 @@ from swiftsure.certify.promise import Promise
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from swiftsure.monitor import Monitor
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.study import simulate
-    from swiftsure.study.evaluation import Study, evaluate
+    from swiftsure.study.evaluation import evaluate
     from swiftsure.study.pools import Repeats
+    from swiftsure.study.results import Study
 
 __all__ = [
     "Answer",
@@ -108,7 +109,7 @@ _HOMES = {
     "RiskCurve": "curves.curve",
     "ShardedRecord": "records",
     "SlicedPolicy": "certify.slices",
-    "Study": "study.evaluation",
+    "Study": "study.results",
     "ThresholdRecord": "records",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",

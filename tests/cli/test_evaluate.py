@@ -5,7 +5,7 @@ import json
 import pytest
 
 import swiftsure as ss
-from swiftsure.study.pools import Repeats
+from swiftsure import Repeats
 
 QUICK = ("--loss", "zero_one", "--splits", "4")
 

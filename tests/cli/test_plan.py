@@ -8,7 +8,8 @@ import pytest
 import swiftsure as ss
 from swiftsure.certify.policy import Policy
 from swiftsure.losses import LossRange
-from swiftsure.study.planning import Budget, gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.study.budgets import Budget, lowest_epsilon
+from swiftsure.study.planning import gain_by_samples, samples_needed
 
 ZERO_ONE = ("--loss", "zero_one")
 

@@ -677,3 +677,32 @@ def test_groups_averaged_per_sample(record, control):
     page = text(policy_page(by_group, ss.calibrate(by_group, EACH, control=control)))
     assert "average of group averages" in page
     assert "every group counts the same, whatever its size" in page
+
+
+def test_labels_that_were_asked_for_must_be_in_the_record(sample, tmp_path):
+    """A policy's file does not keep the labeller: the record shows which labels it gave."""
+    unlabelled = ss.ExitRecord.from_logits(sample.logits)
+    asked = []
+
+    def labeller(ids):
+        asked.extend(ids.tolist())
+        return sample.labels[ids]
+
+    request = ss.Calibration(EACH, missing=ss.Ask(labeller, budget=40))
+    policy = request.run(unlabelled)
+    policy.save(tmp_path / "policy.json")
+    loaded = ss.Policy.load(tmp_path / "policy.json")
+    labelled = unlabelled.with_labels(asked, sample.labels[asked])
+    for each in (policy, loaded):
+        assert findings(labelled, each).chosen == policy.certificate.index > 0
+    assert len(set(asked)) == len(asked)  # a report asks nobody
+    with pytest.raises(ValueError, match="give the record with just these labels"):
+        policy_page(unlabelled, loaded)
+
+
+def test_records_on_the_disk_have_pages(record, tmp_path):
+    record.take(range(400)).save(tmp_path / "a.parquet")
+    record.take(range(400, 800)).save(tmp_path / "b.parquet")
+    folder = ss.ShardedRecord(tmp_path)
+    policy = ss.calibrate(folder, EACH)
+    assert findings(folder, policy).chosen == policy.certificate.index > 0

@@ -115,8 +115,8 @@ def test_a_path_is_learned_in_each_calibration_set(record):
 
 
 def test_more_samples_certify_more_often(record):
-    plan = request_of(replace(MEAN, epsilon=0.2)).plan(record, sizes=(20, 400), draws=20)
-    assert plan.certified[0] < plan.certified[1] == 1
+    plan = request_of(MEAN).plan(record, sizes=(10, 400), draws=20)
+    assert plan.certified[0] < 0.5 < plan.certified[1] == 1
     assert int(plan.__index__()) == 400
     assert "400 samples: certified 100 %" in str(plan)
     nothing = request_of(replace(MEAN, epsilon=0.01)).plan(record, sizes=(20,), draws=2)
@@ -211,3 +211,21 @@ def test_violations_are_rare_and_those_of_a_plug_in_test_are_seen(
     monkeypatch.setattr(BettingBound, "select", select_plug_in)
     broken = int(request.evaluate(known, **options).violated.any(axis=1).sum())
     assert binomtest(broken, DRAWS, DELTA, alternative="greater").pvalue < 1e-6
+
+
+@pytest.mark.parametrize("within", ["slices", "each slice"])
+@pytest.mark.parametrize("fact", ["weights", "weighted groups"])
+def test_slices_are_evaluated_with_weights_as_they_were_certified(record, within, fact):
+    known = FACTS[fact](record)
+    policy = request_of(replace(MEAN, epsilon=0.3, within=within)).run(known)
+    if within == "slices":
+        curves = [
+            replace(MEAN, within="slices").curve(known, ss.ExitRule(), [0.7, 0.5], rows=rows)
+            for rows in (np.arange(0, N, 2), np.arange(1, N, 2))
+        ]
+        expected = max(curve.risk_at(policy.certificate.index) for curve in curves)
+        assert policy.evaluate(known).risk == pytest.approx(expected)
+    else:
+        for name, result in policy.evaluate(known).items():
+            (promise,) = policy[name].certificate.promises
+            assert result.risk == pytest.approx(promise.calibration_risk)

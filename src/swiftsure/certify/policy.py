@@ -457,7 +457,7 @@ class Policy(_Frozen):
     """Names of the dials that were certified together, if there are several."""
     certificate: Certificate
     calibration: Request | None = None
-    """The request that made the policy; None for one that a compute budget chose."""
+    """The request that made the policy; with the level found, if a compute budget chose it."""
     metadata: Metadata = Field(default_factory=Metadata)
 
     def check(self, edited: bool = False) -> None:

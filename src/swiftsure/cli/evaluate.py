@@ -159,8 +159,8 @@ def _study(
 ) -> None:
     """Study one promise over all samples, at several levels."""
     import swiftsure as ss
+    from swiftsure import Repeats
     from swiftsure.certify.policy import average_words, percent
-    from swiftsure.study.pools import Repeats
 
     if labels is not None:
         asked = replace(asked, missing=ss.Ask(None, labels))
@@ -206,10 +206,6 @@ def _study_together(
     json: bool,
 ) -> None:
     """Study all that a request promises, as each calibration set would run it."""
-    if hasattr(record, "sample"):  # on the disk
-        from swiftsure.study.evaluation import LARGEST_POOL
-
-        record = record.sample(LARGEST_POOL, sizes["seed"])
     studies: dict[str, RequestStudy] = {
         each.label: replace(asked, control=each, bound=each.bound).evaluate(record, **sizes)
         for each in controls

@@ -287,7 +287,7 @@ def _plan_budget(
     output: Path | None,
     json: bool,
 ) -> None:
-    from swiftsure.study.planning import Budget, lowest_epsilon
+    from swiftsure.study.budgets import Budget, lowest_epsilon
 
     check_outputs(output)
     if asked.control.name != "ucb" or asked.control.zero_bounded:

@@ -156,7 +156,7 @@ def _true_risks(
 
 def _format_rate(broken: np.ndarray) -> str:
     """Format a rate with its interval; "always" or "never" for a rule without randomness."""
-    from swiftsure.study.evaluation import Rates
+    from swiftsure.study.results import Rates
 
     if len(broken) == 1:
         return "always" if broken[0] else "never"

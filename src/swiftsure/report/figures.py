@@ -15,7 +15,7 @@ from swiftsure.certify import bounds
 from swiftsure.certify.policy import Policy, average_words, percent
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.risks import risk_noun
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = [
     "COLORS",

@@ -26,7 +26,7 @@ from swiftsure.certify.selection import (
 from swiftsure.certify.slices import SlicedPolicy, slice_by_slice
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.study.planning import budget_policy
+from swiftsure.study.budgets import budget_policy
 
 __all__ = ["Recalibration", "recalibrate"]
 
@@ -260,8 +260,8 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
             " calibrate again."
         )
     certificate = policy.certificate
-    if isinstance(request.missing, Ask) and request.missing.labeller is None:
-        # The labels that were asked for are those that the record has.
+    if isinstance(request.missing, Ask):
+        # A report asks nobody: the labels that were asked for are those that the record has.
         request = replace(request, missing="stop")
     best, slices = certificate.selection, certificate.slices
     if best is not None and best.n_pilot is not None:
@@ -309,7 +309,7 @@ def _compare(policy: Policy, again: Policy) -> None:
     if policy.metadata.swiftsure != __version__:  # conditions are worded differently there
         hidden["certificate"] = {"assumptions"}
     ours, theirs = (each.model_dump(mode="json", exclude=hidden) for each in (policy, again))
-    different = {where: pair for where, *pair in _differences(ours, theirs)}
+    different = {where: (one, other) for where, one, other in _differences(ours, theirs)}
     if not different:
         return
     first = next((name for name in (*IDENTITY, *DATA) if name in different), None)
@@ -324,7 +324,8 @@ def _compare(policy: Policy, again: Policy) -> None:
         remedy += (
             " Labels were asked for as the walk went on: give the record with just these labels."
         )
-    raise _mismatch(f"`{where}`", *different[where], remedy)
+    of_policy, of_record = different[where]
+    raise _mismatch(f"`{where}`", of_policy, of_record, remedy)
 
 
 def _mismatch(what: str, of_policy: object, of_record: object, remedy: str) -> ValueError:

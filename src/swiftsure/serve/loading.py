@@ -66,7 +66,10 @@ def demo_engine(epsilon: float = 0.03) -> Engine:
     small = not assets.installed()
     record = assets.calibration_record(small)
     policy = ss.calibrate(
-        replace(record, order=SampleOrder.of(0)), risk="consistency", loss="zero_one", epsilon=epsilon
+        replace(record, order=SampleOrder.of(0)),
+        risk="consistency",
+        loss="zero_one",
+        epsilon=epsilon,
     )
     model: StagedModel = embedded_small_exits() if small else embedded_msdnet()
     example = prepared(assets.sample_images(small).images[:1])

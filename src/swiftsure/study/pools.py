@@ -9,7 +9,7 @@ from swiftsure.certify.promise import Promise
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 
-__all__ = ["Repeats", "as_request", "pool_curve"]
+__all__ = ["Repeats", "as_request", "cost_name", "pool_curve"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,11 @@ def pool_curve(record: Any, request: Calibration) -> RiskCurve:
             " use `request.evaluate`, or a budget, `missing=Ask(None, budget=100)`."
         )
     return request.risks[0].curve(record, request.rule, request.path, missing)  # type: ignore[arg-type]
+
+
+def cost_name(curve: RiskCurve, cost: str | None) -> str:
+    """Return the cost to plan with; raise if there is none."""
+    name = curve.default_cost(cost)
+    if name is None:
+        raise ValueError("`record` must have costs: without them no saving is known.")
+    return name

@@ -19,7 +19,8 @@ from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pilots import PilotPath
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.study.evaluation import LARGEST_POOL, ROUNDING, Rates, calibration_size
+from swiftsure.study.evaluation import LARGEST_POOL, calibration_size
+from swiftsure.study.results import ROUNDING, Rates
 
 __all__ = ["RequestPlan", "RequestStudy", "evaluate_request", "plan_request"]
 
