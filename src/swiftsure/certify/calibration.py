@@ -342,7 +342,7 @@ def calibrate(
     """
     asked = stated_promises(promises, loss, epsilon, risk)
     request = Calibration(
-        asked,  # type: ignore[arg-type]
+        asked,
         delta=delta,
         control=control,  # type: ignore[arg-type]
         bound=bound,

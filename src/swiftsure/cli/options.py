@@ -276,6 +276,6 @@ def _value(option: str, text: str, kind: Any) -> bool | float | str:
     if number is None:
         return text
     try:
-        return number(text)  # type: ignore[no-any-return]
+        return number(text)
     except ValueError:
         raise ValueError(f"`{option}` must be a number, but got {text!r}.") from None

@@ -178,11 +178,12 @@ class _Reader:
         if not self._skipped(word):
             self._fail(what or word)
 
-    def _made(self, kind: Any, name: str | None, **values: Any) -> Any:
+    def _made(self, kind: Any, name: str | None, **values: Any) -> Promise | CostPromise:
         try:
-            return kind(name, **values)
+            made: Promise | CostPromise = kind(name, **values)
         except ValueError as error:
             raise PromiseError(f"the promise {self.text!r} cannot be kept: {error}") from None
+        return made
 
     def _fail(self, expected: str) -> NoReturn:
         place = self.tokens[self.at][1] if self.at < len(self.tokens) else len(self.text)
