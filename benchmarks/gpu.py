@@ -99,7 +99,7 @@ def drawn_policy(n_exits: int, dtype: str) -> Policy:
         {"model": np.full((99, n_exits - 1), 0.5)},
         inconsistencies={"zero_one": np.zeros((99, n_exits))},
     )
-    policy = calibrate(record, risk="consistency", loss="zero_one", epsilon=0.5, score="model")
+    policy = calibrate(record, risk="consistency", loss="zero_one", epsilon=0.5)
     return policy.model_copy(update={"threshold": 0.5, "dtype": _autocast(dtype)})
 
 

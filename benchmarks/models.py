@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import swiftsure_zoo as zoo
-from swiftsure import ExitRecord, calibrate
+from swiftsure import Calibration, ExitRecord, Promise
 from swiftsure.torch import EarlyExit, Staged, Stream
 from swiftsure_zoo.readers.folders import IMAGENET_MEAN, IMAGENET_STD
 
@@ -71,7 +71,7 @@ def measure(
     model = model.to(x.device)
     rows = np.random.default_rng(0).permutation(record.n)[:N_CALIBRATION]
     samples = replace(record.take(rows), groups=None)  # frames of videos, one by one
-    policy = calibrate(samples, loss=loss, score=score, epsilon=0.05)
+    policy = Calibration(Promise(loss, epsilon=0.05), rule=score).run(samples)
     fast = EarlyExit(model, policy)
     batches = list(torch.split(x, batch))
 

@@ -106,12 +106,13 @@ def serve_proxy(port: int, upstream: int, folder: str, pipe: Connection) -> None
         {"confidence": np.full((1000, 1), 0.9)},
         inconsistencies={"exact_match": zeros},
         costs={"usd": np.asarray([1.0, 2.0])},
+        order=0,
         fingerprint=ProxyConfig.load(path)
         .model_copy(update={"policy": None})
         .cascade()
         .fingerprint,
     )
-    policy = calibrate(record, risk="consistency", loss="exact_match", epsilon=0.05, seed=0)
+    policy = calibrate(record, risk="consistency", loss="exact_match", epsilon=0.05)
     policy.save(Path(folder) / "policy.json")
     tell_time(pipe)
     run(create_proxy(ProxyConfig.load(path)), listen("127.0.0.1", port))

@@ -16,8 +16,9 @@ from measure import Result, show
 from rich.console import Console
 from torch import Tensor, nn
 
-from swiftsure.certify.calibration import Risk, calibrate
+from swiftsure.certify.calibration import calibrate
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.promise import Promise
 from swiftsure.torch import EarlyExit, Staged, Stream, collect, exit_flops
 from swiftsure.torch.staged import all_outputs
 
@@ -73,7 +74,7 @@ def policy_at(model: nn.Module, images: Tensor, saving: float | None) -> Policy:
     curve = record.curve("consistency", "zero_one", path=path)
     flops = curve.mean_cost("flops")
     index = int(np.argmin(np.abs(1 - flops / flops[0] - (saving or 0.0))))
-    policy = calibrate(record, risks=[Risk("consistency", "zero_one", 0.5)], path=path)
+    policy = calibrate(record, Promise("zero_one", risk="consistency", epsilon=0.5), path=path)
     threshold = 1.0 if saving is None else float(curve.thresholds[index])
     return policy.model_copy(update={"threshold": threshold})
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from swiftsure.records import ExitRecord
 from swiftsure.report.figures import COLORS, INK, finished, new_figure, tidy
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["exits_figure", "models_figure"]
 

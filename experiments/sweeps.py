@@ -13,7 +13,7 @@ from experiments.tables import write_all
 from swiftsure.certify.control import Control
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["CONTROLS", "DRAWN", "EPSILONS", "SweepResult", "load_sweep", "only"]
 
@@ -41,7 +41,8 @@ def load_sweep(data: ThresholdRecord | str | os.PathLike[str]) -> ThresholdRecor
 
 def only(study: Study, labels: Sequence[str]) -> Study:
     """Return a study with some of its controls."""
-    return replace(study, labels=tuple(label for label in labels if label in study.labels))
+    kept = {label: study.controls[label] for label in labels if label in study.controls}
+    return replace(study, controls=kept)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ in columns, one row per ε, 0 first).
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ def one_dial(record: ThresholdRecord) -> ThresholdRecord:
 
 def certified(record: ThresholdRecord, n: int = 500, **options: Any) -> dict[float, Policy]:
     """Return the policy of each ε."""
-    part = record.take(np.arange(min(n, record.n)))
+    part = replace(record.take(np.arange(min(n, record.n))), order=0)
     return {
-        epsilon: calibrate(part, risk="consistency", loss=LOSS, epsilon=epsilon, seed=0, **options)
+        epsilon: calibrate(part, risk="consistency", loss=LOSS, epsilon=epsilon, **options)
         for epsilon in EPSILONS
     }
 

@@ -15,7 +15,7 @@ from experiments.sweeps import CONTROLS, DRAWN, EPSILONS, only
 from experiments.tables import write_all
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 from swiftsure_zoo.records import CALM
 
 __all__ = ["CalmStudies", "calm", "load_sweeps"]

@@ -16,7 +16,7 @@ from experiments.tables import write_all
 from swiftsure._lib.files import npz
 from swiftsure.records import ThresholdRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = ["CalmCnndmResult", "calm_cnndm", "load_measurements"]
 

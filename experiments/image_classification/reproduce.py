@@ -17,7 +17,7 @@ from experiments.studies import StudyOptions, column, evaluate_all, labelled, su
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure.certify.control import Control
 from swiftsure.records import ExitRecord
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 from swiftsure_zoo.records import IMAGE_CLASSIFICATION
 
 __all__ = [

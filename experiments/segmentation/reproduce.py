@@ -24,13 +24,14 @@ from experiments.segmentation.scenes import camvid_labels, scenes_figure
 from experiments.studies import StudyOptions, column, evaluate_all, summary
 from experiments.tables import join_levels, markdown_table, write_all
 from swiftsure._lib.files import npz
-from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.control import Control
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.promise import Promise
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.report import study_figure
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 from swiftsure_zoo.records import SEGMENTATION
 
 __all__ = ["RISKS", "SCORES", "SegmentationResult", "published", "segmentation"]
@@ -101,22 +102,19 @@ class SegmentationResult:
         videos = list(dict.fromkeys(groups.tolist()))
         if len(videos) < 2:
             return []
-        frames = replace(self.record, groups=None)
+        frames = replace(self.record, groups=None, order=self.seed)
         rows = []
         for group in videos:
             inside = groups == group
             row: dict[str, Any] = {"video": group, "frames": int(inside.sum())}
             for title, (risk, loss) in RISKS.items():
-                policy = calibrate(
-                    frames.take(np.flatnonzero(~inside)),
-                    risk=risk,
-                    loss=loss,
-                    score=SIMPLEST,
-                    epsilon=epsilon,
+                asked = Calibration(
+                    Promise(loss, epsilon=epsilon, risk=risk),
                     delta=self.delta,
                     bound="wsr",
-                    seed=self.seed,
+                    rule=SIMPLEST,
                 )
+                policy = asked.run(frames.take(np.flatnonzero(~inside)))
                 row[title] = _risk_at(frames.take(np.flatnonzero(inside)), risk, loss, policy)
             rows.append(row)
         return rows
@@ -127,16 +125,9 @@ class SegmentationResult:
         The exits are those of a policy for the gap of the Brier loss on all frames, as in the left
         part of the paper's figure. They show which images continue; nothing is certified.
         """
-        frames = replace(self.record, groups=None)
-        policy = calibrate(
-            frames,
-            risk="gap",
-            loss="pixel_brier",
-            score=SIMPLEST,
-            epsilon=epsilon,
-            bound="wsr",
-            seed=self.seed,
-        )
+        frames = replace(self.record, groups=None, order=self.seed)
+        promise = Promise("pixel_brier", epsilon=epsilon)
+        policy = Calibration(promise, bound="wsr", rule=SIMPLEST).run(frames)
         losses = frames.losses["pixel_brier"]
         differences = np.abs(losses[:, 0] - losses[:, -1])
         taken = exit_indices(frames.confidences[SIMPLEST], policy.threshold)

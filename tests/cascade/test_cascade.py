@@ -57,13 +57,31 @@ def test_functions_become_a_record(cascade):
     assert out.cost == {"usd": 60.0}
 
 
+def test_promises_and_requests(cascade):
+    record = cascade.collect(range(400), LABELS, progress=False)
+    policy = cascade.calibrate(record, epsilon=0.02)
+    promise = ss.Promise("exact_match", epsilon=0.02)
+    assert cascade.calibrate(record, promise) == cascade.calibrate(
+        record, loss="exact_match", epsilon=0.02
+    )
+    request = ss.Calibration([promise, ss.Promise("exact_match", epsilon=0.1, above=0.5)])
+    both = cascade.calibrate(record, request)
+    assert both.threshold == policy.threshold
+    assert both.calibration.promises == request.promises
+    assert both.score == cascade.scores[0]
+    with pytest.raises(ValueError, match="leave the other arguments out"):
+        cascade.calibrate(record, request, delta=0.2)
+    with pytest.raises(ValueError, match="each Promise's own"):
+        cascade.calibrate(record, promise, epsilon=0.1)
+
+
 def test_the_run_follows_the_exit_rule():
     rng = np.random.default_rng(0)
     sure = rng.random((300, 2)).round(2)
     models = [lambda i, k=k: (k, sure[i, k], float(k + 1)) for k in range(2)]
     cascade = ss.Cascade({"a": models[0], "b": models[1], "c": lambda i: (2, 1.0, 9.0)})
     record = cascade.collect(range(300), [2] * 300, losses="zero_one", progress=False)
-    policy = ss.calibrate(record, epsilon=0.9, path=[0.7], cost="exit")
+    policy = cascade.calibrate(record, epsilon=0.9, path=[0.7], cost="exit")
     out = cascade.run(policy)(range(300))
     expected = exit_indices(sure, policy.threshold)
     assert out.exits.tolist() == expected.tolist()
@@ -109,7 +127,7 @@ def test_a_cascade_that_costs_more_than_its_last_model_is_refused():
     )
     assert (study.cost, study.full_cost) == ("cost", 5.0)
     assert (study.gain["ucb"] == 0).all()
-    chosen = ss.calibrate(record, epsilon=0.02, path=[0.8], cost="exit")
+    chosen = cascade.calibrate(record, epsilon=0.02, path=[0.8], cost="exit")
     assert chosen.evaluate(record).savings["cost"] == pytest.approx(-0.6)
     assert chosen.evaluate(record).saving == pytest.approx(-0.6)
 
@@ -160,7 +178,10 @@ def test_selective_risks_do_not_change_mean_costs():
     sure = rng.random((500, 1))
     costs = rng.random((500, 2)).cumsum(axis=1)
     record = ss.ExitRecord(sure, losses={"zero_one": np.zeros((500, 2))}, costs={"usd": costs})
-    plain, selective = (record.curve(risk, "zero_one") for risk in ("gap", "selective gap"))
+    plain, selective = (
+        ss.Promise("zero_one", epsilon=0.1, among=among).curve(record, ss.ExitRule())
+        for among in ("all", "exits")
+    )
     np.testing.assert_allclose(selective.mean_cost("usd"), plain.mean_cost("usd"))
     assert selective.mean_cost_at("usd", 40) == pytest.approx(plain.mean_cost_at("usd", 40))
 

@@ -13,7 +13,8 @@ import swiftsure as ss
 from swiftsure.certify.policy import Policy
 from tests.builders import random_record
 
-ZERO_ONE = ("--loss", "zero_one")
+LOSS = ("--loss", "zero_one")
+ZERO_ONE = (*LOSS, "--epsilon", "0.05")
 
 
 def table(lines):
@@ -22,7 +23,7 @@ def table(lines):
 
 
 def test_a_policy_is_written_and_said(run, record, made):
-    done = run("calibrate", "record.parquet", *ZERO_ONE, "--epsilon", 0.02, "-o", "policy.json")
+    done = run("calibrate", "record.parquet", *LOSS, "--epsilon", 0.02, "-o", "policy.json")
     policy = ss.calibrate(record, loss="zero_one", epsilon=0.02)
     assert not policy.runs_full_model
     assert (done.status, done.err) == (0, "")
@@ -84,75 +85,133 @@ def test_json_is_the_policy_and_nothing_else(run, record, made):
 @pytest.mark.parametrize("name", ["record.parquet", "arrays.npz", "logits.npz"])
 def test_every_format_gives_the_same_policy(run, record, name):
     done = run("calibrate", name, *ZERO_ONE, "--json", "--seed", 0)
-    policy = ss.calibrate(record, loss="zero_one", seed=0, epsilon=0.05)
+    policy = ss.calibrate(replace(record, order=0), loss="zero_one", epsilon=0.05)
     assert json.loads(done.out)["threshold"] == policy.threshold
     assert json.loads(done.out)["certificate"]["n"] == 800
 
 
 def test_a_record_with_one_loss_needs_no_name(run):
-    assert run("calibrate", "arrays.npz").status == 0
+    assert run("calibrate", "arrays.npz", "--epsilon", "0.05").status == 0
+
+
+GAP = ss.Promise("zero_one", epsilon=0.05)
 
 
 @pytest.mark.parametrize(
-    ("options", "arguments"),
+    ("options", "fields"),
     [
-        (["--epsilon", "0.03"], {"epsilon": 0.03}),
         (["--delta", "0.01"], {"delta": 0.01}),
-        (["--risk", "consistency"], {"risk": "consistency"}),
         (["--control", "crc"], {"control": "crc"}),
-        (["--control", "ltt", "--bound", "wsr"], {"control": "ltt", "bound": "wsr"}),
+        (["--control", "ltt:bound=wsr"], {"control": "ltt", "bound": "wsr"}),
         (["--control", "empirical"], {"control": "empirical"}),
         (["--path", "breakpoints"], {"path": "breakpoints"}),
         (["--path", "logit"], {"path": "logit"}),
         (["--path", "0.99,0.9,0.8"], {"path": [0.99, 0.9, 0.8]}),
-        (["--seed", "7"], {"seed": 7}),
-        (["--pool", "900"], {"pool": 900}),
-        (["--score", "top1"], {"score": "top1"}),
+        (["--rule", "top1"], {"rule": "top1"}),
         (["--missing", "worst"], {"missing": "worst"}),
-        (["--strict"], {"strict": True}),
-        (["--min-exit", "2"], {"min_exit": 2}),
+        (["--cost", "flops"], {"cost": "flops"}),
+        (["--rule", ":strict"], {"rule": ss.ExitRule(strict=True)}),
+        (["--rule", "top1:min_exit=2"], {"rule": ss.ExitRule("top1", min_exit=2)}),
         (["--control", "ucb:zero_bounded"], {"control": ss.Control("ucb", zero_bounded=True)}),
         (["--control", "ucb:zero_bounded=false"], {}),
-        (["--control", "crc:method=ucb"], {"control": "crc", "method": "ucb"}),
+        (["--control", "crc:method=ucb"], {"control": ss.Control("crc", method="ucb")}),
         (
-            ["--control", "crc:method=ucb:delta_prime=0.01", "--bound", "wsr"],
-            {"control": "crc", "method": "ucb", "delta_prime": 0.01, "bound": "wsr"},
+            ["--control", "crc:method=ucb:delta_prime=0.01:bound=wsr"],
+            {"control": ss.Control("crc", "wsr", method="ucb", delta_prime=0.01)},
         ),
-        (["--control", "crc:monotone=false"], {"control": "crc", "monotone": False}),
-        (["--control", "crc:selection=paper"], {"control": "crc", "selection": "paper"}),
+        (["--control", "crc:monotone=false"], {"control": ss.Control("crc", monotone=False)}),
+        (["--control", "crc:selection=paper"], {"control": ss.Control("crc", selection="paper")}),
         (
-            ["--control", "ltt:correction=bonferroni:bound=hoeffding", "--bound", "wsr"],
-            {"control": "ltt", "correction": "bonferroni", "bound": "hoeffding"},
-        ),
-        (
-            ["--and", "consistency:zero_one:0.04", "--and", "gap:brier:0.03"],
-            {
-                "risks": [
-                    ss.Risk("gap", "zero_one", 0.05),
-                    ss.Risk("consistency", "zero_one", 0.04),
-                    ss.Risk("gap", "brier", 0.03),
-                ]
-            },
+            ["--control", "ltt:correction=bonferroni:bound=hoeffding"],
+            {"control": ss.Control("ltt", "hoeffding", correction="bonferroni")},
         ),
     ],
 )
-def test_options_reach_the_library(run, record, options, arguments):
+def test_options_reach_the_library(run, record, options, fields):
     done = run("calibrate", "record.parquet", *ZERO_ONE, *options, "--json")
     shown = json.loads(done.out)
     del shown["sentence"]
-    alone = {} if "risks" in arguments else {"loss": "zero_one", "epsilon": 0.05}
-    policy = ss.calibrate(record, **{**alone, **arguments})
+    policy = ss.Calibration(GAP, **fields).run(record)
     assert Policy.model_validate(shown, strict=False) == policy
     assert done.status == (1 if policy.runs_full_model else 0)
+    run("calibrate", "record.parquet", *ZERO_ONE, *options, "--save-request", "request.toml")
+    again = json.loads(
+        run("calibrate", "record.parquet", "--request", "request.toml", "--json").out
+    )
+    del again["sentence"]
+    assert again == shown | {"metadata": again["metadata"]}
 
 
-def test_further_risks_are_all_shown(run):
-    done = run("calibrate", "record.parquet", *ZERO_ONE, "--and", "consistency:brier:0.2")
+def test_facts_of_the_draw_reach_the_record(run, record):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--population", "900", "--json")
+    shown = json.loads(done.out)
+    del shown["sentence"]
+    policy = ss.calibrate(record.drawn_from(900), GAP)
+    assert Policy.model_validate(shown, strict=False) == policy
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--seed", "7", "--json")
+    assert (
+        json.loads(done.out)["threshold"] == ss.calibrate(replace(record, order=7), GAP).threshold
+    )
+
+
+PROMISES = {
+    "gap zero_one <= 0.05": GAP,
+    "gap zero_one ≤ 5%": GAP,
+    "consistency brier <= 0.1": ss.Promise("brier", risk="consistency", epsilon=0.1),
+    "zero-bounded gap brier <= .1": ss.Promise("brier", risk="zero-bounded gap", epsilon=0.1),
+    "P(gap brier > 0.2) <= 0.1": ss.Promise("brier", above=0.2, epsilon=0.1),
+    "worst 10% of gap brier <= 0.5": ss.Promise("brier", worst=0.1, epsilon=0.5),
+    "worst 10% of gap brier above 0.05 <= 0.5": ss.Promise(
+        "brier", worst=0.1, above=0.05, epsilon=0.5
+    ),
+    "gap zero_one among exits <= 0.08": ss.Promise("zero_one", among="exits", epsilon=0.08),
+}
+
+
+@pytest.mark.parametrize("text", PROMISES)
+def test_a_promise_is_a_sentence(run, record, text):
+    shown = json.loads(run("calibrate", "record.parquet", "--promise", text, "--json").out)
+    del shown["sentence"]
+    assert Policy.model_validate(shown, strict=False) == ss.calibrate(record, PROMISES[text])
+
+
+def test_promises_hold_together_and_are_all_shown(run, record):
+    texts = ("gap zero_one <= 0.05", "consistency brier <= 0.2", "cost flops <= 4e9")
+    options = [word for text in texts for word in ("--promise", text)]
+    done = run("calibrate", "record.parquet", *options)
     rows = table(done.out.splitlines()[1:4])
     assert [cells[:2] for cells in rows[1:]] == [
         ["zero_one gap", "0.05"],
         ["brier inconsistency", "0.2"],
     ]
+    shown = json.loads(run("calibrate", "record.parquet", *options, "--json").out)
+    assert shown["certificate"]["max_costs"] == {"flops": 4e9}
+    promises = [GAP, ss.Promise("brier", risk="consistency", epsilon=0.2)]
+    both = ss.calibrate(record, [*promises, ss.CostPromise("flops", at_most=4e9)])
+    assert shown["threshold"] == both.threshold
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "`--epsilon` must be given"),
+        (("--promise", "gap zero_one <= 1", "--loss", "brier"), "`--loss` is each --promise's own"),
+        (("--request", "request.toml", "--delta", "0.1"), "`--delta` is in the file of --request"),
+        (("--request", "unknown.toml"), "`field` must be one of"),
+        (("--request", "bare.toml"), "`promises` must be given"),
+        (("--request", "typed.toml"), "`delta` must be a number"),
+        (("--request", "record.parquet"), "is not a TOML file"),
+        (("--request", "none.toml"), "No such file"),
+    ],
+)
+def test_requests_that_cannot_be(run, folder, options, message):
+    (folder / "request.toml").write_text('promises = ["gap zero_one <= 0.05"]\n')
+    (folder / "unknown.toml").write_text('promise = ["gap zero_one <= 0.05"]\n')
+    (folder / "bare.toml").write_text("delta = 0.2\n")
+    (folder / "typed.toml").write_text('promises = ["gap zero_one <= 0.05"]\ndelta = "0.2"\n')
+    done = run("calibrate", "record.parquet", *options)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
 
 
 def test_nothing_certified_is_status_1_and_the_full_model(run, made):
@@ -168,7 +227,7 @@ def test_nothing_certified_is_status_1_and_the_full_model(run, made):
 
 
 def test_a_policy_of_any_option_can_be_reported(run, folder):
-    given = ("--control", "ltt:zero_bounded", "--strict", "--min-exit", "1")
+    given = ("--control", "ltt:zero_bounded", "--rule", ":strict:min_exit=1")
     made = ("-o", "policy.json", "--figure", "f.png")
     assert run("calibrate", "record.parquet", *ZERO_ONE, *given, *made).status == 0
     done = run("report", "record.parquet", "policy.json")
@@ -177,11 +236,13 @@ def test_a_policy_of_any_option_can_be_reported(run, folder):
 
 def test_the_figure_draws_the_exits_that_may_be_taken(run, record, monkeypatch):
     drawn = []
-    monkeypatch.setattr(ss.report, "policy_figure", lambda curve, *_: drawn.append(curve))
-    run(
-        "calibrate", "record.parquet", *ZERO_ONE, "--strict", "--min-exit", "2", "--figure", "f.png"
-    )
-    wanted = record.curve("gap", "zero_one", strict=True, min_exit=2)
+    from swiftsure.report import figures
+
+    monkeypatch.setattr(figures, "policy_figure", lambda curve, *_, **__: drawn.append(curve))
+    rule = ss.ExitRule(strict=True, min_exit=2)
+    given = ("--rule", ":strict:min_exit=2")
+    run("calibrate", "record.parquet", *ZERO_ONE, *given, "--figure", "f.png")
+    wanted = record.curve("gap", "zero_one", rule=rule)
     assert [curve.fingerprint() for curve in drawn] == [wanted.fingerprint()]
     assert wanted.fingerprint() != record.curve("gap", "zero_one").fingerprint()
 
@@ -189,7 +250,7 @@ def test_the_figure_draws_the_exits_that_may_be_taken(run, record, monkeypatch):
 @pytest.mark.parametrize("name", ["f.png", "f.pdf", "f.svg"])
 @pytest.mark.parametrize("source", ["arrays.npz", "thresholds.parquet"])
 def test_a_figure_is_drawn(run, folder, source, name):
-    done = run("calibrate", source, "--figure", name)
+    done = run("calibrate", source, "--epsilon", "0.05", "--figure", name)
     assert done.status in (0, 1)
     assert done.out.splitlines()[-1] == f"Wrote {name}"
     assert (folder / name).stat().st_size > 5000
@@ -225,16 +286,16 @@ def test_an_older_policy_is_replaced(run, folder):
 
 
 def test_groups_are_named_in_words_and_numbers(run):
-    done = run("calibrate", "users.parquet", "--loss", "zero_one")
+    done = run("calibrate", "users.parquet", *ZERO_ONE)
     assert "the average over groups of each group's average zero_one gap" in done.out
     assert "zero_one gap (average of group averages)" in done.out
     assert "every group counts the same, whatever its size." in done.out
-    options = ["--average", "sample", "--max-group-size", "4", "--figure", "curve.png"]
-    done = run("calibrate", "users.parquet", "--loss", "zero_one", *options, "-o", "policy.json")
+    options = ["--groups-average", "sample", "--max-group-size", "4", "--figure", "curve.png"]
+    done = run("calibrate", "users.parquet", *ZERO_ONE, *options, "-o", "policy.json")
     assert (done.status, done.err) == (0, "")
     assert "zero_one gap (average per sample of groups)" in done.out
     assert "Risks and costs are averages per sample" in done.out
-    done = run("calibrate", "users.parquet", "--loss", "zero_one", *options, "--json")
+    done = run("calibrate", "users.parquet", *ZERO_ONE, *options, "--json")
     found = json.loads(done.out)
     assert found["certificate"]["average"] == "sample"
     assert found["certificate"]["max_group_size"] == 4
@@ -245,20 +306,20 @@ def test_groups_are_named_in_words_and_numbers(run):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("users", ["--average", "sample"], "needs `max_group_size`"),
-        ("users", ["--average", "sample", "--max-group-size", "3"], "has 4 samples"),
-        ("users", ["--average", "user"], "`average` must be one of: group, sample"),
-        ("record", ["--average", "group"], "needs groups"),
+        ("users", ["--groups-average", "sample"], "`max_size` must be given"),
+        ("users", ["--groups-average", "sample", "--max-group-size", "3"], "has 4 samples"),
+        ("users", ["--groups-average", "user"], "`average` must be one of: group, sample"),
+        ("record", ["--groups-average", "group"], "need a record with groups"),
     ],
 )
 def test_averages_that_make_no_sense_are_refused(run, name, options, message):
-    done = run("calibrate", f"{name}.parquet", "--loss", "zero_one", *options)
+    done = run("calibrate", f"{name}.parquet", *ZERO_ONE, *options)
     assert done.status == 2
     assert message in done.err
 
 
 def test_the_seed_drawn_for_a_file_that_keeps_none_is_named(run):
-    star = ("--bound", "star")  # the exact test of gaps needs no order
+    star = ("--control", "ucb:bound=star")  # the exact test of gaps needs no order
     done = run("calibrate", "arrays.npz", *ZERO_ONE, *star, "-o", "first.json")
     policy = Policy.load("first.json")
     seed = policy.certificate.seed
@@ -276,7 +337,9 @@ def test_the_seed_drawn_for_a_file_that_keeps_none_is_named(run):
 
 def test_nothing_is_said_of_a_seed_that_the_file_keeps_or_nobody_uses(run):
     for source, bound in [("record.parquet", "star"), ("arrays.npz", "hoeffding")]:
-        done = run("calibrate", source, *ZERO_ONE, "--epsilon", "0.2", "--bound", bound)
+        done = run(
+            "calibrate", source, *LOSS, "--epsilon", "0.2", "--control", f"ucb:bound={bound}"
+        )
         assert "drawn at random, with seed" not in done.out
 
 
@@ -349,75 +412,80 @@ def test_a_calibration_that_grows(run, folder, record):
     ("arguments", "why"),
     [
         (("arrays.npz", "--state", "a.state"), "swiftsure convert arrays.npz"),
-        (("record.parquet", "--state", "a.state", "--control", "crc"), "`--control`"),
-        (("record.parquet", "--state", "a.state", "--pool", "9000"), "`--pool`"),
+        (("record.parquet", "--state", "a.state", "--control", "crc"), "`control`"),
+        (("record.parquet", "--state", "a.state", "--population", "9000"), "finite population"),
         (("record.parquet", "--horizon", "10"), "`--horizon` goes with --state"),
         (("record.parquet", "--state", "a.state", "--path", "breakpoints"), "`path`"),
-        (("record.parquet", "--state", "a.state", "--max-weight", "2"), "`--max-weight`"),
-        (("record.parquet", "--state", "a.state", "--own"), "`--own`"),
+        (("record.parquet", "--state", "a.state", "--figure", "f.png"), "`--figure`"),
         (("seeded.parquet", "--state", "a.state"), "adding it twice is not noticed"),
     ],
 )
 def test_what_does_not_go_with_growing(run, folder, arguments, why):
     replace(random_record(n=50), order=0).save(folder / "seeded.parquet")
-    done = run("calibrate", *arguments, "--loss", "zero_one")
+    done = run("calibrate", *arguments, *ZERO_ONE)
     assert done.status == 2
     assert why in done.err
     assert not (folder / "a.state").exists()
 
 
-def test_promises_beyond_the_mean(run):
-    """Tails, mean costs, those that exit, and weights by slice."""
-    tail = run("calibrate", "record.parquet", "--loss", "brier", "--above", "0.2", "--json")
-    assert json.loads(tail.out)["certificate"]["promises"][0]["above"] == 0.2
-    cost = run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops=4e9", "--json")
-    assert json.loads(cost.out)["certificate"]["max_costs"] == {"flops": 4e9}
-    left = run("calibrate", "record.parquet", *ZERO_ONE, "--risk", "selective gap", "--json")
-    assert json.loads(left.out)["certificate"]["promises"][0]["risk"] == "selective gap"
-    weights = ("--weights", "north=1.6,south=0.64", "--max-weight", "1.6", "--estimated-weights")
-    shifted = run("calibrate", "tenants.parquet", *ZERO_ONE, "--epsilon", "0.1", *weights)
-    assert shifted.status == 0
-    assert "(they were estimated, and the promise holds as far as they are exact)" in shifted.out
+def test_weights_by_slice(run, record):
+    weights = ("--weights", "north=1.6,south=0.64,estimated")
+    done = run("calibrate", "tenants.parquet", *LOSS, "--epsilon", "0.1", *weights)
+    assert done.status == 0
+    assert "(they were estimated, and the promise holds as far as they are exact)" in done.out
+    shown = json.loads(
+        run("calibrate", "tenants.parquet", *LOSS, "--epsilon", "0.1", *weights, "--json").out
+    )
+    known = ss.load_record("tenants.parquet").weighted(
+        {"north": 1.6, "south": 0.64}, max_weight=1.6, estimated=True
+    )
+    assert shown["threshold"] == ss.calibrate(known, loss="zero_one", epsilon=0.1).threshold
     drawn = run("calibrate", "tenants.parquet", *ZERO_ONE, *weights, "--figure", "figure.png")
     assert (drawn.status, "`--figure`" in drawn.err) == (2, True)
-    assert run("calibrate", "record.parquet", *ZERO_ONE, "--max-cost", "flops").status == 2
+    assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--weights", "north").status == 2
 
 
 def test_slices(run, folder):
-    done = run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "-o", "policy.json")
+    within = ("--promise", "gap zero_one within slices <= 0.05")
+    done = run("calibrate", "tenants.parquet", *within, "-o", "policy.json")
+    assert done.status == 0
+    assert "in each of the slices north (300) and south (500) at once" in done.out
+    shared = ss.Policy.load(folder / "policy.json")
+    assert shared.certificate.slices == {"north": 300, "south": 500}
+    each = ("--promise", "gap zero_one within each slice <= 0.05")
+    done = run("calibrate", "tenants.parquet", *each, "-o", "policies.json")
     assert done.status == 0
     assert [row[:2] for row in table(done.out.splitlines())[:3]] == [
         ["slice", "samples"],
         ["north", "300"],
         ["south", "500"],
     ]
-    assert "in each of the slices north (300) and south (500) at once" in done.out
-    shared = ss.SlicedPolicy.load(folder / "policy.json")
-    assert shared["north"] == shared["south"]
-    own = json.loads(
-        run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", "--own", "--alone", "--json").out
-    )
-    assert own["together"] is False
-    assert run("calibrate", "record.parquet", *ZERO_ONE, "--own").status == 2
-    for wrong in (("--pool", "900"), ("--max-weight", "2"), ("--horizon", "9")):
-        assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--slices", *wrong).status == 2
+    own = ss.SlicedPolicy.load(folder / "policies.json")
+    assert sorted(own) == ["north", "south"]
+    shown = json.loads(run("calibrate", "tenants.parquet", *each, "--json").out)
+    assert shown["together"] is True
+    for wrong in (("--population", "900"), ("--figure", "f.png"), ("--horizon", "9")):
+        assert run("calibrate", "tenants.parquet", *within, *wrong).status == 2
+    assert run("calibrate", "record.parquet", *within).status == 2
 
 
 def test_several_datasets(run, folder, record):
     for name, rows in (("monday", range(400)), ("tuesday", range(400, 800))):
         record.take(rows).save(folder / f"{name}.parquet")
-    done = run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday=tuesday.parquet")
+    days = ("monday.parquet", "tuesday.parquet")
+    done = run("calibrate", *days, "--promise", "gap zero_one within slices <= 0.05")
     assert done.status == 0
     assert "in each of the slices monday (400) and tuesday (400) at once" in done.out
-    assert run("calibrate", "monday.parquet", *ZERO_ONE, "--dataset", "tuesday").status == 2
+    done = run("calibrate", *days, *ZERO_ONE)
+    assert (done.status, "must say `within slices`" in done.err) == (2, True)
+    twice = ("monday.parquet", "./monday.parquet")
+    assert run("calibrate", *twice, "--promise", "gap within slices <= 0.05").status == 2
 
 
 def test_a_path_learned_on_a_pilot(run):
-    done = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "pilot.parquet", "--json")
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--path", "pilot.parquet", "--json")
     assert json.loads(done.out)["certificate"]["path"].startswith("learned on a pilot: ")
-    both = ("--pilot", "pilot.parquet", "--path", "logit")
-    assert run("calibrate", "record.parquet", *ZERO_ONE, *both).status == 2
-    same = run("calibrate", "record.parquet", *ZERO_ONE, "--pilot", "./record.parquet")
+    same = run("calibrate", "record.parquet", *ZERO_ONE, "--path", "./record.parquet")
     assert (same.status, "not the same file" in same.err) == (2, True)
 
 
@@ -425,17 +493,19 @@ DIALS = ("dials.parquet", "--risk", "consistency", "--epsilon", 0.05)
 
 
 @pytest.mark.parametrize(
-    ("options", "arguments", "settings"),
+    ("options", "path", "cost", "settings"),
     [
-        (["--split", "200"], {"split": 200}, (200, 0.2)),
-        (["--split", "0.25"], {"split": 0.25}, (150, 0.2)),
-        (["--split", "200", "--cost", "money"], {"split": 200, "cost": "money"}, (200, 0.5)),
+        (["--path", "learn:200"], 200, None, (200, 0.2)),
+        (["--path", "learn:0.25"], 0.25, None, (150, 0.2)),
+        (["--path", "learn:200", "--cost", "money"], 200, "money", (200, 0.5)),
     ],
 )
-def test_a_split_learns_the_path_and_calibrates(run, dials, options, arguments, settings):
+def test_a_part_of_the_record_learns_the_path(run, dials, options, path, cost, settings):
     done = run("calibrate", *DIALS, *options, "-o", "policy.json", "--figure", "risk.svg")
     policy = Policy.load("policy.json")
-    assert policy == ss.calibrate(dials, risk="consistency", epsilon=0.05, **arguments)
+    promise = ss.Promise(risk="consistency", epsilon=0.05)
+    wanted = ss.Calibration(promise, path=ss.Path.learn(path, cost=cost), cost=cost)
+    assert policy == wanted.run(dials)
     assert (done.status, done.err) == (0, "")
     pilot, fallback = settings
     assert (policy.certificate.pilot, policy.certificate.n) == (pilot, 600 - pilot)
@@ -445,7 +515,7 @@ def test_a_split_learns_the_path_and_calibrates(run, dials, options, arguments, 
 
 def test_a_pilot_of_dials_is_a_file(run, dials):
     replace(dials.take(np.arange(200)), ids=np.arange(600, 800)).save("others.parquet")
-    done = run("calibrate", *DIALS, "--pilot", "others.parquet", "--json")
+    done = run("calibrate", *DIALS, "--path", "others.parquet", "--json")
     shown = json.loads(done.out)
     assert (shown["certificate"]["pilot"], shown["settings"]["fallback"]) == (200, 0.2)
 
@@ -453,25 +523,23 @@ def test_a_pilot_of_dials_is_a_file(run, dials):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--split", "1.5"], "`split` must be in (0, 1)"),
-        (["--split", "600"], "`split` must leave at least 2 samples for the pilot"),
-        (["--split", "200", "--pilot", "pilot.parquet"], "does not go with --path or --pilot"),
-        (["--split", "200", "--state", "growing.state"], "`--split` does not go with --state"),
-        (["--split", "200", "--slices"], "`--split` does not go with slices"),
-        (["--split", "200", "--cost", "pases"], "passes"),
+        (["--path", "learn:1.5"], "must be in (0, 1)"),
+        (["--path", "learn:600"], "must leave at least 2 samples for the pilot"),
+        (["--path", "learn:some"], "`--path` must be learn:NUMBER"),
+        (["--path", "learn:200", "--state", "growing.state"], "`path` must be fixed"),
+        (["--path", "learn:200", "--cost", "pases"], "passes"),
     ],
 )
-def test_splits_that_cannot_be(run, made, options, message):
+def test_pilots_that_cannot_be(run, made, options, message):
     done = run("calibrate", *DIALS, *options, "-o", "policy.json")
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert not made()
 
 
-@pytest.mark.parametrize(
-    "options", [("--control", "crc", "--bound", "wsr"), ("--control", "crc", "--delta", "0.05")]
-)
+@pytest.mark.parametrize("options", [("--control", "crc:bound=wsr"), ("--delta", "0.05")])
 def test_what_a_control_does_not_use_is_refused(run, options):
-    done = run("calibrate", "record.parquet", *ZERO_ONE, *options)
+    control = () if "--control" in options else ("--control", "crc")
+    done = run("calibrate", "record.parquet", *ZERO_ONE, *control, *options)
     assert done.status == 2
     assert "is not used by crc" in done.err

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 COMMAND = [sys.executable, "-c", "from swiftsure.cli import main; main()"]
-CALIBRATE = ("calibrate", "record.parquet", "--loss", "zero_one")
+CALIBRATE = ("calibrate", "record.parquet", "--loss", "zero_one", "--epsilon", "0.05")
+THRESHOLDS = ("calibrate", "thresholds.parquet", "--epsilon", "0.05")
+PLAN = ("plan", "--epsilon", "0.05")
 EVALUATE = ("evaluate", "record.parquet", "--loss", "zero_one", "--splits", "1")
 BUDGET = ("plan", "record.parquet", "--loss", "zero_one", "--cost", "exit", "--saving", "0.4")
 
@@ -42,8 +44,7 @@ def assert_refused(done, *words):
         ((*CALIBRATE, "--epsilon", "nan"), ["`epsilon`"]),
         ((*CALIBRATE, "--delta", "1"), ["`delta` must be in (0, 1), but got 1"]),
         ((*CALIBRATE, "--control", "ubc"), ["'ubc'", "Did you mean 'ucb'?"]),
-        ((*CALIBRATE, "--bound", "starr"), ["'starr'", "Did you mean 'star'?"]),
-        ((*CALIBRATE, "--control", "crc", "--bound", "starr"), ["Did you mean 'star'?"]),
+        ((*CALIBRATE, "--control", "ucb:bound=starr"), ["'starr'", "Did you mean 'star'?"]),
         (
             (*CALIBRATE, "--control", "crc:methd=ucb"),
             ["`option of crc`", "monotone, method, selection, delta_prime", "'methd'", "'method'?"],
@@ -53,27 +54,32 @@ def assert_refused(done, *words):
         ((*CALIBRATE, "--control", "crc:"), ["`option of crc`", "''"]),
         ((*CALIBRATE, "--control", "crc:method"), ["`method` must be one of: crc, ucb"]),
         ((*CALIBRATE, "--control", "crc:method=ucb:monotone"), ["`method='ucb'`", "`monotone`"]),
-        ((*CALIBRATE, "--control", "crc:bound=wsr"), ["`bound` of crc needs its method=ucb"]),
+        (
+            (*CALIBRATE, "--control", "crc:bound=wsr"),
+            ["`bound` is not used by crc without its method=ucb"],
+        ),
         ((*CALIBRATE, "--control", "crc:delta_prime=x"), ["`delta_prime` must be a number", "'x'"]),
         ((*CALIBRATE, "--control", "crc:delta_prime=2"), ["`delta_prime` must be in (0, 1)"]),
         ((*CALIBRATE, "--control", "ucb:zero_bounded=1"), ["must be one of: true, false", "'1'"]),
         ((*CALIBRATE, "--control", "ltt:correction=holm"), ["fixed_sequence, bonferroni"]),
-        ((*CALIBRATE, "--min-exit", "-1"), ["`min_exit` must be at least 0"]),
-        (("calibrate", "thresholds.parquet", "--strict"), ["`strict`", "ExitRecord"]),
-        (("calibrate", "thresholds.parquet", "--missing", "worst"), ["`missing`", "ExitRecord"]),
+        ((*CALIBRATE, "--rule", ":min_exit=-1"), ["`min_exit` must be at least 0"]),
+        ((*CALIBRATE, "--rule", ":min_exit=x"), ["`min_exit` must be a number", "'x'"]),
+        ((*CALIBRATE, "--rule", "top1:strikt"), ["`option of --rule`", "Did you mean 'strict'?"]),
+        ((*THRESHOLDS, "--rule", ":strict"), ["`strict`", "ExitRecord"]),
+        ((*THRESHOLDS, "--missing", "worst"), ["`missing`", "ExitRecord"]),
         ((*CALIBRATE, "--risk", "gaps"), ["Did you mean 'gap'?"]),
-        ((*CALIBRATE, "--score", "top2"), ["Did you mean 'top1'?"]),
+        ((*CALIBRATE, "--rule", "top2"), ["Did you mean 'top1'?"]),
         ((*CALIBRATE, "--path", "logits"), ["`--path`", "'logits'"]),
         ((*CALIBRATE, "--path", "0.9,x"), ["`--path`", "'0.9,x'"]),
-        ((*CALIBRATE, "--and", "gap"), ["`--and`", "RISK:LOSS:EPSILON", "'gap'"]),
-        ((*CALIBRATE, "--and", "gap:brier:much"), ["`--and`", "RISK:LOSS:EPSILON"]),
-        ((*CALIBRATE, "--and", "gap:brierr:0.1"), ["Did you mean 'brier'?"]),
-        ((*CALIBRATE, "--and", "gap:brier:2"), ["`epsilon` must be in (0, 2), but got 2"]),
-        ((*CALIBRATE, "--pool", "10"), ["`pool` must be at least 800"]),
-        ((*CALIBRATE, "--bound", "bentkus"), ["'bentkus' needs losses of at least 0"]),
-        (("calibrate", "record.parquet"), ["`loss` must be given", "zero_one, brier"]),
-        (("calibrate", "record.parquet", "--loss", "zero_on"), ["Did you mean 'zero_one'?"]),
-        (("calibrate", "thresholds.parquet", "--path", "0.9"), ["ThresholdRecord"]),
+        ((*CALIBRATE[:2], "-p", "gap brierr <= 0.1"), ["Did you mean 'brier'?"]),
+        ((*CALIBRATE[:2], "-p", "gap brier <= 2"), ["`epsilon` must be in (0, 2), but got 2"]),
+        ((*CALIBRATE[:2], "-p", "cost flops <= 1"), ["`promises` must hold at least one Promise"]),
+        ((*CALIBRATE, "--population", "10"), ["`population` must be at least 800"]),
+        ((*CALIBRATE, "--control", "ucb:bound=bentkus"), ["'bentkus' needs losses of at least 0"]),
+        (("calibrate", "record.parquet"), ["`--epsilon` must be given"]),
+        ((*CALIBRATE[:2], "--epsilon", "0.1"), ["`loss` must be given", "zero_one, brier"]),
+        ((*CALIBRATE, "--loss", "zero_on"), ["Did you mean 'zero_one'?"]),
+        ((*THRESHOLDS, "--path", "0.9"), ["ThresholdRecord"]),
         ((*EVALUATE, "-n", "800"), ["`n_calibration` must leave test samples", "800"]),
         ((*EVALUATE, "-n", "0"), ["`n_calibration`"]),
         ((*EVALUATE, "--epsilons", "0.1,a"), ["`--epsilons`", "'a'"]),
@@ -84,18 +90,19 @@ def assert_refused(done, *words):
             (*EVALUATE, "--controls", "crc,ucb:bond=wsr"),
             ["`option of ucb`", "Did you mean 'bound'?"],
         ),
-        ((*EVALUATE, "--bound", "starr"), ["Did you mean 'star'?"]),
+        ((*EVALUATE, "--controls", "ucb:bound=starr"), ["Did you mean 'star'?"]),
         ((*EVALUATE, "--controls", ""), ["`control`"]),
         ((*EVALUATE, "--draws", "0"), ["`draws` must be at least 1"]),
         ((*EVALUATE[:-1], "0"), ["`splits` must be at least 1"]),
         (("plan", "--epsilon", "1.3"), ["`epsilon` must be in (0, 1), but got 1.3"]),
-        (("plan", "--true-risk", "0.05"), ["`risk` must be in [0, epsilon)"]),
-        (("plan", "--power", "1"), ["`power`"]),
-        (("plan", "--max-loss", "0"), ["`loss_range`"]),
+        (("plan",), ["`--epsilon` must be given"]),
+        ((*PLAN, "--true-risk", "0.05"), ["`risk` must be in [0, epsilon)"]),
+        ((*PLAN, "--power", "1"), ["`power`"]),
+        ((*PLAN, "--max-loss", "0"), ["`loss_range`"]),
         ((*BUDGET[:-1], "40"), ["`saving` must be in (0, 1), but got 40"]),
         ((*BUDGET[:3], "zero_one", "--saving", "0.4", "--cost", "flop"), ["Did you mean 'flops'?"]),
         ((*BUDGET[:4], "--saving", "0.9", "--cost", "flop"), ["Did you mean 'flops'?"]),
-        ((*BUDGET, "--bound", "starr"), ["Did you mean 'star'?"]),
+        ((*BUDGET, "--control", "ucb:bound=starr"), ["Did you mean 'star'?"]),
     ],
 )
 def test_arguments(run, made, arguments, words):
@@ -111,7 +118,7 @@ def test_arguments(run, made, arguments, words):
         ((*CALIBRATE, "--los", "brier"), ["--los", "--loss"]),
         ((*CALIBRATE, "--epsilon", "much"), ["--epsilon"]),
         ((*EVALUATE, "--draws", "1.5"), ["--draws"]),
-        ((*CALIBRATE, "another.parquet"), ["another.parquet"]),
+        ((*EVALUATE, "another.parquet"), ["another.parquet"]),
     ],
 )
 def test_usage(run, made, arguments, words):
@@ -223,8 +230,9 @@ def test_files(run, record, made, verb, case):
     make, words = BAD_FILES[case]
     name = make(record)
     before = made()
-    output = {"calibrate": ["-o", "p.json"], "evaluate": ["--figure", "f.png"], "plan": []}[verb]
-    assert_refused(run(verb, name, *output), *words)
+    level = ["--epsilon", "0.05"]
+    options = {"calibrate": [*level, "-o", "p.json"], "evaluate": ["--figure", "f.png"]}
+    assert_refused(run(verb, name, *options.get(verb, level)), *words)
     assert made() == before
 
 
@@ -239,13 +247,13 @@ def damaged(name):
 
 def test_damaged_arrays(run):
     damaged("bad.npz")
-    assert_refused(run("calibrate", "bad.npz", "--loss", "zero_one"), "bad.npz")
+    assert_refused(run("calibrate", "bad.npz", *CALIBRATE[2:]), "bad.npz")
 
 
 def test_one_array_is_no_archive(run):
     with Path("one.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    assert_refused(run("calibrate", "one.npz"), "one.npz")
+    assert_refused(run("calibrate", "one.npz", *CALIBRATE[2:]), "one.npz")
 
 
 # --------------------------------------------------------------------------------- output files
@@ -255,7 +263,16 @@ def test_one_array_is_no_archive(run):
     "arguments",
     [
         (*CALIBRATE, "--epsilon", "2", "-o", "policy.json", "--figure", "figure.png"),
-        ("calibrate", "absent.parquet", "-o", "policy.json", "--figure", "figure.png"),
+        (
+            "calibrate",
+            "absent.parquet",
+            "--epsilon",
+            "0.1",
+            "-o",
+            "policy.json",
+            "--figure",
+            "figure.png",
+        ),
         (*BUDGET[:-1], "0.99", "-o", "policy.json"),
         (*EVALUATE, "-n", "5000", "--figure", "figure.png"),
     ],
@@ -321,7 +338,7 @@ def test_a_folder_is_no_output_file(run, folder, made):
 def test_a_program_of_its_own(folder):
     """Errors and statuses as a shell sees them."""
     done = subprocess.run(
-        [*COMMAND, "calibrate", "record.parquet", "--loss", "zero_on"],
+        [*COMMAND, "calibrate", "record.parquet", "--loss", "zero_on", "--epsilon", "0.1"],
         capture_output=True,
         text=True,
         check=False,
@@ -329,7 +346,7 @@ def test_a_program_of_its_own(folder):
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"swiftsure: [^\n]+Did you mean 'zero_one'\?\n", done.stderr)
     done = subprocess.run(
-        [*COMMAND, "calibrate", "tiny.parquet", "--loss", "zero_one", "--json"],
+        [*COMMAND, "calibrate", "tiny.parquet", *CALIBRATE[2:], "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -344,7 +361,7 @@ def test_an_error_that_nobody_foresaw_is_no_broken_promise(run, monkeypatch):
     def flawed(*_, **__):
         return {}["absent"]
 
-    monkeypatch.setattr("swiftsure.calibrate", flawed)
+    monkeypatch.setattr("swiftsure.Calibration.run", flawed)
     done = run(*CALIBRATE)
     assert (done.status, done.out) == (70, "")
     *shown, last = done.err.splitlines()
@@ -420,7 +437,7 @@ def test_a_terminal_tells_the_promise_from_its_conditions(folder):
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("arguments", [("plan",), (*CALIBRATE, "--json"), ("--help",)])
+@pytest.mark.parametrize("arguments", [PLAN, (*CALIBRATE, "--json"), ("--help",)])
 def test_a_reader_that_has_gone_ends_it_quietly(folder, arguments, buffered):
     environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
     reader, writer = os.pipe()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import swiftsure as ss
+from swiftsure import Repeats
 
 QUICK = ("--loss", "zero_one", "--splits", "4")
 
@@ -38,7 +39,7 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
         low, high = interval.strip("()").split("–")
         assert float(low) == pytest.approx(100 * row["violations_low"], abs=0.051)
         assert float(high) == pytest.approx(100 * row["violations_high"], abs=0.051)
-        assert shown["mean exit"] == f"{row['mean_cost']:.3g}"
+        assert shown[f"mean {study.cost}"] == f"{row['mean_cost']:.3g}"
         assert shown["saved %"] == f"{row['gain']:.1f}"
     assert not made()
 
@@ -51,21 +52,20 @@ def test_a_pipe_gets_lines_with_tabs(run, record, made):
         (["--delta", "0.3"], {"delta": 0.3}),
         (["-n", "0.25"], {"n_calibration": 200}),
         (["--n-calibration", "250"], {"n_calibration": 250}),
-        (["--draws", "7"], {"draws": 7}),
+        (["--draws", "7"], {"splits": Repeats(4, 7)}),
         (["--seed", "5"], {"seed": 5}),
+        (["--epsilons", "0.1"], {"epsilons": [0.1]}),
         (["--path", "0.99,0.9,0.5"], {"path": [0.99, 0.9, 0.5]}),
         (["--path", "breakpoints"], {"path": "breakpoints"}),
         (["--risk", "consistency"], {"risk": "consistency"}),
-        (["--score", "top1"], {"score": "top1"}),
-        (["--bound", "wsr"], {"controls": ["crc", ss.Control("ucb", "wsr")]}),
         (
-            ["--controls", "crc,crc:method=ucb, ucb:bound=wsr,ltt:zero_bounded", "--bound", "star"],
+            ["--controls", "crc,crc:method=ucb, ucb:bound=wsr,ltt:zero_bounded"],
             {
                 "controls": [
                     "crc",
-                    ss.Control("crc", "star", method="ucb"),
+                    ss.Control("crc", method="ucb"),
                     ss.Control("ucb", "wsr"),
-                    ss.Control("ltt", "star", zero_bounded=True),
+                    ss.Control("ltt", zero_bounded=True),
                 ]
             },
         ),
@@ -77,6 +77,42 @@ def test_json_is_the_summary_and_nothing_else(run, record, options, arguments):
     usual = {"controls": ["crc", "ucb"], "epsilons": [0.01, 0.02, 0.05, 0.1], "splits": 4}
     study = ss.evaluate(record, loss="zero_one", **{**usual, **arguments})
     assert json.loads(done.out) == study.summary()
+
+
+def test_a_promise_brings_its_level(run, record):
+    text = "P(gap brier > 0.1) <= 0.2"
+    done = run("evaluate", "record.parquet", "--promise", text, "--splits", "4", "--json")
+    promise = ss.Promise("brier", above=0.1, epsilon=0.2)
+    study = ss.evaluate(record, risk=promise, controls=["crc", "ucb"], splits=4)
+    assert json.loads(done.out) == study.summary()
+    rule = ("--rule", "top1:strict", "--cost", "exit", "--controls", "ltt")
+    done = run("evaluate", "record.parquet", "--promise", text, *rule, "--splits", "4", "--json")
+    asked = ss.Calibration(promise, rule=ss.ExitRule("top1", strict=True), cost="exit")
+    study = ss.evaluate(record, risk=asked, controls=["ltt"], splits=4)
+    assert json.loads(done.out) == study.summary()
+
+
+def test_promises_are_studied_together(run, record, folder):
+    texts = ("gap zero_one <= 0.1", "cost flops <= 4.5e9")
+    options = [word for text in texts for word in ("--promise", text)]
+    sizes = ("-n", "300", "--splits", "3", "--draws", "2")
+    done = run("evaluate", "record.parquet", *options, *sizes, "--json")
+    promises = [ss.Promise("zero_one", epsilon=0.1), ss.CostPromise("flops", at_most=4.5e9)]
+    request = ss.Calibration(promises)
+    rows = request.evaluate(record, n_calibration=300, splits=3, draws=2, progress=False).summary()
+    assert json.loads(done.out) == [{"control": "ucb", **row} for row in rows]
+    header, row, *_ = [
+        line.split("\t")
+        for line in run("evaluate", "record.parquet", *options, *sizes).out.splitlines()
+    ]
+    assert (header[0], row[:2]) == ("control", ["ucb", rows[0]["promise"]])
+    slices = ("--promise", "gap zero_one within slices <= 0.1")
+    assert run("evaluate", "tenants.parquet", *slices, *sizes).status == 0
+    done = run("evaluate", "record.parquet", *options, "--figure", "f.png")
+    assert (done.status, "`--figure` is for one promise" in done.err) == (2, True)
+    run("calibrate", "record.parquet", *options, "--save-request", "request.toml")
+    again = run("evaluate", "record.parquet", "--request", "request.toml", *sizes, "--json")
+    assert [{**row, "control": "ucb"} for row in rows] == json.loads(again.out)
 
 
 def test_what_is_not_known_is_null(run):
@@ -111,7 +147,7 @@ def test_samples_are_whole(run):
 def test_the_table_says_what_is_averaged_over_groups(run):
     command = ["evaluate", "users.parquet", "--loss", "zero_one", "--splits", "3"]
     assert "test risk (average of group averages)" in run(*command).out
-    options = ["--average", "sample", "--max-group-size", "4"]
+    options = ["--groups-average", "sample", "--max-group-size", "4"]
     assert "test risk (average per sample of groups)" in run(*command, *options).out
     rows = json.loads(run(*command, *options, "--json").out)
     assert {(row["unit"], row["average"]) for row in rows} == {("groups", "sample")}

@@ -82,7 +82,7 @@ def test_every_answer_is_saved_and_an_empty_one_ends(run, folder, sample, answer
     record = ss.ExitRecord.load(folder / "pool.parquet")
     wanted = record.needs_label("zero_one").tolist()
     answers("what", *sample.labels[wanted[:3]].tolist(), "")
-    done = run("label", "pool.parquet", "-o", "asked.parquet", "--json")
+    done = run("label", "pool.parquet", "--epsilon", "0.05", "-o", "asked.parquet", "--json")
     assert done.status == 0
     assert json.loads(done.out)["asked"] == 3
     assert "must be a class number or name, but got 'what'" in done.err
@@ -128,7 +128,10 @@ def test_names_of_classes(run, folder, sample, answers):
     record = ss.ExitRecord.load(folder / "pool.parquet")
     first = record.needs_label("zero_one").tolist()[0]
     answers(names[sample.labels[first]], "")
-    done = run("label", "pool.parquet", "--classes", "names.txt", "-o", "asked.parquet")
+    done = run(
+        *("label", "pool.parquet", "--promise", "gap zero_one <= 0.05"),
+        *("--classes", "names.txt", "-o", "asked.parquet"),
+    )
     assert done.status == 0
     assert f"{first} (exits say class-" in done.err
     saved = ss.ExitRecord.load(folder / "asked.parquet")
@@ -139,6 +142,7 @@ def test_names_of_classes(run, folder, sample, answers):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (("pool.parquet",), "`--epsilon` must be given"),
         (("pool.parquet", "--write", "a.csv", "--read", "done.csv"), "one at a time"),
         (("logits.npz",), "`--output` must be given"),
         (("thresholds.parquet",), "must hold an ExitRecord"),
@@ -244,11 +248,10 @@ def test_a_cascade_without_answers_is_refused(run, folder, cascade):
 def test_a_budget_is_evaluated(run):
     done = run(
         *("evaluate", "record.parquet", "--loss", "zero_one", "--controls", "ucb", "--json"),
-        *("--labels", "40", "--pool", "200", "--splits", "5", "--epsilons", "0.05"),
+        *("--labels", "40", "-n", "200", "--splits", "5", "--epsilons", "0.05"),
     )
     rows = json.loads(done.out)
     assert [row["control"] for row in rows] == ["ucb", "ucb, random labels", "ucb, all labels"]
-    assert run("evaluate", "record.parquet", "--loss", "zero_one", "--pool", "200").status == 2
 
 
 def test_a_pool_is_planned(run):

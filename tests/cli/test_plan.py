@@ -1,13 +1,15 @@
 """`swiftsure plan`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import swiftsure as ss
 from swiftsure.certify.policy import Policy
 from swiftsure.losses import LossRange
-from swiftsure.study.planning import gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.study.budgets import Budget, lowest_epsilon
+from swiftsure.study.planning import gain_by_samples, samples_needed
 
 ZERO_ONE = ("--loss", "zero_one")
 
@@ -37,7 +39,8 @@ def test_samples_from_the_promise_alone(run, made):
     ],
 )
 def test_samples_as_json(run, options, arguments):
-    done = run("plan", "--json", *options)
+    level = () if "--epsilon" in options else ("--epsilon", "0.05")
+    done = run("plan", "--json", *level, *options)
     assert json.loads(done.out) == vars(samples_needed(**{"epsilon": 0.05, **arguments}))
     assert (done.status, done.err) == (0, "")
 
@@ -50,7 +53,8 @@ def test_gains_of_a_pilot(run, thresholds):
     assert caution[0].startswith("This estimate")
     assert reached == ["200 samples reach a saving of 30 % with 90 % chance."]
     assert header == ["samples", "saved on average", "certify anything", "save 30 %"]
-    plan = gain_by_samples(thresholds, cost="layers", epsilon=0.08, target=30.0, seed=2)
+    wanted = ss.Calibration(ss.Promise(epsilon=0.08), cost="layers")
+    plan = gain_by_samples(thresholds, wanted, target=30.0, seed=2)
     assert 0 < plan.reached[1] < plan.reached[-1]
     assert [int(cells[0].replace(",", "")) for cells in rows] == plan.sizes.tolist()
     assert [cells[1] for cells in rows] == [f"{gain:.1f} %" for gain in plan.gain]
@@ -60,13 +64,32 @@ def test_gains_of_a_pilot(run, thresholds):
     assert shown["sizes"] == plan.sizes.tolist()
 
 
+def test_a_request_is_planned_as_a_whole(run, record):
+    texts = ("gap zero_one <= 0.1", "consistency zero_one <= 0.2")
+    promises = [word for text in texts for word in ("--promise", text)]
+    done = run("plan", "record.parquet", *promises, "--json")
+    request = ss.Calibration(
+        [
+            ss.Promise("zero_one", epsilon=0.1),
+            ss.Promise("zero_one", risk="consistency", epsilon=0.2),
+        ]
+    )
+    plan = request.plan(record, power=0.9, progress=False)
+    shown = json.loads(done.out)
+    assert (shown["n"], shown["certified"]) == (plan.n, plan.certified.tolist())
+    header, *_, enough, _ = run("plan", "record.parquet", *promises).out.splitlines()
+    assert header == "samples\tsaved on average\tcertify anything"
+    assert enough == f"{plan.n:,} certify anything with 90 % chance."
+    assert run("plan", "record.parquet", *promises, "--target", "30").status == 2
+
+
 def test_no_target_no_column(run):
-    header = run("plan", "thresholds.parquet").out.splitlines()[0]
+    header = run("plan", "thresholds.parquet", "--epsilon", "0.05").out.splitlines()[0]
     assert header == "samples\tsaved on average\tcertify anything"
 
 
 def test_the_size_that_reaches_the_target_is_said(run):
-    done = run("plan", "thresholds.parquet", "--target", "30", "--json")
+    done = run("plan", "thresholds.parquet", "--epsilon", "0.1", "--target", "30", "--json")
     assert "n" in json.loads(done.out)
 
 
@@ -74,7 +97,8 @@ def test_the_lowest_level_of_a_budget(run, record, made):
     options = (*ZERO_ONE, "--cost", "exit", "--saving", "0.4", "--delta", "0.2", "--seed", "3")
     done = run("plan", "record.parquet", *options, "-o", "policy.json")
     assert (done.status, done.err) == (0, "")
-    plan = lowest_epsilon(record, loss="zero_one", cost="exit", saving=0.4, delta=0.2, seed=3)
+    budget = Budget(saving=0.4, cost="exit")
+    plan = lowest_epsilon(replace(record, order=3), budget, loss="zero_one", delta=0.2)
     saved = 100 * (1 - plan.cost / plan.full_cost)
     first, *rest = done.out.splitlines()
     assert first.startswith(f"Saving {saved:.1f} %, the lowest certified level is")
@@ -86,7 +110,15 @@ def test_the_lowest_level_of_a_budget(run, record, made):
 
 
 def test_the_lowest_level_as_json(run, thresholds):
-    done = run("plan", "thresholds.parquet", "--saving", "0.4", "--bound", "hoeffding", "--json")
+    done = run(
+        "plan",
+        "thresholds.parquet",
+        "--saving",
+        "0.4",
+        "--control",
+        "ucb:bound=hoeffding",
+        "--json",
+    )
     plan = lowest_epsilon(thresholds, saving=0.4, bound="hoeffding")
     shown = json.loads(done.out)
     assert shown.pop("sentence") == str(plan.policy)
@@ -95,7 +127,15 @@ def test_the_lowest_level_as_json(run, thresholds):
 
 def test_no_level_is_status_1(run, record):
     record.take(range(8)).save("few.parquet")
-    options = (*ZERO_ONE, "--saving", "0.4", "--cost", "exit", "--bound", "empirical_bernstein")
+    options = (
+        *ZERO_ONE,
+        "--saving",
+        "0.4",
+        "--cost",
+        "exit",
+        "--control",
+        "ucb:bound=empirical_bernstein",
+    )
     done = run("plan", "few.parquet", *options, "-o", "policy.json")
     assert done.status == 1
     assert done.err == ""
@@ -117,11 +157,12 @@ def test_an_impossible_saving_is_refused(run, made):
 def test_a_plan_that_falls_short_says_so(run, record):
     """Four samples bound little, and may save less than the one that chose the setting."""
     record.take(range(5)).save("few.parquet")
-    options = {"loss": "zero_one", "cost": "exit", "saving": 0.7}
+    budget = Budget(saving=0.7, cost="exit")
     command = ("plan", "few.parquet", *ZERO_ONE, "--cost", "exit", "--saving", "0.7")
     seen = set()
     for seed in range(6):
-        plan = lowest_epsilon(ss.load_record("few.parquet"), **options, seed=seed)
+        few = replace(ss.load_record("few.parquet"), order=seed)
+        plan = lowest_epsilon(few, budget, loss="zero_one")
         shown = run(*command, "--seed", seed).out
         less, little = plan.cost / plan.full_cost > 0.3005, (plan.epsilon or 0) > 0.5
         assert (
@@ -139,11 +180,12 @@ def test_a_plan_that_falls_short_says_so(run, record):
         ("-o", "policy.json"),
         ("thresholds.parquet", "-o", "policy.json"),
         ("thresholds.parquet", "--true-risk", "0.01"),
-        ("thresholds.parquet", "--bound", "auto"),
+        ("thresholds.parquet",),
+        ("record.parquet", "--promise", "gap zero_one <= 0.1", "--saving", "0.4"),
+        ("record.parquet", *ZERO_ONE, "--control", "crc", "--saving", "0.4"),
         ("--loss", "brier"),
-        ("record.parquet", "--labels", "9", "--risk", "gap"),
-        ("record.parquet", "--labels", "9", "--bound", "wsr"),
-        ("record.parquet", "--labels", "9", "--power", "0.9"),
+        ("record.parquet", "--labels", "9"),
+        ("record.parquet", "--labels", "9", "--epsilon", "0.1", "--power", "0.9"),
         ("thresholds.parquet", "--saving", "0.3", "--epsilon", "0.05"),
         ("thresholds.parquet", "--saving", "0.3", "--power", "0.8"),
     ],
@@ -161,16 +203,17 @@ def test_the_policy_runs(run, record):
 
 def test_plans_of_groups_count_groups_and_say_what_is_averaged(run):
     command = ["plan", "users.parquet", "--loss", "zero_one", "--cost", "flops"]
-    done = run(*command)
+    level = ("--epsilon", "0.05")
+    done = run(*command, *level)
     assert done.out.startswith("groups\t")
     assert "each group's average" in done.out
-    options = ["--average", "sample", "--max-group-size", "4"]
-    found = json.loads(run(*command, *options, "--json").out)
+    options = ["--groups-average", "sample", "--max-group-size", "4"]
+    found = json.loads(run(*command, *level, *options, "--json").out)
     assert (found["unit"], found["average"]) == ("groups", "sample")
     done = run(*command, *options, "--saving", "0.3")
     assert "per sample (every sample counts the same" in done.out
     assert "other groups chose the setting" in done.out
-    done = run("plan", "--average", "group")
+    done = run("plan", "--groups-average", "group")
     assert (done.status, "needs a record with groups" in done.err) == (2, True)
 
 

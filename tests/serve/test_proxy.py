@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import openai
@@ -74,7 +75,7 @@ class Setup:
         inputs = [f"Is it odd? {k}" for k in np.random.default_rng(0).integers(0, 1000, 400)]
         record = cascade.collect(inputs, [truth(text) for text in inputs])
         self.policy = cascade.calibrate(
-            record, risk="consistency", loss="exact_match", epsilon=0.05, seed=0
+            replace(record, order=0), risk="consistency", loss="exact_match", epsilon=0.05
         )
         self.policy.save(folder / "policy.json")
         self.small.bodies.clear()

@@ -18,8 +18,12 @@ from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_o
 from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff
 from swiftsure.cascade.running import CascadeRunner, run_coroutine
-from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.calibration import DELTA, Calibration, Missing, stated_promises
+from swiftsure.certify.control import Control
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.promise import CostPromise, Promise
+from swiftsure.curves.paths import PathLike
+from swiftsure.curves.pilots import PilotPath
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import gap_is_known_by_agreement
@@ -224,7 +228,24 @@ class Cascade:
             inputs=values,
         )
 
-    def calibrate(self, record: ExitRecord, *, cost: str | None = None, **options: Any) -> Policy:
+    def calibrate(
+        self,
+        record: ExitRecord,
+        promises: Promise
+        | CostPromise
+        | Sequence[Promise | CostPromise]
+        | Calibration
+        | None = None,
+        *,
+        loss: str | None = None,
+        epsilon: float | None = None,
+        risk: str | None = None,
+        delta: float = DELTA,
+        control: str | Control = "ucb",
+        path: PathLike | PilotPath = None,
+        missing: Missing = "raise",
+        cost: str | None = None,
+    ) -> Policy:
         """Find the cheapest certified setting; see `swiftsure.calibrate`.
 
         If that costs more than the last model alone, the policy is the last model alone, and says
@@ -233,20 +254,39 @@ class Cascade:
         Parameters
         ----------
         record : ExitRecord
+        promises : Promise, CostPromise, several, or a Calibration
+            What is to hold; instead of `loss`, `epsilon` and `risk`. A Calibration takes the place
+            of everything here, except that the cascade's first confidence decides if its rule
+            names none.
+        loss, epsilon, risk, delta, control, path, missing
+            As in `swiftsure.calibrate`.
         cost : str, optional
             The cost to compare; by default the price, the first of `full_costs` besides seconds.
-        **options
-            `epsilon`, `risk`, `loss`, `delta` and the others of `swiftsure.calibrate`.
         """
         if SECONDS in record.costs and isinstance(record, ExitRecord):
             # What is slower than nearly all answers hangs, for those who run the policy.
             each = np.diff(record.costs[SECONDS], axis=-1, prepend=0.0)
             slow = np.quantile(np.atleast_2d(each), 0.99, axis=0).tolist()
             record = replace(record, settings={**record.settings, SECONDS: slow})
-        score = options.pop("score", None)
-        if score is None and self.scores[0] in record.confidences:
-            score = self.scores[0]
-        return calibrate(record, cost=cost, score=score, **options)
+        if isinstance(promises, Calibration):
+            others = (loss, epsilon, risk, delta, control, path, missing, cost)
+            if others != (None, None, None, DELTA, "ucb", None, "raise", None):
+                raise ValueError("A Calibration says all of it: leave the other arguments out.")
+            request = promises
+        else:
+            request = Calibration(
+                stated_promises(promises, loss, epsilon, risk),
+                delta=delta,
+                control=control,  # type: ignore[arg-type]
+                path=path,  # type: ignore[arg-type]
+                missing=missing,
+                cost=cost,
+            )
+        if request.rule.score is None and self.scores[0] in record.confidences:
+            request = replace(request, rule=replace(request.rule, score=self.scores[0]))
+        policy: Any = request.run(record)
+        found: Policy = policy
+        return found
 
     def run(
         self,

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.cascade.collecting import rows_of
-from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.calibration import DELTA, Calibration, stated_promises
+from swiftsure.certify.policy import Policy
 from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.exits import exit_indices
+from swiftsure.exits import ExitRule, exit_indices
 from swiftsure.records import ExitRecord
 from swiftsure.scores import SCORES
 
@@ -37,14 +38,18 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     that is enough on those set aside.
 
     **Guarantee**: with probability at least 1 − δ over the draw of the samples set aside, accuracy
-    on new samples of the same distribution is at most ε below that of the last estimator alone.
+    on new samples of the same distribution is at most ε below that of the last estimator alone; or
+    what `promises` say.
 
     Parameters
     ----------
     estimators : list of classifiers
         With `predict_proba`, cheapest first.
     epsilon : float
-        The largest loss of accuracy against the last estimator.
+        The largest loss of accuracy against the last estimator. It must be given, or `promises`.
+    promises : Promise, CostPromise, several, or a Calibration, optional
+        What is to hold instead, of the losses "zero_one" and "brier" and of the cost "cost"; a
+        Calibration also has its own δ and exit rule.
     delta : float
         Failure probability.
     calibration_size : float
@@ -86,8 +91,9 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         estimators: Sequence[Any],
         *,
-        epsilon: float = 0.05,
-        delta: float = 0.1,
+        epsilon: float | None = None,
+        promises: Any = None,
+        delta: float = DELTA,
         calibration_size: float = 0.3,
         costs: Sequence[float] | None = None,
         confidence: str = "top1",
@@ -95,6 +101,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.estimators = estimators
         self.epsilon = epsilon
+        self.promises = promises
         self.delta = delta
         self.calibration_size = calibration_size
         self.costs = costs
@@ -103,6 +110,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> "CertifiedCascade":
         """Fit the estimators on most samples, and calibrate on the others."""
+        request = self._request()
         X, y = self._checked(X, y)
         y = np.asarray(y)
         check_classification_targets(y)
@@ -128,18 +136,31 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             train = np.arange(len(y))
         part = rows_of(X, train)
         self.estimators_ = [clone(each).fit(part, y[train]) for each in self.estimators]
-        self.policy_, self.record_ = None, None
+        self.policy_: Policy | None = None
+        self.record_: ExitRecord | None = None
         if not whole and len(self.classes_) > 1:
             record = self._record(rows_of(X, held), numbers[held])
             self.record_ = replace(record, order=order.after(order))
-            self.policy_ = calibrate(
-                self.record_,
-                loss="zero_one",
-                epsilon=self.epsilon,
-                delta=self.delta,
-                score=self.confidence,
-            )
+            policy: Any = request.run(self.record_)
+            self.policy_ = policy
         return self
+
+    def _request(self) -> Calibration:
+        """Return what is to hold, as a request that decides by `confidence`."""
+        if isinstance(self.promises, Calibration):
+            if self.epsilon is not None or self.delta != DELTA:
+                raise ValueError("`epsilon` and `delta` are the Calibration's own; leave them out.")
+            request = self.promises
+        else:
+            loss = "zero_one" if self.promises is None else None
+            promises = stated_promises(self.promises, loss, self.epsilon, None)
+            request = Calibration(promises, delta=self.delta)
+        if request.rule.score not in (None, self.confidence):
+            raise ValueError(
+                f"`confidence` decides, which is {self.confidence!r}, but the Calibration's rule"
+                f" names {request.rule.score!r}."
+            )
+        return replace(request, rule=replace(request.rule, score=self.confidence))
 
     def _split_order(self) -> SampleOrder:
         """Return the seed of the split; it was drawn unless `random_state` determines it."""
@@ -166,18 +187,19 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = self._checked(X)
         n, last = X.shape[0], len(self.estimators_) - 1
         thresholds = None if self.policy_ is None else self.policy_.thresholds
+        rule = ExitRule() if self.policy_ is None else self.policy_.rule
         found = np.zeros((n, len(self.classes_)))
         exits = np.full(n, last)
         rows = np.arange(n)
         for k in range(last + 1):
-            level = np.inf if thresholds is None or k == last else thresholds[k]
+            level = np.inf if thresholds is None or not rule.min_exit <= k < last else thresholds[k]
             if not len(rows) or (k < last and level > 1):  # an estimator that no sample can keep
                 continue
             p = self._probabilities(k, rows_of(X, rows))
             leaves = np.full(len(rows), k == last)
             if k < last:
                 sure = SCORES[self.confidence](p)[:, None]
-                leaves = exit_indices(sure, level) == 0
+                leaves = exit_indices(sure, level, strict=rule.strict) == 0
             found[rows[leaves]], exits[rows[leaves]] = p[leaves], k
             rows = rows[~leaves]
         return found, exits
@@ -192,7 +214,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _record(self, X: Any, labels: Array) -> ExitRecord:
         p = np.stack([self._probabilities(k, X) for k in range(len(self.estimators_))], axis=1)
-        options: dict[str, Any] = {"score": self.confidence, "losses": "zero_one"}
+        options: dict[str, Any] = {"score": self.confidence, "losses": ["zero_one", "brier"]}
         record = ExitRecord.from_probabilities(p, labels, **options)
         if self.costs is None:
             return record

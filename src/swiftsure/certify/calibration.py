@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swiftsure.certify.slices import SlicedPolicy
     from swiftsure.study.requests import RequestPlan, RequestStudy
 
-__all__ = ["Ask", "Calibration", "Labeller", "calibrate"]
+__all__ = ["Ask", "Calibration", "Labeller", "calibrate", "stated_promises"]
 
 DELTA = 0.1
 """The failure probability if none is given."""
@@ -350,14 +350,9 @@ def calibrate(
     >>> policy.threshold is not None
     True
     """
-    if promises is None:
-        promises = Promise(loss, epsilon=epsilon, risk=risk or "gap")  # type: ignore[arg-type]
-    else:
-        for name, value in {"loss": loss, "epsilon": epsilon, "risk": risk}.items():
-            if value is not None:
-                raise ValueError(f"`{name}` is each Promise's own; leave it out here.")
+    asked = stated_promises(promises, loss, epsilon, risk)
     request = Calibration(
-        promises,  # type: ignore[arg-type]
+        asked,
         delta=delta,
         control=control,  # type: ignore[arg-type]
         bound=bound,
@@ -365,3 +360,15 @@ def calibrate(
         missing=missing,
     )
     return request.run(record)  # type: ignore[return-value]
+
+
+def stated_promises(
+    promises: Any, loss: str | None, epsilon: float | None, risk: str | None
+) -> Any:
+    """Return the promises, or the one that `loss`, `epsilon` and `risk` state instead."""
+    if promises is None:
+        return Promise(loss, epsilon=epsilon, risk=risk or "gap")  # type: ignore[arg-type]
+    for name, value in {"loss": loss, "epsilon": epsilon, "risk": risk}.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is each Promise's own; leave it out here.")
+    return promises

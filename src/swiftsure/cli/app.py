@@ -19,8 +19,9 @@ from swiftsure.cli.evaluate import evaluate
 from swiftsure.cli.export import export
 from swiftsure.cli.label import label
 from swiftsure.cli.monitor import monitor
-from swiftsure.cli.output import check_outputs, one_line
+from swiftsure.cli.output import check_outputs, one_line, printable
 from swiftsure.cli.plan import plan
+from swiftsure.cli.promises import PromiseError
 from swiftsure.cli.record import record
 from swiftsure.cli.report import report
 from swiftsure.cli.serve import serve
@@ -81,7 +82,7 @@ def root(
 
         swiftsure demo
 
-        swiftsure calibrate record.parquet --loss zero_one --epsilon 0.02
+        swiftsure calibrate record.parquet --promise 'gap zero_one <= 0.02'
 
     Exit status: 0 success; 1 a promise cannot be kept;
     2 bad usage or bad input; 70 a bug in swiftsure.
@@ -120,6 +121,9 @@ def _run_app() -> str | int | None:
         if isinstance(ended.__context__, BrokenPipeError):
             raise ended.__context__ from None
         return ended.code
+    except PromiseError as error:
+        typer.echo(f"swiftsure: {printable(str(error))}", err=True)
+        return 2
     except (ValueError, TypeError, ImportError, OSError) as error:
         text = " ".join([str(error), *getattr(error, "__notes__", [])])
         typer.echo(f"swiftsure: {one_line(text)}", err=True)

@@ -16,86 +16,42 @@ from swiftsure.cli.output import (
     print_table,
     print_text,
 )
+from swiftsure.cli.requests import request_text
 
 if TYPE_CHECKING:
-    from swiftsure.certify.control import Control
+    from swiftsure.certify.calibration import Calibration
     from swiftsure.certify.policy import Certificate, Policy
     from swiftsure.certify.slices import SlicedPolicy
-    from swiftsure.curves.risks import Risk
 
 __all__ = ["calibrate"]
 
+DATASETS = " Several are datasets, each of them a slice."
+
 
 def calibrate(
-    record: options.RecordFile,
-    risk: options.Risk = "gap",
+    context: typer.Context,
+    record: Annotated[
+        list[Path], typer.Argument(help=options.RECORD_HELP + DATASETS, show_default=False)
+    ],
+    promise: options.Promises = None,
     loss: options.Loss = None,
-    epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
+    epsilon: options.Epsilon = None,
+    risk: options.Risk = "gap",
     delta: options.Delta = 0.1,
-    control: Annotated[str, typer.Option(help="ucb, ltt, crc or empirical, with options.")] = "ucb",
-    bound: options.Bound = "auto",
-    score: options.Score = None,
-    path: options.Path_ = None,
-    pilot: Annotated[
-        Path | None, optional("Learn the path on this record of other samples, instead of --path.")
+    control: options.Control = "ucb",
+    path: options.Route = None,
+    rule: options.Rule = None,
+    missing: options.Missing = "raise",
+    cost: options.Cost = None,
+    request: options.Request = None,
+    save_request: Annotated[
+        Path | None,
+        optional("Write the request here, to use it again.", panel=options.REQUEST),
     ] = None,
-    split: Annotated[
-        float | None,
-        optional("Learn it on this many of the record's samples, or fraction, drawn at random."),
-    ] = None,
-    cost: Annotated[str | None, optional("Which cost to save, if the record has several.")] = None,
-    and_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--and", metavar="<str>", help="Another risk to keep, RISK:LOSS:EPSILON; repeatable."
-        ),
-    ] = None,
-    above: Annotated[
-        float | None, optional("Bound the probability of a loss above this, not the mean loss.")
-    ] = None,
-    worst: Annotated[
-        float | None, optional("Bound the mean loss of this share of the samples, the worst.")
-    ] = None,
-    max_cost: Annotated[
-        list[str] | None,
-        typer.Option(metavar="<str>", help="Largest mean cost, NAME=VALUE; repeatable."),
-    ] = None,
-    slices: Annotated[
-        bool, typer.Option("--slices", help="Keep the risk in every slice of the record at once.")
-    ] = False,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="<str>", help="Another dataset, NAME=FILE: a slice; repeatable."),
-    ] = None,
-    own: Annotated[
-        bool, typer.Option("--own", help="With slices: choose a threshold for each.")
-    ] = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="With --own: each promise alone holds, not all at once.")
-    ] = False,
-    weights: Annotated[
-        str | None, optional("Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…")
-    ] = None,
-    max_weight: Annotated[float | None, optional("The largest possible weight.")] = None,
-    estimated_weights: Annotated[
-        bool, typer.Option("--estimated-weights", help="The weights were estimated.")
-    ] = False,
-    pool: Annotated[int | None, optional("Size of the finite pool the samples came from.")] = None,
-    missing: Annotated[
-        str,
-        typer.Option(
-            help="If a needed label is missing: raise, worst (assume the worst loss), or stop"
-            " (before the first setting that lacks a label)."
-        ),
-    ] = "raise",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit only above the threshold, not at it.")
-    ] = False,
-    min_exit: Annotated[
-        int, typer.Option(help="First exit that may be taken, counted from 0.")
-    ] = 0,
-    average: options.Average = None,
+    groups_average: options.GroupsAverage = None,
     max_group_size: options.MaxGroupSize = None,
+    weights: options.Weights = None,
+    population: options.Population = None,
     seed: options.OrderSeed = None,
     state: Annotated[
         Path | None,
@@ -109,7 +65,19 @@ def calibrate(
     figure: Annotated[Path | None, optional("Draw the risk curve here.")] = None,
     json: options.Json = False,
 ) -> None:
-    r"""Find the fastest setting whose risk is at most ε, and certify it.
+    r"""Find the fastest setting that keeps every promise, and certify it.
+
+    A promise is written as a sentence; several hold together:
+
+        gap zero_one <= 0.01             the mean
+        P(gap brier > 0.1) <= 0.05       how often the loss is large
+        worst 10% of gap brier <= 0.3    the mean of the worst share
+        cost flops <= 3e9                a mean cost
+
+    Before <=, a promise about a loss may say whose loss counts (among
+    exits) and where it holds (within slices; or within each slice, which
+    then has a setting of its own). The risk is gap or consistency, or
+    zero-bounded gap. --loss, --epsilon and --risk make one such promise.
 
     The exit status is 1 if nothing faster than the full model can be
     certified; the policy is still written, and runs the full model.
@@ -125,145 +93,116 @@ def calibrate(
     Write a control's options after its name, each after a colon:
 
         all        zero_bounded
-        ucb, ltt   bound=NAME
+        ucb, ltt   bound=NAME (star, wsr, binomial, trinomial, …)
         ltt        correction=bonferroni
         crc        method=ucb, with bound=NAME and delta_prime=NUMBER;
                    monotone=false; selection=contiguous or paper
 
-    For a record of several dials, --split sets some samples aside as a
-    pilot, which finds the settings to test; the others certify them.
-
     [bold]Examples[/bold]
 
-        swiftsure calibrate record.parquet --loss zero_one \
-            --epsilon 0.02 -o policy.json
+        swiftsure calibrate record.parquet \
+            --promise 'gap zero_one <= 0.05' \
+            --promise 'cost flops <= 4e9' -o policy.json
 
-        swiftsure calibrate dials.parquet --split 200 --risk consistency
+        swiftsure calibrate dials.parquet --path learn:200 \
+            --promise 'consistency bleu <= 0.05'
 
-        swiftsure calibrate record.parquet --loss brier \
-            --control ltt:zero_bounded:bound=wsr --strict
+        swiftsure calibrate record.parquet --loss brier --epsilon 0.05 \
+            --control ltt:zero_bounded:bound=wsr --rule top1:strict
 
         swiftsure calibrate users.parquet --loss zero_one \
-            --average sample --max-group-size 4
+            --epsilon 0.1 --groups-average sample --max-group-size 4
 
         swiftsure calibrate record.parquet --loss zero_one \
-            --state growing.state -o policy.json
+            --epsilon 0.1 --state growing.state -o policy.json
 
-        swiftsure calibrate tenants.parquet --loss zero_one --slices --own
+        swiftsure calibrate tenants.parquet \
+            --promise 'gap zero_one within each slice <= 0.1'
     """
-    import swiftsure as ss
-    from swiftsure.records import open_record
     from swiftsure.report.figures import figure_kind
 
-    check_outputs(output, figure)
+    check_outputs(output, figure, save_request)
     if figure is not None:
         figure_kind(figure)
-    whole = state is not None or slices or dataset is not None or weights is not None
-    read = ss.load_record if whole or path == "breakpoints" else open_record
-    loaded: Any = read(record)
-    exits: dict[str, Any] = {"missing": missing, "strict": strict, "min_exit": min_exit}
-    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    split = _count_or_share(split, path, pilot)
-    route = _route(record, path, pilot, risk, loss, score, cost)
-    promised: dict[str, Any] = {
-        "max_costs": None if max_cost is None else _numbers("--max-cost", max_cost),
-        "weights": None if weights is None else _numbers("--weights", weights.split(",")),
-        "max_weight": max_weight,
-        "estimated_weights": estimated_weights,
-    }
-    risks = [
-        ss.Risk(risk, loss, epsilon, above, worst),
-        *(_parse_risk(text) for text in and_ or []),
-    ]
-    if state is not None:
-        given = {
-            "--control": control != "ucb",
-            "--bound": bound != "auto",
-            "--pool": pool is not None,
-            "--split": split is not None,
-            "--cost": cost is not None,
-            "--average": average not in (None, "group"),
-            "--max-group-size": max_group_size is not None,
-            "--seed": seed is not None,
-            "--figure": figure is not None,
-            "--max-cost": max_cost is not None,
-            "--weights": weights is not None,
-            "--max-weight": max_weight is not None,
-            "--slices": slices or dataset is not None,
-            "--own": own,
-            "--alone": alone,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ValueError(f"`{name}` does not go with --state.")
-        policy = _grown(record, loaded, state, horizon, risks, delta, score, route, exits)
-        _show(record, policy, [output], json)
-        return
-    if slices or dataset is not None:
-        for name, is_given in {
-            "--max-cost": max_cost is not None,
-            "--weights": weights is not None,
-            "--pool": pool is not None,
-            "--split": split is not None,
-            "--cost": cost is not None,
-            "--max-weight": max_weight is not None,
-            "--average": average is not None,
-            "--max-group-size": max_group_size is not None,
-            "--figure": figure is not None,
-            "--horizon": horizon is not None,
-        }.items():
-            if is_given:
-                raise ValueError(f"`{name}` does not go with slices.")
-        sliced = ss.calibrate_slices(
-            _datasets(record, loaded, dataset) if dataset is not None else loaded,
-            own=own,
-            together=not alone,
-            delta=delta,
-            risks=risks,
-            control=control,
-            bound=bound,
-            path=route,
-            seed=seed,
-            score=score,
-            **(exits if isinstance(loaded, ss.ExitRecord) else {}),
-        )
-        _show_slices(sliced, output, json)
-        return
-    if own or alone:
-        raise ValueError("`--own` and `--alone` need --slices or --dataset.")
-    if horizon is not None:
+    if horizon is not None and state is None:
         raise ValueError("`--horizon` goes with --state.")
-    policy = ss.calibrate(
-        loaded,
-        risks=risks,
-        control=_rule(control, bound),
+    text = request_text(
+        context,
+        request,
+        promise,
+        loss=loss,
+        epsilon=epsilon,
+        risk=risk,
         delta=delta,
-        path=route,
-        split=split,
-        seed=seed,
-        score=score,
-        pool=pool,
+        control=control,
+        path=path,
+        rule=rule,
+        missing=missing,
         cost=cost,
-        **exits,
-        **counted,
-        **promised,
+    )
+    wanted = text.calibration(record)
+    if save_request is not None:
+        text.save(save_request)
+    facts = (groups_average, max_group_size, weights, population, seed)
+    loaded = _loaded(record, wanted, state is not None or facts != (None,) * 5)
+    loaded = options.described(
+        loaded,
+        average=groups_average,
+        max_size=max_group_size,
+        weights=weights,
+        population=population,
+        seed=seed,
     )
     if figure is not None:
-        if policy.certificate.max_weight is not None:
-            raise ValueError("`--figure` cannot show a promise about weighted samples.")
-        shown: dict[str, Any] = {"score": score, **counted}
-        if not isinstance(loaded, ss.ThresholdRecord):
-            shown |= exits
-        curve = _curve(loaded, risks, route, split, seed, cost, shown)
-        ss.report.policy_figure(curve.transformed(above, worst), policy, figure)
-    _show(record, policy, [output, figure], json)
+        for what, cannot in {
+            "a calibration that grows": state is not None,
+            "promises within slices": any(each.within is not None for each in wanted.risks),
+            "a promise about weighted samples": loaded.sampling.max_weight is not None,
+        }.items():
+            if cannot:
+                raise ValueError(f"`--figure` cannot show {what}.")
+    policy: Any = (
+        wanted.run(loaded) if state is None else _grown(record, loaded, state, horizon, wanted)
+    )
+    if figure is not None:
+        _draw(loaded, wanted, policy, figure)
+    if hasattr(policy, "policies"):
+        _show_slices(policy, output, json)
+    else:
+        _show(record[0], policy, [output, figure, save_request], json)
 
 
-def _rule(control: str, bound: str) -> "Control":
-    """Return the control; raise if it does not use the bound that is given for it."""
-    rule = options.parse_control(control, bound)
-    if bound != "auto" and not rule.uses_bound:
-        raise ValueError(f"`--bound` is not used by {rule.name}; leave it out.")
-    return rule
+def _loaded(files: list[Path], request: "Calibration", in_memory: bool) -> Any:
+    """Return the record, or those of several datasets as slices of one."""
+    import swiftsure as ss
+    from swiftsure.records import open_record
+
+    sliced = any(each.within is not None for each in request.risks)
+    if len(files) == 1:
+        in_memory |= sliced or request.path == "breakpoints"
+        return (ss.load_record if in_memory else open_record)(files[0])
+    if not all(each.within is not None for each in request.risks):
+        raise ValueError(
+            "`record`: several datasets are slices, so every promise must say `within slices` or"
+            " `within each slice`. To promise a mean over all of them, join them to one record."
+        )
+    named: dict[str, Any] = {}
+    for file in files:
+        if file.stem in named:
+            raise ValueError(f"`record` must be files of different names, but two are {file.stem}.")
+        named[file.stem] = ss.load_record(file)
+    return ss.joined_datasets(
+        named, path=request.path if isinstance(request.path, ss.Path) else None
+    )
+
+
+def _draw(record: Any, request: "Calibration", policy: "Policy", figure: Path) -> None:
+    """Draw the curve of the first promise, of the samples that calibrated."""
+    from swiftsure.certify.selection import cells, prepared
+    from swiftsure.report.figures import policy_figure
+
+    record, request = prepared(request, record)
+    policy_figure(cells(request, record)[0].curve, policy, figure, cost=request.cost)
 
 
 def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:
@@ -284,22 +223,15 @@ def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool
 
 
 def _grown(
-    file: Path,
-    record: Any,
-    state: Path,
-    horizon: int | None,
-    risks: "list[Risk]",
-    delta: float,
-    score: str | None,
-    route: Any,
-    exits: dict[str, Any],
+    files: list[Path], record: Any, state: Path, horizon: int | None, request: "Calibration"
 ) -> "Policy":
     """Add a record to a calibration that grows, unless it holds it already."""
-    from swiftsure.certify.anytime.calibration import HORIZON, GrowingCalibration
+    from swiftsure.certify.anytime.calibration import HORIZON
     from swiftsure.certify.anytime.state import known_again
     from swiftsure.records.files import keeps_order
 
-    if not keeps_order(file):
+    file = files[0]
+    if not all(keeps_order(each) for each in files):
         raise ValueError(
             f"`record` must be a Parquet file for --state, so that adding it twice is noticed: run"
             f" swiftsure convert {file} -o record.parquet first."
@@ -309,97 +241,12 @@ def _grown(
             "`record` must have a seed that was drawn at random, or ids of its own, for --state:"
             " otherwise adding it twice is not noticed."
         )
-    calibration = GrowingCalibration(
-        risks=risks,
-        delta=delta,
-        horizon=HORIZON if horizon is None else horizon,
-        path=route,
-        score=score,
-        state=state,
-        **exits,
-    )
+    calibration = request.start(HORIZON if horizon is None else horizon, state)
     if calibration.has(record):
         typer.echo(f"swiftsure: {state} holds {file} already; nothing was added.", err=True)
     else:
         calibration.update(record)
     return calibration.policy()
-
-
-def _count_or_share(split: float | None, path: str | None, pilot: Path | None) -> float | None:
-    """Return a split as an integer if it is one: a number of samples, not a share of them."""
-    if split is None:
-        return None
-    if path is not None or pilot is not None:
-        raise ValueError("`--split` learns the path, so it does not go with --path or --pilot.")
-    return int(split) if split.is_integer() else split
-
-
-def _curve(
-    record: Any,
-    risks: list[Any],
-    path: Any,
-    split: float | None,
-    seed: int | None,
-    cost: str | None,
-    options: dict[str, Any],
-) -> Any:
-    """Return the curve of the first risk, of the samples that calibrated."""
-    from swiftsure.certify.calibration import set_aside
-
-    if split is not None:
-        record, path = set_aside(record, split, seed, risks, cost, options)
-    return record.curve(risks[0].risk, risks[0].loss, path=path, **options)
-
-
-def _route(
-    record: Path,
-    path: str | None,
-    pilot: Path | None,
-    risk: str,
-    loss: str | None,
-    score: str | None,
-    cost: str | None,
-) -> Any:
-    """Return the path: given, or learned on a pilot."""
-    import swiftsure as ss
-
-    if pilot is None:
-        return options.parse_path(path)
-    if path is not None:
-        raise ValueError("`--pilot` learns the path, so it does not go with --path.")
-    if pilot.exists() and pilot.samefile(record):
-        raise ValueError("`--pilot` must hold other samples than the record, not the same file.")
-    others = ss.load_record(pilot)
-    if isinstance(others, ss.ThresholdRecord):
-        return ss.Path.pareto(others, risk, loss, cost=cost)
-    return ss.Path.learned(others, loss, score=score, cost=cost)
-
-
-def _numbers(option: str, texts: list[str]) -> dict[str, float]:
-    """Parse NAME=VALUE."""
-    found = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            name = ""
-        if not name:
-            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
-    return found
-
-
-def _datasets(file: Path, loaded: Any, given: list[str]) -> dict[str, Any]:
-    """Return the record and the other datasets by name."""
-    import swiftsure as ss
-
-    found = {file.stem: loaded}
-    for text in given:
-        name, _, other = text.partition("=")
-        if not other or name in found:
-            raise ValueError(f"`--dataset` must be a new NAME=FILE, but got {text!r}.")
-        found[name] = ss.load_record(Path(other))
-    return found
 
 
 def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> None:
@@ -464,16 +311,3 @@ def _print_tables(certificate: "Certificate") -> None:
         )
     if how:
         print_text(average_sentence(certificate.unit, certificate.average))
-
-
-def _parse_risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821
-    import swiftsure as ss
-
-    parts = text.split(":")
-    try:
-        kind, loss, level = parts
-        return ss.Risk(kind, loss, epsilon=float(level))
-    except ValueError:
-        raise ValueError(
-            f"`--and` must be RISK:LOSS:EPSILON, such as consistency:brier:0.05, but got {text!r}."
-        ) from None

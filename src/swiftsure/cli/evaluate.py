@@ -1,7 +1,8 @@
 """`swiftsure evaluate`: test controls on repeated splits of a record."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,20 +17,44 @@ from swiftsure.cli.output import (
     print_text,
     rate,
 )
+from swiftsure.cli.requests import given, request_text
+
+if TYPE_CHECKING:
+    from swiftsure.certify.calibration import Calibration
+    from swiftsure.certify.control import Control
+    from swiftsure.study.requests import RequestStudy
 
 __all__ = ["evaluate"]
 
+LEVELS = "0.01,0.02,0.05,0.1"
+CONTROLS = "crc,ucb"
+
 
 def evaluate(
+    context: typer.Context,
     record: options.RecordFile,
-    risk: options.Risk = "gap",
+    promise: options.Promises = None,
     loss: options.Loss = None,
-    controls: Annotated[
-        str, typer.Option(help="Controls, comma-separated, with options as in calibrate.")
-    ] = "crc,ucb",
-    bound: options.Bound = "auto",
-    epsilons: Annotated[str, typer.Option(help="Levels, comma-separated.")] = "0.01,0.02,0.05,0.1",
+    risk: options.Risk = "gap",
+    epsilons: Annotated[
+        str | None, optional("Levels, comma-separated.", default=f"the promise's, or {LEVELS}")
+    ] = None,
     delta: options.Delta = 0.1,
+    path: options.Route = None,
+    rule: options.Rule = None,
+    missing: options.Missing = "raise",
+    cost: options.Cost = None,
+    request: options.Request = None,
+    controls: Annotated[
+        str | None,
+        optional(
+            "Controls, comma-separated, with options as in calibrate.",
+            default=f"{CONTROLS}; ucb for several promises",
+        ),
+    ] = None,
+    groups_average: options.GroupsAverage = None,
+    max_group_size: options.MaxGroupSize = None,
+    weights: options.Weights = None,
     n_calibration: Annotated[
         float, typer.Option("--n-calibration", "-n", help="Samples, or a fraction below 1.")
     ] = 100,
@@ -37,18 +62,10 @@ def evaluate(
         int | None,
         optional("Budget of labels for each calibration set; compares ways to spend it."),
     ] = None,
-    pool: Annotated[
-        int | None, optional("With --labels: unlabelled samples in each calibration set.")
-    ] = None,
     splits: Annotated[int, typer.Option(help="Number of random splits.")] = 100,
     draws: Annotated[
         int | None, optional("Number of calibration sets for the violation rate.", default="splits")
     ] = None,
-    score: options.Score = None,
-    path: options.Path_ = None,
-    average: options.Average = None,
-    max_group_size: options.MaxGroupSize = None,
-    cost: Annotated[str | None, optional("Cost to report, by name.")] = None,
     seed: options.Seed = 0,
     figure: Annotated[Path | None, optional("Draw risk and efficiency here.")] = None,
     json: options.Json = False,
@@ -59,7 +76,8 @@ def evaluate(
     includes their noise. "violations" is the fraction of newly drawn
     calibration sets whose choice has a risk above ε on the whole record,
     with a 95 % interval. δ bounds it for ucb and ltt; crc promises only
-    the mean risk.
+    the mean risk. Of several promises, slices and costs, each calibration
+    set runs the whole request.
 
     Of a folder of Parquet files, at most a million samples are drawn.
 
@@ -68,51 +86,104 @@ def evaluate(
         swiftsure evaluate record.parquet --loss zero_one -n 500 \
             --figure study.png
 
+        swiftsure evaluate record.parquet -n 300 \
+            --promise 'gap zero_one <= 0.05' \
+            --promise 'consistency zero_one <= 0.1'
+
         swiftsure evaluate record.parquet --loss brier \
             --controls crc,crc:method=ucb,ucb:bound=wsr
 
         swiftsure evaluate record.parquet --loss zero_one --controls ucb \
-            --labels 100 --pool 300 --cost flops
+            --labels 100 -n 300 --cost flops
     """
-    import swiftsure as ss
-    from swiftsure.certify.policy import average_words, percent
     from swiftsure.records import open_record
 
     check_outputs(figure)
-    if pool is not None:
-        if labels is None:
-            raise ValueError("`--pool` goes with --labels; without them, use --n-calibration.")
-        n_calibration = float(pool)
-    study = ss.evaluate(
-        open_record(record),
-        risk=risk,
+    whole = promise is not None or request is not None
+    levels = None if epsilons is None and whole else options.parse_levels(epsilons or LEVELS)
+    # The level of the one promise that --loss and --risk make; those studied take its place.
+    wanted = request_text(
+        context,
+        request,
+        promise,
         loss=loss,
-        controls=[options.parse_control(text, bound) for text in controls.split(",")],
-        epsilons=[_level(text) for text in epsilons.split(",")],
+        epsilon=None if whole or levels is None else levels[0],
+        risk=risk,
         delta=delta,
-        n_calibration=int(n_calibration) if n_calibration.is_integer() else n_calibration,
-        splits=splits,
-        draws=draws,
-        score=score,
-        path=options.parse_path(path),
-        seed=seed,
-        average=average,  # type: ignore[arg-type]
-        max_group_size=max_group_size,
+        path=path,
+        rule=rule,
+        missing=missing,
         cost=cost,
-        labels=labels,
-        progress=False if json else None,
+    )
+    asked = wanted.calibration([record])
+    facts = {"average": groups_average, "max_size": max_group_size, "weights": weights}
+    if any(each is not None for each in facts.values()):
+        import swiftsure as ss
+
+        loaded = options.described(ss.load_record(record), **facts)  # type: ignore[arg-type]
+    else:
+        loaded = open_record(record)
+    sizes: dict[str, Any] = {
+        "n_calibration": int(n_calibration) if n_calibration.is_integer() else n_calibration,
+        "splits": splits,
+        "draws": draws,
+        "seed": seed,
+        "progress": False if json else None,
+    }
+    together = len(asked.promises) > 1 or asked.risks[0].within is not None
+    if together or asked.missing == "stop" or hasattr(asked.path, "share"):
+        for name in ("epsilons", "labels", "figure"):
+            if given(context, name):
+                raise ValueError(f"`--{name}` is for one promise over all samples.")
+        _study_together(loaded, asked, _controls(controls, asked.control), sizes, json)
+        return
+    usual = [asked.control] if request is not None else _controls(CONTROLS, asked.control)
+    compared = usual if controls is None else _controls(controls, asked.control)
+    _study(loaded, asked, compared, levels, labels, sizes, figure, json)
+
+
+def _controls(text: str | None, own: "Control") -> "list[Control]":
+    """Return the controls to compare; that of the request if none are named."""
+    return [own] if text is None else [options.parse_control(each) for each in text.split(",")]
+
+
+def _study(
+    record: Any,
+    asked: "Calibration",
+    controls: "list[Control]",
+    levels: list[float] | None,
+    labels: int | None,
+    sizes: dict[str, Any],
+    figure: Path | None,
+    json: bool,
+) -> None:
+    """Study one promise over all samples, at several levels."""
+    import swiftsure as ss
+    from swiftsure import Repeats
+    from swiftsure.certify.policy import average_words, percent
+
+    if labels is not None:
+        asked = replace(asked, missing=ss.Ask(None, labels))
+    study = ss.evaluate(
+        record,
+        risk=asked,
+        controls=controls,
+        epsilons=levels,
+        n_calibration=sizes["n_calibration"],
+        splits=Repeats(sizes["splits"], sizes["draws"], sizes["progress"]),
+        seed=sizes["seed"],
     )
     if figure is not None:
         ss.report.study_figure(study, figure)
     if json:
         print_json(study.summary())
         return
-    units = f" {study.unit}" if study.unit != "samples" else ""
-    title = (
-        f"{study.risk_words}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}"
-        + (f", {labels:,} labels" if labels is not None else "")
+    about, delta = study.about, asked.delta
+    units = f" {about.unit}" if about.unit != "samples" else ""
+    title = f"{about}, n = {study.n_calibration:,} of {study.n_pool:,}{units}, δ = {delta:g}" + (
+        f", {labels:,} labels" if labels is not None else ""
     )
-    how = average_words(study.unit, study.average)
+    how = average_words(about.unit, about.average)
     risk = f"test risk ({how})" if how else "test risk"
     columns = ["control", "ε", risk, "± sd", "test > ε", "violations"]
     print_table(title, [*columns, f"mean {study.cost or 'cost'}", "saved %"], _rows(study))
@@ -125,6 +196,44 @@ def evaluate(
         print_text(text + f" No promise: {', '.join(bare)}." * bool(bare), "dim")
     if figure is not None:
         print_text(f"Wrote {figure}")
+
+
+def _study_together(
+    record: Any,
+    asked: "Calibration",
+    controls: "list[Control]",
+    sizes: dict[str, Any],
+    json: bool,
+) -> None:
+    """Study all that a request promises, as each calibration set would run it."""
+    studies: dict[str, RequestStudy] = {
+        each.label: replace(asked, control=each, bound=each.bound).evaluate(record, **sizes)
+        for each in controls
+    }
+    rows = [{"control": label, **row} for label, each in studies.items() for row in each.summary()]
+    if json:
+        print_json(rows)
+        return
+    first = next(iter(studies.values()))
+    saved = [name for name in rows[0] if name.startswith("saved ")]
+    print_table(
+        f"{first.request}, n = {first.n_calibration:,} of {first.n_pool:,} {first.unit}",
+        ["control", "promise", "test risk", "± sd", "test > ε", "violations", "certified", *saved],
+        [
+            [
+                row["control"],
+                row["promise"],
+                f"{row['test_risk']:.4f}",
+                f"{row['test_risk_sd']:.4f}",
+                f"{100 * row['test_exceedance']:.0f} %",
+                rate(row["violations"], row["violations_low"], row["violations_high"]),
+                f"{100 * row['certified']:.0f} %",
+                *(f"{100 * row[name]:.1f} %" for name in saved),
+            ]
+            for row in rows
+        ],
+        left=2,
+    )
 
 
 def _rows(study: Any) -> list[list[str]]:
@@ -141,12 +250,3 @@ def _rows(study: Any) -> list[list[str]]:
         ]
         for row in study.summary()
     ]
-
-
-def _level(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"`--epsilons` must be comma-separated numbers, but got {text!r}."
-        ) from None

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import check_outputs, print_json, print_policy, print_text
+from swiftsure.cli.requests import request_text
 
 if TYPE_CHECKING:
     from swiftsure.cascade.answer_sheet import AnswerSheet
@@ -24,15 +25,18 @@ MOST_CLASSES = 2**31
 
 
 def label(
+    context: typer.Context,
     record: options.RecordFile,
-    epsilon: Annotated[float, typer.Option(help="Largest risk allowed, as in calibrate.")] = 0.05,
+    promise: options.Promises = None,
+    epsilon: options.Epsilon = None,
     delta: options.Delta = 0.1,
+    path: options.Route = None,
+    rule: options.Rule = None,
+    request: options.Request = None,
     budget: Annotated[int | None, optional("Largest number of labels to ask for.")] = None,
     loss: Annotated[
         str | None, optional("Name of the loss.", default="zero_one, or the record's only one")
     ] = None,
-    score: options.Score = None,
-    path: options.Path_ = None,
     classes: Annotated[
         Path | None, optional("File with the names of the classes, one per line, from class 0 on.")
     ] = None,
@@ -74,7 +78,8 @@ def label(
 
     [bold]Examples[/bold]
 
-        swiftsure label record.parquet --epsilon 0.05 --budget 100
+        swiftsure label record.parquet --budget 100 \
+            --promise 'gap zero_one <= 0.05'
 
         swiftsure label pool.parquet --budget 100 --write todo.csv
 
@@ -90,15 +95,28 @@ def label(
     if output is None and record.suffix.lower() != ".parquet" and write is None:
         raise ValueError("`--output` must be given for records that are not Parquet files.")
     target = output or record
+    asks = write is None and read is None
     check_outputs(target if write is None else write)
-    route = options.parse_path(path)
     # Claimed before the record is read, so that nobody's labels are overwritten.
     with nullcontext() if write is not None else _claimed(target):
         loaded = _loaded(record)
-        loss = _chosen_loss(loaded, loss)
+        # What is still unlabelled does not depend on the level, so a file of ids needs none.
+        asked = request_text(
+            context,
+            request,
+            promise,
+            loss=None if promise or request else _chosen_loss(loaded, loss),
+            epsilon=epsilon if asks or epsilon is not None else 0.5,
+            delta=delta,
+            path=path,
+            rule=rule,
+        ).calibration([record])
+        where: dict[str, Any] = {"path": asked.path, "rule": asked.rule}
+        named = next((each.loss for each in asked.risks if each.loss is not None), loss)
+        loss = _chosen_loss(loaded, named)
         guide = _guide(loaded, loss, classes, _sheet(loaded, answers, models, questions))
         if write is not None:
-            wanted = loaded.needs_label(loss, score, route, budget=budget)
+            wanted = loaded.needs_label(loss, **where, budget=budget)
             _write(write, loaded, wanted.tolist(), guide)
             _say(json, {"to label": len(wanted), "file": str(write)}, f"{len(wanted):,} to label.")
             return
@@ -107,7 +125,7 @@ def label(
             with reading(read):
                 labelled, added = _read(loaded, read, guide)
             labelled.save(target)
-            left = len(labelled.needs_label(loss, score, route))
+            left = len(labelled.needs_label(loss, **where))
             _say(
                 json,
                 {"added": added, "missing": left, "file": str(target)},
@@ -115,16 +133,7 @@ def label(
             )
             return
         desk = _Desk(loaded, target, guide)
-        policy = ss.calibrate(
-            loaded,
-            loss=loss,
-            epsilon=epsilon,
-            delta=delta,
-            score=score,
-            path=route,
-            labeller=desk.ask,
-            budget=budget,
-        )
+        policy: Any = replace(asked, missing=ss.Ask(desk.ask, budget)).run(loaded)
     if json:
         print_json({"asked": desk.asked, "file": str(target), "sentence": str(policy)})
         return

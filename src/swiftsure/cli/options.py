@@ -1,79 +1,157 @@
 """Options that several commands share."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
-    from swiftsure.certify.control import Control
+    from swiftsure.certify.control import Control as Control_
+    from swiftsure.exits import ExitRule
 
 __all__ = [
     "AcceptEdited",
-    "Average",
-    "Bound",
+    "Control",
+    "Cost",
     "Delta",
+    "Epsilon",
+    "GroupsAverage",
     "Json",
     "Loss",
     "MaxGroupSize",
+    "Missing",
     "OrderSeed",
-    "Path_",
+    "Population",
+    "Promises",
     "RecordFile",
+    "Request",
     "Risk",
-    "Score",
+    "Route",
+    "Rule",
     "Seed",
+    "Weights",
+    "described",
     "optional",
     "parse_control",
+    "parse_levels",
     "parse_path",
+    "parse_rule",
 ]
 
 
-def optional(text: str, *names: str, default: str | bool = False) -> Any:
+REQUEST, DRAW = "The request", "How the samples were drawn"
+"""Panels of the help."""
+
+
+def optional(text: str, *names: str, default: str | bool = False, panel: str | None = None) -> Any:
     """Return an option with this help text; `default` describes its default, if shown at all."""
-    return typer.Option(*names, help=text, show_default=default)
+    return typer.Option(*names, help=text, show_default=default, rich_help_panel=panel)
 
 
-RecordFile = Annotated[
-    Path,
-    typer.Argument(
-        help="Record (.parquet), or a folder of such; or .npz with its arrays or with `logits` and"
-        " `labels`.",
-        show_default=False,
+RECORD_HELP = (
+    "Record (.parquet), or a folder of such; or .npz with its arrays or with `logits` and `labels`."
+)
+RecordFile = Annotated[Path, typer.Argument(help=RECORD_HELP, show_default=False)]
+Promises = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--promise",
+        "-p",
+        metavar="<str>",
+        help="A promise, like 'gap zero_one <= 0.01'; repeatable.",
+        rich_help_panel=REQUEST,
     ),
 ]
-Risk = Annotated[str, typer.Option(help="gap (needs labels) or consistency.")]
-Loss = Annotated[str | None, optional("Name of the loss, if the record has several.")]
-Score = Annotated[str | None, optional("Confidence score; top1 if available.")]
-Delta = Annotated[float, typer.Option(help="Failure probability.")]
-Bound = Annotated[str, typer.Option(help="auto, star, wsr, binomial, trinomial, …")]
-Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
-OrderSeed = Annotated[
-    int | None, optional("Fixes the order of samples.", "--seed", default="the record's own")
+Loss = Annotated[
+    str | None,
+    optional("For one promise: name of the loss, if the record has several.", panel=REQUEST),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AcceptEdited = Annotated[
-    bool,
-    typer.Option("--accept-edited", help="Accept a policy that was changed after it was written."),
+Epsilon = Annotated[
+    float | None, optional("For one promise: the largest mean risk allowed.", panel=REQUEST)
 ]
-Average = Annotated[
+Risk = Annotated[
+    str,
+    typer.Option(
+        help="For one promise: gap (needs labels) or consistency.", rich_help_panel=REQUEST
+    ),
+]
+Request = Annotated[
+    Path | None,
+    optional("Read all of these from a TOML file, as --save-request writes.", panel=REQUEST),
+]
+Delta = Annotated[float, typer.Option(help="Failure probability.", rich_help_panel=REQUEST)]
+Control = Annotated[
+    str,
+    typer.Option(help="ucb, ltt, crc or empirical, with options.", rich_help_panel=REQUEST),
+]
+Route = Annotated[
+    str | None,
+    optional(
+        "Settings to choose from: logit, breakpoints, or thresholds such as 0.9,0.8,0.7; or learned"
+        " on 200 of the samples (learn:200), or on a record of others (FILE).",
+        "--path",
+        default="logit",
+        panel=REQUEST,
+    ),
+]
+Rule = Annotated[
+    str | None,
+    optional(
+        "When to exit: SCORE, then any of :strict (above the threshold, not at it) and :min_exit=1"
+        " (the first exit that may be taken).",
+        default="top1 if available",
+        panel=REQUEST,
+    ),
+]
+Missing = Annotated[
+    str,
+    typer.Option(
+        help="If a needed label is missing: raise, worst (assume the worst loss), or stop"
+        " (before the first setting that lacks a label).",
+        rich_help_panel=REQUEST,
+    ),
+]
+Cost = Annotated[
+    str | None, optional("Which cost to save, if the record has several.", panel=REQUEST)
+]
+GroupsAverage = Annotated[
     str | None,
     optional(
         "With groups, what has equal weight in the risk: group (the risk is the mean of the group"
         " means) or sample.",
         default="group",
+        panel=DRAW,
     ),
 ]
 MaxGroupSize = Annotated[
     int | None,
-    optional("For --average sample: the largest possible group size, declared beforehand."),
+    optional(
+        "For --groups-average sample: the largest possible group size, declared beforehand.",
+        panel=DRAW,
+    ),
 ]
-Path_ = Annotated[
+Weights = Annotated[
     str | None,
     optional(
-        "Settings to choose from: logit, breakpoints, or thresholds such as 0.9,0.8,0.7.",
-        "--path",
-        default="logit",
+        "Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…; and `,estimated` if they"
+        " were estimated.",
+        panel=DRAW,
     ),
+]
+Population = Annotated[
+    int | None,
+    optional("Size of the finite population that the samples came from.", panel=DRAW),
+]
+Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
+OrderSeed = Annotated[
+    int | None,
+    optional("Fixes the order of samples.", "--seed", default="the record's own", panel=DRAW),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AcceptEdited = Annotated[
+    bool,
+    typer.Option("--accept-edited", help="Accept a policy that was changed after it was written."),
 ]
 
 
@@ -85,35 +163,106 @@ def parse_path(text: str | None) -> str | list[float] | None:
         return [float(value) for value in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"`--path` must be logit, breakpoints, or comma-separated numbers, but got {text!r}."
+            "`--path` must be logit, breakpoints, comma-separated numbers, learn:NUMBER, or a"
+            f" record, but got {text!r}."
         ) from None
 
 
-def parse_control(text: str, bound: str) -> "Control":
-    """Parse a control: NAME, then any :OPTION=VALUE.
-
-    `bound` applies if the control uses a bound and does not name one.
-    """
-    from dataclasses import replace
-
+def parse_control(text: str) -> "Control_":
+    """Parse a control: NAME, then any :OPTION=VALUE."""
     from swiftsure._lib import checks
     from swiftsure.certify.control import OPTIONS, Control
 
     name, *given = text.strip().split(":")
     checks.choice("control", name, OPTIONS)
     known = OPTIONS[name] if name == "empirical" else ("bound", *OPTIONS[name])
-    kinds = get_type_hints(Control)
+    control = Control(name, **_parsed(name, given, known, get_type_hints(Control)))
+    if control.bound != "auto" and not control.uses_bound:
+        raise ValueError(f"`bound` is not used by {name} without its method=ucb; leave it out.")
+    return control
+
+
+def parse_rule(text: str | None) -> "ExitRule":
+    """Parse an exit rule: SCORE, or nothing, then any :OPTION=VALUE."""
+    from swiftsure.exits import ExitRule
+
+    score, *given = (text or "").strip().split(":")
+    kinds = get_type_hints(ExitRule)
+    chosen = _parsed("--rule", given, ("strict", "min_exit"), kinds)
+    return ExitRule(score or None, **chosen)
+
+
+def described(
+    record: Any,
+    *,
+    average: str | None = None,
+    max_size: int | None = None,
+    weights: str | None = None,
+    population: int | None = None,
+    seed: int | None = None,
+) -> Any:
+    """Return a record that also says what the options do of how its samples were drawn."""
+    from dataclasses import replace
+
+    from swiftsure._lib import checks
+
+    if average is not None or max_size is not None:
+        if record.groups is None:
+            raise ValueError("`--groups-average` and `--max-group-size` need a record with groups.")
+        record = record.grouped(record.groups, average=average or "group", max_size=max_size)
+    if weights is not None:
+        parts = [each for each in weights.split(",") if each != "estimated"]
+        by_slice = _numbers("--weights", parts)
+        # Every weight that can occur is named, so the largest of them is known beforehand.
+        record = record.weighted(
+            by_slice,
+            max_weight=max(by_slice.values(), default=0.0),
+            estimated="estimated" in weights.split(","),
+        )
+    if population is not None:
+        record = record.drawn_from(population)
+    return record if seed is None else replace(record, order=checks.count("seed", seed, 0))
+
+
+def parse_levels(text: str) -> list[float]:
+    """Parse --epsilons."""
+    levels = []
+    for each in text.split(","):
+        try:
+            levels.append(float(each))
+        except ValueError:
+            raise ValueError(
+                f"`--epsilons` must be comma-separated numbers, but got {each!r}."
+            ) from None
+    return levels
+
+
+def _numbers(option: str, texts: list[str]) -> dict[str, float]:
+    """Parse NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
+    return found
+
+
+def _parsed(
+    name: str, given: list[str], known: Sequence[str], kinds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Parse OPTION=VALUE; a boolean option without a value is true."""
+    from swiftsure._lib import checks
+
     chosen: dict[str, Any] = {}
     for each in given:
         option, _, value = each.partition("=")
         checks.choice(f"option of {name}", option, known)
         chosen[option] = _value(option, value, kinds[option])
-    control = Control(name, **{"bound": bound, **chosen})
-    if control.uses_bound:
-        return control
-    if "bound" in chosen:
-        raise ValueError(f"`bound` of {name} needs its method=ucb.")
-    return replace(control, bound="auto")
+    return chosen
 
 
 def _value(option: str, text: str, kind: Any) -> bool | float | str:
@@ -123,9 +272,10 @@ def _value(option: str, text: str, kind: Any) -> bool | float | str:
     kinds = get_args(kind) or (kind,)  # the types in `float | None`
     if bool in kinds:
         return checks.choice(option, text or "true", ["true", "false"]) == "true"
-    if float not in kinds:
+    number = next((each for each in (int, float) if each in kinds), None)
+    if number is None:
         return text
     try:
-        return float(text)
+        return number(text)
     except ValueError:
         raise ValueError(f"`{option}` must be a number, but got {text!r}.") from None

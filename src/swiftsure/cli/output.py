@@ -27,6 +27,7 @@ __all__ = [
     "print_policy",
     "print_table",
     "print_text",
+    "printable",
     "rate",
 ]
 
@@ -61,7 +62,7 @@ def is_terminal() -> bool:
 
 def print_text(text: str, style: str = "") -> None:
     """Print a paragraph; styled and wrapped only in a terminal."""
-    _print(Text(_printable(text), style))
+    _print(Text(printable(text), style))
 
 
 def print_policy(policy: "Policy") -> None:
@@ -69,7 +70,7 @@ def print_policy(policy: "Policy") -> None:
     from swiftsure.certify.policy import sentence_parts
 
     promise, conditions = sentence_parts(policy)
-    _print(Text.assemble((_printable(promise), "bold"), (_printable(conditions), "dim")))
+    _print(Text.assemble((printable(promise), "bold"), (printable(conditions), "dim")))
 
 
 def print_drawn_seed(record: Path, policy: "Policy") -> None:
@@ -85,7 +86,7 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
         )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return text with control characters escaped, except line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 

@@ -1,7 +1,7 @@
 """`swiftsure plan`: how many samples a promise needs, and what a budget can promise."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,15 @@ from swiftsure.cli.output import (
     print_table,
     print_text,
 )
+from swiftsure.cli.requests import given, request_text
+
+if TYPE_CHECKING:
+    from swiftsure.certify.calibration import Calibration
 
 __all__ = ["plan"]
+
+ALONE = "Without a record"
+ASSUMED = "--true-risk --max-loss --disagreement"
 
 
 def plan(
@@ -28,17 +35,20 @@ def plan(
             help="Pilot record, or with --saving the record to calibrate on.", show_default=False
         ),
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="Largest risk allowed.")] = 0.05,
+    promise: options.Promises = None,
+    loss: options.Loss = None,
+    epsilon: options.Epsilon = None,
+    risk: options.Risk = "gap",
     delta: options.Delta = 0.1,
-    true_risk: Annotated[
-        float | None, optional("True risk of the setting you hope to certify.", default="0")
-    ] = None,
-    max_loss: Annotated[
-        float | None, optional("Largest loss, B (2 for Brier).", default="1")
-    ] = None,
-    disagreement: Annotated[
-        float | None, optional("For gaps: how often the setting differs from the full model.")
-    ] = None,
+    control: options.Control = "ucb",
+    path: options.Route = None,
+    rule: options.Rule = None,
+    cost: options.Cost = None,
+    request: options.Request = None,
+    groups_average: options.GroupsAverage = None,
+    max_group_size: options.MaxGroupSize = None,
+    weights: options.Weights = None,
+    seed: options.OrderSeed = None,
     power: Annotated[float, typer.Option(help="Probability of certifying that setting.")] = 0.9,
     saving: Annotated[
         float | None, optional("Fraction of the cost to save; finds the lowest ε.")
@@ -49,14 +59,17 @@ def plan(
     target: Annotated[
         float | None, optional("Saving to reach, in %; adds a column to the table.")
     ] = None,
-    cost: Annotated[str | None, optional("Which cost, if the record has several.")] = None,
-    risk: options.Risk = "gap",
-    loss: options.Loss = None,
-    score: options.Score = None,
-    bound: options.Bound = "auto",
-    average: options.Average = None,
-    max_group_size: options.MaxGroupSize = None,
-    seed: options.OrderSeed = None,
+    true_risk: Annotated[
+        float | None,
+        optional("True risk of the setting you hope to certify.", default="0", panel=ALONE),
+    ] = None,
+    max_loss: Annotated[
+        float | None, optional("Largest loss, B (2 for Brier).", default="1", panel=ALONE)
+    ] = None,
+    disagreement: Annotated[
+        float | None,
+        optional("For gaps: how often the setting differs from the full model.", panel=ALONE),
+    ] = None,
     output: Annotated[
         Path | None, optional("With --saving: write the policy to this file.", "--output", "-o")
     ] = None,
@@ -74,60 +87,79 @@ def plan(
 
         swiftsure plan --epsilon 0.01 --delta 0.1
 
-        swiftsure plan pilot.parquet --loss zero_one --epsilon 0.02
+        swiftsure plan pilot.parquet --promise 'gap zero_one <= 0.02'
 
         swiftsure plan pilot.parquet --labels 100 --epsilon 0.02
 
         swiftsure plan record.parquet --loss zero_one --saving 0.4 \
             -o policy.json
     """
-    counted: dict[str, Any] = {"average": average, "max_group_size": max_group_size}
-    shared: dict[str, Any]
-    groups, alone = "--average --max-group-size", "--true-risk --max-loss --disagreement"
+
+    def asked(epsilon: float | None = epsilon, loss: str | None = loss) -> "Calibration":
+        return request_text(
+            context,
+            request,
+            promise,
+            loss=loss,
+            epsilon=epsilon,
+            risk=risk,
+            delta=delta,
+            control=control,
+            path=path,
+            rule=rule,
+            cost=cost,
+        ).calibration([] if record is None else [record])
+
     if record is None:
-        pilots = "--saving --output --target --labels --cost --risk --loss --score --seed"
+        pilots = "--saving --output --target --labels --cost --risk --loss --path --rule --seed"
         _refuse(context, pilots, "needs a record")
-        _refuse(context, groups, "needs a record with groups")
-        bound_b = 1.0 if max_loss is None else max_loss
-        _plan_promise(epsilon, delta, true_risk or 0.0, bound_b, disagreement, power, bound, json)
-    elif labels is not None:
-        unused = f"{alone} --saving --output --target {groups} --risk --bound --power"
-        _refuse(context, unused, "does not go with --labels")
-        shared = {"loss": loss or "zero_one", "score": score, "cost": cost, "seed": seed or 0}
-        _plan_pool(record, labels, epsilon, delta, shared, json)
+        _refuse(context, "--groups-average --max-group-size", "needs a record with groups")
+        _refuse(context, "--weights", "needs a record with slices")
+        losses = (true_risk or 0.0, 1.0 if max_loss is None else max_loss, disagreement)
+        _plan_promise(asked(), losses, power, json)
+        return
+    _refuse(context, ASSUMED, "is for planning without a record")
+    import swiftsure as ss
+
+    loaded = options.described(
+        ss.load_record(record),
+        average=groups_average,
+        max_size=max_group_size,
+        weights=weights,
+        seed=None if saving is None else seed,
+    )
+    if labels is not None:
+        _refuse(context, "--saving --output --target --power", "does not go with --labels")
+        _plan_pool(loaded, labels, asked(loss=loss or "zero_one"), seed or 0, json)
     elif saving is None:
-        _refuse(context, f"{alone} --bound", "is for planning without a record")
         _refuse(context, "--output", "needs --saving")
-        shared = {"risk": risk, "loss": loss, "score": score, "cost": cost}
-        _plan_sizes(record, epsilon, delta, target, power, seed or 0, shared | counted, json)
+        _plan_sizes(loaded, asked(), target, power, seed or 0, json)
     else:
-        _refuse(context, alone, "is for planning without a record")
         _refuse(context, "--target --epsilon --power", "does not go with --saving")
-        shared = {"risk": risk, "loss": loss, "score": score, "cost": cost, "bound": bound}
-        _plan_budget(record, saving, delta, seed, shared | counted, output, json)
+        _refuse(context, "--promise --request", "does not go with --saving, which finds ε")
+        # A request needs some level; the one that is found takes its place.
+        _plan_budget(record, loaded, saving, asked(epsilon=0.5), output, json)
 
 
 def _refuse(context: typer.Context, options: str, why: str) -> None:
     """Raise if one of these options was given, also with the value that it has by default."""
     for option in options.split():
-        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-        if source is not None and source.name != "DEFAULT":
+        if given(context, option.removeprefix("--").replace("-", "_")):
             raise ValueError(f"`{option}` {why}.")
 
 
 def _plan_promise(
-    epsilon: float,
-    delta: float,
-    risk: float,
-    max_loss: float,
-    disagreement: float | None,
+    asked: "Calibration",
+    assumed: tuple[float, float, float | None],
     power: float,
-    bound: str,
     json: bool,
 ) -> None:
     from swiftsure.losses import LossRange
     from swiftsure.study.planning import samples_needed
+    from swiftsure.study.pools import as_request
 
+    epsilon, delta = as_request(asked).risks[0].epsilon, asked.delta
+    risk, max_loss, disagreement = assumed
     low = 0.0 if disagreement is None else -max_loss
     declared = LossRange(low, max_loss, whole=max_loss == 1.0)
     found = samples_needed(
@@ -137,7 +169,7 @@ def _plan_promise(
         power=power,
         loss_range=declared,
         disagreement=disagreement,
-        bound=bound,
+        bound=asked.bound,
     )
     if json:
         print_json(vars(found))
@@ -146,11 +178,11 @@ def _plan_promise(
         f"{found.n:,} calibration samples certify a risk of at most {epsilon:g} (δ = {delta:g}),"
         f" with at least {100 * power:g} % chance for a setting whose true risk is {risk:g}."
     )
-    assumed = f"0 or {max_loss:g}"
+    values = f"0 or {max_loss:g}"
     if disagreement is not None:
-        assumed = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
+        values = f"{low:g}, 0 or {max_loss:g}, not 0 for {disagreement:g} of the samples"
     print_text(
-        f"This assumes losses of {assumed} and the {found.bound} test; other losses may need more"
+        f"This assumes losses of {values} and the {found.bound} test; other losses may need more"
         " or fewer, which a pilot record shows."
     )
     if found.floor is None:
@@ -162,27 +194,22 @@ def _plan_promise(
 
 
 def _plan_sizes(
-    record: Path,
-    epsilon: float,
-    delta: float,
+    pilot: Any,
+    asked: "Calibration",
     target: float | None,
     power: float,
     seed: int,
-    shared: dict[str, Any],
     json: bool,
 ) -> None:
-    import swiftsure as ss
     from swiftsure.certify.policy import average_sentence
+    from swiftsure.study.planning import gain_by_samples
 
-    found = ss.planning.gain_by_samples(
-        ss.load_record(record),
-        epsilon=epsilon,
-        delta=delta,
-        target=target or 0.0,
-        power=power,
-        seed=seed,
-        **shared,
-    )
+    if len(asked.promises) > 1 or asked.risks[0].within is not None or hasattr(asked.path, "share"):
+        if target is not None:
+            raise ValueError("`--target` is for one promise over all samples.")
+        _plan_together(pilot, asked, power, seed, json)
+        return
+    found = gain_by_samples(pilot, asked, target=target or 0.0, power=power, seed=seed)
     if json:
         plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()}
         print_json({"n": found.n, **plain})
@@ -194,8 +221,9 @@ def _plan_sizes(
     }
     if target is not None:
         columns[f"save {target:g} %"] = [f"{100 * share:.0f} %" for share in found.reached]
+    epsilon = asked.risks[0].epsilon
     print_table(
-        f"Calibration sets drawn from the pilot, ε = {epsilon:g}, δ = {delta:g}",
+        f"Calibration sets drawn from the pilot, ε = {epsilon:g}, δ = {asked.delta:g}",
         list(columns),
         list(zip(*columns.values(), strict=True)),
     )
@@ -209,18 +237,34 @@ def _plan_sizes(
     )
 
 
-def _plan_pool(
-    record: Path, labels: int, epsilon: float, delta: float, shared: dict[str, Any], json: bool
-) -> None:
-    import swiftsure as ss
-
-    pilot = ss.load_record(record)
-    found = ss.planning.unlabelled_pool(labels, epsilon, pilot, delta=delta, **shared)  # type: ignore[arg-type]
+def _plan_together(pilot: Any, asked: "Calibration", power: float, seed: int, json: bool) -> None:
+    """Plan for all that a request promises."""
+    found = asked.plan(pilot, power=power, seed=seed, progress=False if json else None)
     if json:
         print_json({k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()})
         return
     print_table(
-        f"{labels:,} labels among unlabelled samples, ε = {epsilon:g}, δ = {delta:g}",
+        f"Calibration sets drawn from the pilot: {asked}",
+        ["samples", "saved on average", "certify anything"],
+        [
+            [f"{n:,}", f"{100 * saved:.1f} %", f"{100 * share:.0f} %"]
+            for n, saved, share in zip(found.sizes, found.saving, found.certified, strict=True)
+        ],
+    )
+    enough = f"{found.n:,} certify" if found.n else "None of these sizes certifies"
+    print_text(f"{enough} anything with {100 * power:g} % chance.")
+    print_text("This estimate is only as good as the pilot. Calibrate on samples not in it.")
+
+
+def _plan_pool(pilot: Any, labels: int, asked: "Calibration", seed: int, json: bool) -> None:
+    import swiftsure as ss
+
+    found = ss.planning.unlabelled_pool(labels, asked, pilot, seed=seed)
+    if json:
+        print_json({k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(found).items()})
+        return
+    print_table(
+        f"{labels:,} labels among unlabelled samples, ε = {found.epsilon:g}, δ = {found.delta:g}",
         ["samples", "saved on average", "certify anything"],
         [
             [f"{n:,}", f"{gain:.1f} %", f"{100 * share:.0f} %"]
@@ -236,19 +280,29 @@ def _plan_pool(
 
 
 def _plan_budget(
-    record: Path,
+    file: Path,
+    record: Any,
     saving: float,
-    delta: float,
-    seed: int | None,
-    shared: dict[str, Any],
+    asked: "Calibration",
     output: Path | None,
     json: bool,
 ) -> None:
-    import swiftsure as ss
+    from swiftsure.study.budgets import Budget, lowest_epsilon
 
     check_outputs(output)
-    loaded = ss.load_record(record)
-    found = ss.planning.lowest_epsilon(loaded, saving=saving, delta=delta, seed=seed, **shared)
+    if asked.control.name != "ucb" or asked.control.zero_bounded:
+        raise ValueError("`--control` must be ucb, with any bound, for --saving.")
+    promise = asked.risks[0]
+    found = lowest_epsilon(
+        record,
+        Budget(saving=saving, cost=asked.cost),
+        promise.risk,
+        promise.loss,
+        delta=asked.delta,
+        bound=asked.bound,
+        path=asked.path,  # type: ignore[arg-type]
+        rule=asked.rule,
+    )
     if output is not None:
         found.policy.save(output)
     if json:
@@ -260,7 +314,7 @@ def _plan_budget(
         )
     else:
         _print_budget(found, saving)
-        print_drawn_seed(record, found.policy)
+        print_drawn_seed(file, found.policy)
         if output is not None:
             print_text(f"Wrote {output}")
     if found.epsilon is None:

@@ -21,7 +21,6 @@ def report(
         Path, typer.Option("--output", "-o", help="Write the page to this file.")
     ] = Path("report.html"),
     cost: Annotated[str | None, optional("Name of the cost to show.")] = None,
-    path: Annotated[str | None, optional("The --path given to calibrate, if any.")] = None,
     accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:
@@ -44,7 +43,7 @@ def report(
 
     check_outputs(output)
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
-    found = findings(ss.load_record(record), loaded, options.parse_path(path), cost)
+    found = findings(ss.load_record(record), loaded, cost)
     write_text(output, rendered(found))
     if json:
         print_json(found.to_dict())

@@ -1,5 +1,6 @@
 """`swiftsure simulate`: check promises on a simulated network whose risk is known exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +41,15 @@ def simulate(
     import swiftsure as ss
     from swiftsure._lib import checks
     from swiftsure.certify.policy import percent
+    from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.study.simulate import Population
 
     checks.count("draws", draws)
     population = Population(overconfidence=3.0)
     sample = population.sample(n, seed)
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses=["zero_one"])
-    policy = ss.calibrate(record, loss="zero_one", epsilon=epsilon, delta=delta, seed=seed)
+    record = replace(record, order=SampleOrder.of(seed))
+    policy = ss.calibrate(record, loss="zero_one", epsilon=epsilon, delta=delta)
     curve = record.curve("gap", "zero_one")
     truth = population.risk(curve.thresholds)
     output.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,7 @@ def simulate(
 
     tradeoff = []
     for level in sorted({*LEVELS, epsilon}):
-        each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta, seed=seed)
+        each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta)
         full, here = each.certificate.costs["exit"]
         risk = float(truth[each.certificate.index or 0])
         tradeoff.append(
@@ -153,7 +156,7 @@ def _true_risks(
 
 def _format_rate(broken: np.ndarray) -> str:
     """Format a rate with its interval; "always" or "never" for a rule without randomness."""
-    from swiftsure.study.evaluation import Rates
+    from swiftsure.study.results import Rates
 
     if len(broken) == 1:
         return "always" if broken[0] else "never"
