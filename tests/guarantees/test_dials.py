@@ -140,14 +140,14 @@ def test_a_pilot_of_calibration_samples_breaks_delta_in_exact_probability():
 
 
 def test_a_split_keeps_delta_even_for_sorted_files():
-    """`split=` draws the pilot at random, whatever the order of the samples."""
+    """`Path.learn` draws the pilot at random, whatever the order of the samples."""
     rng, source = np.random.default_rng(0), independent_columns(*[0.1 + ABOVE] * 10)
     found = 0
     for _ in range(150):
         losses = source.sample(80, rng)
         losses = losses[np.argsort(losses.sum(axis=1))]
         record = record_of(losses)
-        policy = ss.calibrate(record, risk="consistency", epsilon=0.1, split=20)
+        policy = ss.calibrate(record, risk="consistency", epsilon=0.1, path=ss.Path.learn(20))
         found += policy.threshold is not None
     check_rate(found, 150, 0.1)
 

@@ -71,8 +71,11 @@ def test_a_pool_smaller_than_the_sample_is_refused():
 
 def test_a_pool_s_shortfall_is_not_blamed_on_a_floor_for_independent_samples():
     """Of a pool of 200, 190 losses of 0 suffice at ε = 0.01: 230 samples are not needed."""
-    enough = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((190, 2)), loss_range=(0, 1))
-    few = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((100, 2)), loss_range=(0, 1))
-    options = {"epsilon": 0.01, "bound": "binomial", "pool": 200}
-    assert ss.calibrate(enough, **options).threshold is not None
-    assert "even if every loss" not in str(ss.calibrate(few, **options))
+    enough, few = (
+        ss.ThresholdRecord([1.0, 0.5], inconsistencies={"zero_one": np.zeros((n, 2))})
+        for n in (190, 100)
+    )
+    options = {"risk": "consistency", "epsilon": 0.01, "bound": "binomial"}
+    assert ss.calibrate(enough.drawn_from(200), **options).threshold is not None
+    assert ss.calibrate(enough, **options).threshold is None
+    assert "even if every loss" not in str(ss.calibrate(few.drawn_from(200), **options))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import swiftsure as ss
-from swiftsure.certify.policy import Certificate, Policy, Promise
+from swiftsure.certify.policy import Certificate, Policy, PromiseResult
 from swiftsure.torch import Scored, Staged, collect
 
 SCORES = ["top1", "top_diff", "entropy"]
@@ -20,7 +20,7 @@ def refused(name):
 
 def policy_of(threshold, n_exits, score="top1", *, model=None, **fields):
     """A policy as if it had been calibrated; `model` is the fingerprint it is bound to."""
-    promise = Promise(
+    promise = PromiseResult(
         risk="gap",
         loss="zero_one",
         epsilon=0.05,
