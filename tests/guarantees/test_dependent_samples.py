@@ -420,7 +420,7 @@ def test_a_study_per_sample_compares_the_pool_s_risk_per_sample():
     study = ss.evaluate(
         record, controls=controls, epsilons=epsilons, n_calibration=n, splits=splits
     )
-    assert (study.unit, study.average, study.n_pool) == ("groups", "sample", 400)
+    assert (study.about.unit, study.about.average, study.n_pool) == ("groups", "sample", 400)
     assert "every sample counts the same" in str(study)
     assert {row["average"] for row in study.summary()} == {"sample"}
 
@@ -455,7 +455,7 @@ def test_a_study_shows_what_group_averages_hide():
     shared = {"controls": ["ucb"], "epsilons": [0.05], "n_calibration": 400, "splits": 20}
     by_group = ss.evaluate(record, **shared)
     assert by_group.pool_risk["ucb"].max() < 0.05
-    assert by_group.average == "group"
+    assert by_group.about.average == "group"
     assert "average of group averages" in str(by_group)
     per_sample = record.grouped(users, average="sample", max_size=200)
     by_sample = ss.evaluate(per_sample, **shared)
@@ -492,7 +492,7 @@ def test_a_group_larger_than_declared_is_refused():
         ({"groups": None, "average": "user"}, "need groups"),
         ({"average": "user"}, "`average` must be one of"),
         ({"average": "group", "max_group_size": 3}, "goes with `average='sample'`"),
-        ({"average": "sample", "max_group_size": 0}, "`max_size` must be at least 1"),
+        ({"average": "sample", "max_group_size": 0}, "`max_group_size` must be at least 1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -519,9 +519,9 @@ def test_bounds_that_are_not_monotone_per_sample_are_refused(bound):
         average="sample",
         max_group_size=3,
     )
-    with pytest.raises(ValueError, match="groups by their samples.*Use one of .*star"):
+    with pytest.raises(ValueError, match=r"groups by their samples.*Use one of .*star"):
         ss.control.ucb(lossless, 0.5, bound=bound)
-    with pytest.raises(ValueError, match="A finite population.*average='group'"):
+    with pytest.raises(ValueError, match=r"A finite population.*average='group'"):
         ss.control.ucb(lossless, 0.5, pool=10)
 
 
@@ -532,7 +532,7 @@ def test_a_curve_keeps_its_own_average():
     assert (certificate.unit, certificate.average) == ("groups", "sample")
     assert (certificate.n, certificate.max_group_size) == (3, 3)
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.5], n_calibration=2, splits=2)
-    assert (study.unit, study.average) == ("groups", "sample")
+    assert (study.about.unit, study.about.average) == ("groups", "sample")
     for again in (
         {"groups": np.arange(3)},
         {"groups": np.arange(3), "average": "sample", "max_size": 3},
