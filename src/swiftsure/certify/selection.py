@@ -170,6 +170,13 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
             " slices or walks only the failure probabilities add up, not the means of their risks."
         )
     if record.sampling.population is not None:
+        if isinstance(request.path, PilotPath):
+            raise ValueError(
+                "`Path.learn` does not go with samples `drawn_from` a finite population: those that"
+                " are not in the pilot are draws of what the pilot left of it. Set the pilot aside"
+                " with `record.split`, learn a path on it with `Path.pareto`, and declare the rest"
+                " `drawn_from` the population less the pilot: the promise is then about these."
+            )
         restricted = any(
             each.among == "exits" or each.within or each.worst is not None for each in request.risks
         )
@@ -214,7 +221,7 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
     path = Path.of(request.path, record.confidences[record.score_of(request.rule)])
     request = replace(request, path=path, missing="stop")
-    share = walk_delta(request)
+    share, population = walk_delta(request), record.sampling.population
     several_starts = any(each.among == "exits" for each in request.risks)
 
     def last_certified(labelled: ExitRecord) -> tuple[int, int, bool]:
@@ -222,7 +229,10 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         curves = [each.curve for each in tested]
         if several_starts or curves[0].cut_from is None:
             return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None
-        results = [request.control.run(each.curve, each.promise.epsilon, share) for each in tested]
+        results = [
+            request.control.run(each.curve, each.promise.epsilon, share, pool=population)
+            for each in tested
+        ]
         index = min(-1 if each.index is None else each.index for each in results)
         return curves[0].n_settings, max(index, 0) + 1, False
 
