@@ -1,19 +1,32 @@
 """Losses for the property tests: few values, so that ties, extremes and repeats occur."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import swiftsure as ss
 
-__all__ = ["EPSILONS", "deltas", "exit_records", "levels", "properties", "sequences", "tables"]
+__all__ = [
+    "ANY_DELTA",
+    "EPSILONS",
+    "deltas",
+    "exit_records",
+    "levels",
+    "properties",
+    "sequences",
+    "tables",
+]
 
 EPSILONS = np.arange(1, 64) / 64
 """Levels as shares of B; far enough apart that rounding cannot make them meet."""
 
 levels = st.sampled_from(EPSILONS.tolist())
 deltas = st.sampled_from([1e-6, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.5, 0.9])
+
+ANY_DELTA = pytest.mark.filterwarnings("ignore:`delta` is the probability that the promise fails")
+"""For modules that use `deltas`: a δ above 1/2 warns, and its tests must be right all the same."""
 
 
 def properties(examples: int = 50) -> settings:

@@ -1,7 +1,5 @@
 """What a certificate shows beside its promise: true as well."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -25,7 +23,8 @@ def test_the_upper_bound_of_the_chosen_setting_covers_its_risk(options, risks):
         losses[:, 1:] = rng.random((500, len(risks))) < risks
         settings = np.arange(len(risks) + 1)[::-1]
         curve = ss.RiskCurve.from_losses(settings, losses, binary=True, relative=True)
-        certificate = ss.calibrate(curve, control="ltt", epsilon=0.05, **options).certificate
+        control = ss.Control("ltt", **options)
+        certificate = ss.calibrate(curve, epsilon=0.05, control=control).certificate
         if certificate.index is not None:
             upper = certificate.promises[0].upper_bound
             misses += upper is not None and risks[certificate.index - 1] > upper
@@ -39,8 +38,9 @@ def test_the_upper_bound_of_a_certified_setting_is_at_most_epsilon(bound):
     for seed in range(20):
         losses = np.zeros((400, 12))
         losses[:, 1:] = rng.random((400, 11)) < np.arange(1, 12) * 0.01
-        curve = ss.RiskCurve.from_losses(np.arange(12)[::-1], losses, loss_range=(0, 1))
-        policy = ss.calibrate(curve, epsilon=0.08, bound=bound, seed=seed)
+        settings = np.arange(12)[::-1]
+        curve = ss.RiskCurve.from_losses(settings, losses, loss_range=(0, 1), order=seed)
+        policy = ss.calibrate(curve, epsilon=0.08, bound=bound)
         assert policy.threshold is not None
         assert policy.certificate.promises[0].upper_bound <= 0.08 + 1e-8
 
@@ -61,7 +61,7 @@ def test_the_upper_bound_of_a_certified_setting_is_at_most_epsilon(bound):
 def test_a_policy_promises_what_its_control_does(control, options, promise):
     """And says in its sentence where it promises nothing."""
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((500, 2)))
-    policy = ss.calibrate(curve, control=control, epsilon=0.05, **options)
+    policy = ss.calibrate(curve, epsilon=0.05, control=ss.Control(control, **options))
     assert policy.certificate.guarantee == promise
     assert ("no guarantee" in str(policy)) == (promise == "none")
 
@@ -90,16 +90,24 @@ def test_labels_assumed_to_be_the_worst_are_a_condition():
     assert condition not in agreeing.certificate.assumptions  # nothing was filled in
 
 
+ZERO_BOUNDED = ss.Control("ucb", zero_bounded=True)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"bound": "hoeffding"}, {"control": "crc"}, {"zero_bounded": True}, {"above": 0.5}],
+    ("above", "options"),
+    [
+        (None, {}),
+        (None, {"bound": "hoeffding"}),
+        (None, {"control": "crc"}),
+        (None, {"control": ZERO_BOUNDED}),
+        (0.5, {}),
+    ],
     ids=str,
 )
-def test_tests_that_larger_losses_never_help_need_no_condition_of_labels(options):
+def test_tests_that_larger_losses_never_help_need_no_condition_of_labels(above, options):
     """They certify less with the worst losses, whatever decided which labels are missing."""
-    policy = ss.calibrate(
-        partly_labelled(), loss="zero_one", epsilon=0.3, missing="worst", **options
-    )
+    promise = ss.Promise("zero_one", above=above, epsilon=0.3)
+    policy = ss.calibrate(partly_labelled(), promise, missing="worst", **options)
     assert not any("label is missing" in text for text in policy.certificate.assumptions)
 
 
@@ -109,13 +117,15 @@ def test_tests_that_larger_losses_never_help_need_no_condition_of_labels(options
         ({}, "samples"),
         ({"control": "ltt", "bound": "star"}, "samples"),
         ({"control": "crc"}, "samples"),
-        ({"control": "crc", "method": "ucb"}, "samples"),
-        ({"pool": 1000}, "samples"),
+        ({"control": ss.Control("crc", method="ucb")}, "samples"),
+        ({"drawn_from": 1000}, "samples"),
         ({"missing": "worst"}, "samples"),
         ({"missing": "stop"}, "samples"),
-        ({"risk": "selective gap"}, "samples"),
-        ({"groups": True}, "groups"),
-        ({"groups": True, "average": "sample", "max_group_size": 2}, "groups"),
+        ({"among": "exits"}, "samples"),
+        ({"within": "slices"}, "samples"),
+        ({"grouped": {}}, "groups"),
+        ({"grouped": {"average": "sample", "max_size": 2}}, "groups"),
+        ({"grouped": {"average": "sample", "max_size": 2}, "among": "exits"}, "groups"),
     ],
     ids=str,
 )
@@ -126,9 +136,15 @@ def test_the_number_of_samples_is_a_condition(options, unit):
     options = dict(options)
     if "missing" not in options:
         record = record.take(np.flatnonzero(known))
-    if options.pop("groups", False):
-        record = replace(record, groups=np.arange(record.n) // 2)
-    certificate = ss.calibrate(record, loss="zero_one", epsilon=0.4, **options).certificate
+    if "grouped" in options:
+        record = record.grouped(np.arange(record.n) // 2, **options.pop("grouped"))
+    if "drawn_from" in options:
+        record = record.drawn_from(options.pop("drawn_from"))
+    what = {name: options.pop(name) for name in ("among", "within") if name in options}
+    if "within" in what:
+        record = record.sliced(np.arange(record.n) % 2)
+    promise = ss.Promise("zero_one", epsilon=0.4, **what)
+    certificate = ss.calibrate(record, promise, **options).certificate
     condition = f"the number of calibration {unit} was fixed before the model was run on them"
     assert condition in certificate.assumptions
 
@@ -145,7 +161,7 @@ def test_zero_bounded_losses_are_said_to_be_what_they_are():
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
     assert (record.losses["zero_one"] - record.losses["zero_one"][:, -1:]).min() == -1
     options = {"loss": "zero_one", "epsilon": 0.3}
-    bounded = ss.calibrate(record, zero_bounded=True, **options).certificate
+    bounded = ss.calibrate(record, control=ZERO_BOUNDED, **options).certificate
     assert bounded.promises[0].bound == "binomial"
     assert "every zero_one gap above 0 is 1" in bounded.assumptions
     assert not any("is 0 or 1" in text for text in bounded.assumptions)
@@ -163,6 +179,6 @@ def test_temperatures_are_a_condition():
         record = ss.ExitRecord.from_logits(
             sample.logits, sample.labels, temperatures=temperatures, groups=np.arange(400) // 2
         )
-        policy = ss.calibrate(record, loss="brier", epsilon=0.5, zero_bounded=True)
+        policy = ss.calibrate(record, loss="brier", epsilon=0.5, control=ZERO_BOUNDED)
         assert (condition in policy.certificate.assumptions) == expected
         assert (condition in str(policy)) == expected

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +17,9 @@ from tests.guarantees.checkers import (
     check_violations,
 )
 from tests.guarantees.sources import two_settings
-from tests.guarantees.strategies import deltas, levels, properties, tables
+from tests.guarantees.strategies import ANY_DELTA, deltas, levels, properties, tables
+
+pytestmark = ANY_DELTA
 
 COPIES = 20
 """Rows of one group that all have the same loss: dependence at its worst."""
@@ -176,11 +177,12 @@ def test_the_default_says_that_groups_are_averaged():
 def test_per_sample_the_same_users_are_not_certified():
     """And the certificate says per sample, with the declared largest group."""
     losses, users = Users((0.0, 0.6)).sample(4000, np.random.default_rng(0))
-    record = ss.ThresholdRecord([None, 0.5], losses={"zero_one": losses}, groups=users)
-    policy = ss.calibrate(record, epsilon=0.05, average="sample", max_group_size=200)
+    record = ss.ThresholdRecord([None, 0.5], losses={"zero_one": losses})
+    record = record.grouped(users, average="sample", max_size=200)
+    policy = ss.calibrate(record, epsilon=0.05)
     assert policy.runs_full_model
     assert "zero_one gap to the full model per sample" in str(policy)
-    allowed = ss.calibrate(record, epsilon=0.8, average="sample", max_group_size=200)
+    allowed = ss.calibrate(record, epsilon=0.8)
     certificate = allowed.certificate
     assert (certificate.unit, certificate.average) == ("groups", "sample")
     assert certificate.max_group_size == 200
@@ -412,19 +414,17 @@ def test_a_study_per_sample_compares_the_pool_s_risk_per_sample():
         [None, 0.9, 0.5, 0.1],
         losses={"zero_one": losses},
         costs={"layers": costs},
-        groups=users,
-    )
-    counted = {"average": "sample", "max_group_size": 10}
+    ).grouped(users, average="sample", max_size=10)
     controls = {"crc": ss.Control("crc"), "ucb": ss.Control("ucb")}
     epsilons, n, splits = np.asarray([0.05, 0.2]), 150, 6
     study = ss.evaluate(
-        record, controls=controls, epsilons=epsilons, n_calibration=n, splits=splits, **counted
+        record, controls=controls, epsilons=epsilons, n_calibration=n, splits=splits
     )
-    assert (study.unit, study.average, study.n_pool) == ("groups", "sample", 400)
+    assert (study.about.unit, study.about.average, study.n_pool) == ("groups", "sample", 400)
     assert "every sample counts the same" in str(study)
     assert {row["average"] for row in study.summary()} == {"sample"}
 
-    curve, rng = record.curve(**counted), np.random.default_rng(0)
+    curve, rng = record.curve(), np.random.default_rng(0)
     for split in range(splits):
         order = rng.permutation(400)
         for label, control in controls.items():
@@ -455,11 +455,12 @@ def test_a_study_shows_what_group_averages_hide():
     shared = {"controls": ["ucb"], "epsilons": [0.05], "n_calibration": 400, "splits": 20}
     by_group = ss.evaluate(record, **shared)
     assert by_group.pool_risk["ucb"].max() < 0.05
-    assert by_group.average == "group"
+    assert by_group.about.average == "group"
     assert "average of group averages" in str(by_group)
-    by_sample = ss.evaluate(record, **shared, average="sample", max_group_size=200)
+    per_sample = record.grouped(users, average="sample", max_size=200)
+    by_sample = ss.evaluate(per_sample, **shared)
     assert by_sample.pool_risk["ucb"].max() == 0.0  # the full model
-    curve = record.curve(average="sample", max_group_size=200)
+    curve = per_sample.curve()
     assert curve.risk()[1] == pytest.approx(losses[:, 1].mean())
     assert curve.risk()[1] > 0.15
 
@@ -485,9 +486,10 @@ def test_a_group_larger_than_declared_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": None, "average": "group"}, "needs groups"),
-        ({"groups": None, "max_group_size": 3}, "needs groups"),
-        ({"groups": None, "average": "user"}, "`average` must be one of"),
+        ({"groups": None, "average": "group"}, "need groups"),
+        ({"groups": None, "average": "sample"}, "need groups"),
+        ({"groups": None, "max_group_size": 3}, "need groups"),
+        ({"groups": None, "average": "user"}, "need groups"),
         ({"average": "user"}, "`average` must be one of"),
         ({"average": "group", "max_group_size": 3}, "goes with `average='sample'`"),
         ({"average": "sample", "max_group_size": 0}, "`max_group_size` must be at least 1"),
@@ -500,8 +502,8 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 
 def test_samples_without_groups_are_averaged_per_sample():
-    """The natural value may be named."""
-    curve = grouped_curve(groups=None, average="sample")
+    """Nothing needs to be said for it."""
+    curve = grouped_curve(groups=None)
     assert (curve.grouped, curve.average, curve.weights) == (False, "sample", None)
 
 
@@ -517,22 +519,27 @@ def test_bounds_that_are_not_monotone_per_sample_are_refused(bound):
         average="sample",
         max_group_size=3,
     )
-    with pytest.raises(ValueError, match=r"average='sample'.*star"):
+    with pytest.raises(ValueError, match=r"groups by their samples.*Use one of .*star"):
         ss.control.ucb(lossless, 0.5, bound=bound)
-    with pytest.raises(ValueError, match="`pool`"):
+    with pytest.raises(ValueError, match=r"A finite population.*average='group'"):
         ss.control.ucb(lossless, 0.5, pool=10)
 
 
 def test_a_curve_keeps_its_own_average():
-    """Calls that take a curve do not average it again."""
+    """Calls that take a curve do not average it again, nor can anybody else."""
     curve = grouped_curve(average="sample", max_group_size=3)
-    for call, words in (
-        (ss.evaluate, "`average` is the RiskCurve"),
-        (ss.planning.lowest_epsilon, "`average` is the RiskCurve"),
-        (partial(ss.calibrate, epsilon=0.1), "`average` is the RiskCurve's own"),
+    certificate = ss.calibrate(curve, epsilon=0.9).certificate
+    assert (certificate.unit, certificate.average) == ("groups", "sample")
+    assert (certificate.n, certificate.max_group_size) == (3, 3)
+    study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.5], n_calibration=2, splits=2)
+    assert (study.about.unit, study.about.average) == ("groups", "sample")
+    for again in (
+        {"groups": np.arange(3)},
+        {"groups": np.arange(3), "average": "sample", "max_size": 3},
+        {"weights": np.ones(3)},
     ):
-        with pytest.raises(ValueError, match=words):
-            call(curve, average="sample", max_group_size=3)
+        with pytest.raises(ValueError, match="must be given once"):
+            curve.drawn(**again)
 
 
 def test_branches_keep_the_failure_probability_per_sample():
@@ -547,10 +554,8 @@ def test_branches_keep_the_failure_probability_per_sample():
             dials={"a": [0, 1, 1], "b": [0, 1, 2]},
             losses={"zero_one": losses},
             costs={"time": [3.0, 2.0, 1.0]},
-            groups=rank[names],
-        )
+        ).grouped(rank[names], average="sample", max_size=10)
         path = ss.Path.branching([[1], [2]], record)
-        per_sample = {"average": "sample", "max_group_size": 10}
-        policy = ss.calibrate(record, epsilon=0.05, path=path, **per_sample)
+        policy = ss.calibrate(record, epsilon=0.05, path=path)
         found += policy.certificate.index is not None
     check_rate(found, 100, 0.1)

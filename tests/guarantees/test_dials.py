@@ -10,6 +10,7 @@ import swiftsure as ss
 from swiftsure.certify.control import Control
 from swiftsure.curves.branches import Branches
 from swiftsure.curves.pareto import pareto_order, upper_estimates
+from swiftsure.records.sampling import Sampling
 from tests.guarantees.checkers import (
     ROUNDING,
     RefutedError,
@@ -140,16 +141,55 @@ def test_a_pilot_of_calibration_samples_breaks_delta_in_exact_probability():
 
 
 def test_a_split_keeps_delta_even_for_sorted_files():
-    """`split=` draws the pilot at random, whatever the order of the samples."""
+    """`Path.learn` draws the pilot at random, whatever the order of the samples."""
     rng, source = np.random.default_rng(0), independent_columns(*[0.1 + ABOVE] * 10)
     found = 0
     for _ in range(150):
         losses = source.sample(80, rng)
         losses = losses[np.argsort(losses.sum(axis=1))]
         record = record_of(losses)
-        policy = ss.calibrate(record, risk="consistency", epsilon=0.1, split=20)
+        policy = ss.calibrate(record, risk="consistency", epsilon=0.1, path=ss.Path.learn(20))
         found += policy.threshold is not None
     check_rate(found, 150, 0.1)
+
+
+def with_weights(losses, rng):
+    """Half of the samples weigh 1.6, and only these lose anything."""
+    heavy = rng.random(len(losses)) < 0.5
+    return record_of(losses * heavy[:, None]).weighted(np.where(heavy, 1.6, 0.4), max_weight=1.6)
+
+
+def with_copies(losses, rng):
+    """Each sample is a group of four that have the same losses."""
+    return record_of(np.repeat(losses, 4, axis=0)).grouped(np.repeat(np.arange(len(losses)), 4))
+
+
+@pytest.mark.parametrize(
+    ("draw", "scale"),
+    [
+        (with_weights, 1 / 0.8),
+        (with_copies, 1.0),
+    ],
+)
+def test_a_pilot_keeps_delta_whatever_the_record_says_of_its_draw(draw, scale):
+    """The risk in production is just above ε; a record that forgets the fact is refuted."""
+    source = independent_columns(*[(0.1 + ABOVE) * scale] * 4)
+
+    def certified(change, draws=150):
+        rng, found = np.random.default_rng(0), 0
+        for _ in range(draws):
+            record = change(draw(source.sample(300, rng), rng))
+            path = ss.Path.learn(20)
+            policy = ss.calibrate(record, risk="consistency", epsilon=0.1, bound="star", path=path)
+            found += policy.certificate.index is not None
+        return check_rate(found, draws, 0.1)
+
+    def forgets(record):
+        return replace(record, groups=None, sampling=Sampling())
+
+    certified(lambda record: record)
+    with pytest.raises(RefutedError):
+        certified(forgets)
 
 
 # ----------------------------------------------------------------------------------- branches

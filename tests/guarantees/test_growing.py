@@ -25,11 +25,12 @@ def ever_certified(columns, epsilon, high, horizon, delta=0.1):
         False,
         0,
     )
-    start = -np.log(delta), 0.0, 0.25 * high**2
+    start = -np.log(delta), 0.0, 1.0, 0.25 * high**2
+    sizes = np.empty((n, 0))  # all samples count the same
     thresholds = np.empty((0, draws), np.float32)
     return np.array(
         [
-            _bets.grow(losses, thresholds, k, 0, n, start, epsilon, high, horizon)[0] <= 0
+            _bets.grow(losses, sizes, thresholds, k, 0, n, start, epsilon, high, horizon)[0] <= 0
             for k in range(draws)
         ]
     )
@@ -109,7 +110,8 @@ def test_stopping_when_the_answer_pleases_keeps_delta():
     rng = np.random.default_rng(0)
     violations, fast = 0, 0
     for _ in range(50):
-        calibration = ss.calibrate.start(epsilon=0.06, loss="zero_one", horizon=200, path=path)
+        request = ss.Calibration(ss.Promise("zero_one", epsilon=0.06), path=path)
+        calibration = request.start(horizon=200)
         shown = [0]
         for _ in range(12):
             sample = population.sample(50, rng)
@@ -127,7 +129,8 @@ def test_samples_added_again_are_refused_by_ids_that_count_from_0():
     rng, found = np.random.default_rng(0), 0
     for _ in range(40):
         losses = np.column_stack([np.zeros(60), rng.random(60) < 0.1 + TINY])
-        calibration = ss.calibrate.start(epsilon=0.1, risk="consistency", horizon=1000)
+        request = ss.Calibration(ss.Promise(epsilon=0.1, risk="consistency"))
+        calibration = request.start(horizon=1000)
         with suppress(ValueError):
             for _ in range(20):
                 tables = {"inconsistencies": {"zero_one": losses}, "ids": np.arange(60)}

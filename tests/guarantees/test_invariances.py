@@ -10,7 +10,9 @@ from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import BOUNDS
 from tests.guarantees.checkers import Task
 from tests.guarantees.rules import NON_NEGATIVE, ORDER_FREE, curve_of
-from tests.guarantees.strategies import deltas, exit_records, levels, properties, tables
+from tests.guarantees.strategies import ANY_DELTA, deltas, exit_records, levels, properties, tables
+
+pytestmark = ANY_DELTA
 
 SUMMARY = [name for name in ORDER_FREE if name != "binomial"]
 
@@ -127,9 +129,9 @@ PATHS = st.one_of(
 )
 
 
-def along(record, path, **options):
+def along(record, path, exits=None):
     """Return the curve in exit form, and as a table."""
-    curve = record.curve("gap", path=path, **options)
+    curve = record.curve("gap", path=path, rule=exits)
     table = ss.RiskCurve.from_losses(
         np.arange(curve.n_settings), curve.losses(), loss_range=curve.loss_range, relative=True
     )
@@ -152,7 +154,7 @@ def test_exit_form_and_table_form_choose_the_same(
     """Looking up losses by exit is a way to store the table, not another method."""
     # A path of breakpoints was not fixed beforehand, which Bonferroni's correction needs.
     assume(path != "breakpoints" or rule.correction != "bonferroni")
-    curve, table = along(record, path, strict=strict, min_exit=min_exit)
+    curve, table = along(record, path, ss.ExitRule(strict=strict, min_exit=min_exit))
     if rule.bound in ("bentkus", "hoeffding_bentkus"):
         curve, table = curve.zero_bounded(), table.zero_bounded()
     here, there = (rule.run(each, epsilon, delta, seed=0) for each in (curve, table))
@@ -169,7 +171,7 @@ def test_exit_form_and_table_form_choose_the_same(
 @properties(200)
 def test_totals_by_steps_are_totals_by_scanning(record, path, strict, min_exit, monotone):
     """Sums along a falling path, by binary search and by looking at every setting."""
-    curve, table = along(record, path, strict=strict, min_exit=min_exit)
+    curve, table = along(record, path, ss.ExitRule(strict=strict, min_exit=min_exit))
     rows = np.arange(record.n)
     assert curve._nested
     steps = _kernels.totals_nested(curve.data, rows, monotone)

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 import swiftsure as ss
 from tests.guarantees.checkers import Task
 from tests.guarantees.rules import NON_NEGATIVE, UP_TO_ONE, curve_of
-from tests.guarantees.strategies import EPSILONS, deltas, levels, properties, sequences, tables
+from tests.guarantees.strategies import (
+    ANY_DELTA,
+    EPSILONS,
+    deltas,
+    levels,
+    properties,
+    sequences,
+    tables,
+)
+
+pytestmark = ANY_DELTA
 
 RULES = {
     **{f"ucb {bound}": ss.Control("ucb", bound) for bound in NON_NEGATIVE},

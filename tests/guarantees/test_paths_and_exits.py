@@ -61,7 +61,7 @@ def test_a_jump_of_the_risk_at_one_confidence_is_not_passed(strict):
         record = ss.ExitRecord(
             confidences, losses={"zero_one": np.column_stack([wrong, np.zeros(60)])}
         )
-        curve = record.curve(path="breakpoints", strict=strict)
+        curve = record.curve(path="breakpoints", rule=ss.ExitRule(strict=strict))
         threshold = ss.control.ucb(curve, epsilon, 0.1, seed=draw).threshold
         if threshold is not None:
             count += threshold < atom if strict else threshold <= atom
@@ -78,8 +78,9 @@ def test_the_policy_loses_what_the_curve_said_it_would(strict, min_exit, path):
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
     if path == "family":
         path = np.linspace(0.99, 0.5, 20)[:, None] * rng.uniform(0.9, 1, (20, 3))
-    options = {"path": path, "strict": strict, "min_exit": min_exit}
-    policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=0.3, **options)
+    options = {"path": path, "rule": ss.ExitRule(strict=strict, min_exit=min_exit)}
+    promise = ss.Promise("zero_one", risk="consistency", epsilon=0.3)
+    policy = ss.Calibration(promise, **options).run(record)
     assert policy.threshold is not None
     curve = record.curve("consistency", "zero_one", **options)
     exits = policy.exits(record.confidences["top1"])

@@ -189,9 +189,14 @@ GIVEN = "the calibration samples came in random order, or the seed was itself dr
 def test_the_certificate_names_what_the_order_rests_on(control):
     """A drawn seed needs nothing of the file; one that is given needs a file in random order."""
     record = record_of(np.zeros(400))
-    options = {"epsilon": 0.05} | ({"method": "ucb"} if control == "crc" else {})
+    options = {"method": "ucb"} if control == "crc" else {}
     drawn, given, free = (
-        ss.calibrate(record, risk="consistency", control=control, bound=bound, seed=seed, **options)
+        ss.calibrate(
+            record if seed is None else replace(record, order=seed),
+            risk="consistency",
+            epsilon=0.05,
+            control=ss.Control(control, bound, **options),
+        )
         for bound, seed in [("star", None), ("star", 0), ("hoeffding", 0)]
     )
     assert DRAWN in str(drawn)
@@ -208,14 +213,14 @@ def test_the_certificate_names_what_the_order_rests_on(control):
 def test_a_budget_names_what_its_split_rests_on(seed, said):
     """Which samples choose the setting depends on the order, whatever the bound."""
     record = record_of(np.zeros(200))
+    if seed is not None:
+        record = replace(record, order=seed)
     split = "the samples that chose the setting were drawn at random, whatever the data"
     for bound in ("star", "hoeffding"):
         if bound == "hoeffding" and seed is None:
             said = split  # the order only decided which samples chose the setting
-        plan = ss.planning.lowest_epsilon(
-            record, saving=0.3, risk="consistency", bound=bound, seed=seed
-        )
+        plan = ss.planning.lowest_epsilon(record, saving=0.3, risk="consistency", bound=bound)
         certificate = plan.policy.certificate
         assert any(text.startswith(said) for text in certificate.assumptions)
-        assert certificate.seed == (record.order.seed if seed is None else seed)
+        assert certificate.seed == record.order.seed
         assert certificate.seed_drawn is (seed is None)

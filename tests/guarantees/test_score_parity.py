@@ -160,7 +160,8 @@ def test_a_promise_made_from_arrays_holds_when_the_network_runs(score, dtype, lo
         calibration = ss.ExitRecord.from_logits(
             torch.from_numpy(given).to(dtype), truth, score, losses="zero_one"
         )
-        policy = ss.calibrate(calibration, loss="zero_one", epsilon=0.05, score=score)
+        request = ss.Calibration(ss.Promise("zero_one", epsilon=0.05), rule=ss.ExitRule(score))
+        policy = request.run(calibration)
         out = EarlyExit(Played(2), policy)(rounded)
         gap = (out.predictions.numpy() != labels).mean()  # the full model is always right
         exits = policy.exits(fresh.confidences[score])

@@ -120,7 +120,8 @@ def through_a_file(folder, record):
 
 
 def grown(record):
-    calibration = ss.calibrate.start(**PROMISE | {"epsilon": 0.2})
+    promise = ss.Promise(risk="consistency", epsilon=0.2)
+    calibration = ss.Calibration(promise, delta=DELTA, path=[0.5]).start()
     for part in record.split(200, seed=record.order.splits[-1]):
         calibration.update(part)
     return calibration.policy()
@@ -150,10 +151,16 @@ DOORS = {
     "growing": lambda seed, _: grown(
         sorted_record(np.random.default_rng(0)).split(SIZE, seed=seed)[0]
     ),
-    "slices": lambda seed, _: ss.calibrate_slices(
+    "each slice": lambda seed, _: ss.calibrate(
         sorted_record(np.random.default_rng(0), slices=np.arange(N) % 2).split(SIZE, seed=seed)[0],
-        **PROMISE | {"epsilon": 0.2},
+        ss.Promise(risk="consistency", epsilon=0.2, within="each slice"),
+        path=[0.5],
     )["0"],
+    "all slices": lambda seed, _: ss.calibrate(
+        sorted_record(np.random.default_rng(0), slices=np.arange(N) % 2).split(SIZE, seed=seed)[0],
+        ss.Promise(risk="consistency", epsilon=0.2, within="slices"),
+        path=[0.5],
+    ),
     "a budget": lambda seed, _: (
         ss.planning.lowest_epsilon(
             sorted_record(np.random.default_rng(0)).split(SIZE, seed=seed)[0],
@@ -163,16 +170,13 @@ DOORS = {
         ).policy
     ),
     "a pilot": lambda seed, _: ss.calibrate(
-        sorted_record(np.random.default_rng(0)),
-        split=200,
-        seed=seed,
-        **PROMISE | {"epsilon": 0.2, "path": None},
+        sorted_record(np.random.default_rng(0), order=seed),
+        **PROMISE | {"epsilon": 0.2, "path": ss.Path.learn(200)},
     ),
     "the best of several": lambda seed, _: ss.calibrate_best(
-        [sorted_record(np.random.default_rng(0))],
+        [sorted_record(np.random.default_rng(0), order=seed)],
+        ss.Calibration(ss.Promise(risk="consistency", epsilon=0.2), delta=DELTA, path=[0.5]),
         split=200,
-        seed=seed,
-        **PROMISE | {"epsilon": 0.2},
     ),
     "a cascade": lambda seed, _: cascade(np.random.default_rng(0), seed, 0.2).policy_,
 }

@@ -199,9 +199,10 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
     if record.sampling.population is not None:
         if isinstance(request.path, PilotPath):
             raise ValueError(
-                "`Path.learn` does not go with samples `drawn_from` a finite population: those left"
-                " are drawn from the rest of it, and the promise would not hold for the pilot. Give"
-                " a path that is fixed beforehand, or leave `drawn_from` out."
+                "`Path.learn` does not go with samples `drawn_from` a finite population: those that"
+                " are not in the pilot are draws of what the pilot left of it. Set the pilot aside"
+                " with `record.split`, learn a path on it with `Path.pareto`, and declare the rest"
+                " `drawn_from` the population less the pilot: the promise is then about these."
             )
         restricted = any(
             each.among == "exits" or each.within or each.worst is not None for each in request.risks
@@ -248,7 +249,7 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
     route: Any = request.path
     path = Path.of(route, record.confidences[record.score_of(request.rule)])
     request = replace(request, path=path, missing="stop")
-    share = walk_delta(request)
+    share, population = walk_delta(request), record.sampling.population
     several_starts = any(each.among == "exits" for each in request.risks)
 
     def last_certified(labelled: ExitRecord) -> tuple[int, int, bool]:
@@ -257,9 +258,7 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         if several_starts or curves[0].cut_from is None:
             return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None
         results = [
-            request.control.run(
-                each.curve, each.promise.epsilon, share, pool=record.sampling.population
-            )
+            request.control.run(each.curve, each.promise.epsilon, share, pool=population)
             for each in tested
         ]
         index = min(-1 if each.index is None else each.index for each in results)
