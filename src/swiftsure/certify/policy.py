@@ -323,7 +323,9 @@ class Certificate(_Frozen):
                 "loss_range must be that of a tail",
             )
             _require(
-                promise.worst is None or promise.loss_range[0] == promise.above,
+                promise.worst is None
+                or promise.loss_range[0] == promise.above
+                or (promise.loss_range[0] == 0.0 and self.max_weight is not None),
                 "above must be the lowest loss where worst is given",
             )
             _require(
@@ -664,7 +666,7 @@ class Policy(_Frozen):
 
     def _alone(self, record: Any) -> list[Any]:
         """Return the samples of each slice that the promise is about, or all samples."""
-        if self.certificate.slices is None or len(self.certificate.slices) == 1:
+        if self.certificate.slices is None:
             return [record]
         names = record.slices.astype(str)
         part = replace(record, sampling=replace(record.sampling, part=True))

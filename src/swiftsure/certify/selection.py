@@ -54,6 +54,7 @@ def run(
             "`record` must be an ExitRecord, a ThresholdRecord or a RiskCurve, but got"
             f" {type(record).__name__}."
         )
+    _refuse_missing_theorems(request, record)
     within = {each.within for each in request.risks}
     if "each slice" in within:
         if within != {"each slice"}:
@@ -62,7 +63,6 @@ def run(
                 " ask for it."
             )
         return sliced_policies(request, record, metadata)
-    _refuse_missing_theorems(request, record)
     asked = request
     if isinstance(request.path, PilotPath):
         record, request = _with_learned_path(request, record)
@@ -151,7 +151,7 @@ def walk_delta(request: Calibration) -> float:
 def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
     """Raise for what no theorem here allows, and say which is missing."""
     breakpoints = request.path == BREAKPOINTS or request.path == "breakpoints"
-    if breakpoints and any(each.within for each in request.risks):
+    if breakpoints and any(each.within == "slices" for each in request.risks):
         raise ValueError(
             "`path` must be fixed beforehand for promises within slices: the breakpoints of one"
             " slice depend on the others' samples."

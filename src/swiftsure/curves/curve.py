@@ -610,7 +610,8 @@ class RiskCurve:
                 low, high = self.loss_range.low, self.loss_range.high
                 return replace(
                     curve,
-                    loss_range=LossRange(max_weight * low, max_weight * high),
+                    # A weight may be 0, so losses of at least t > 0 may be 0 too.
+                    loss_range=LossRange(min(0.0, max_weight * low), max_weight * high),
                     costs={k: self._weighted_cost(v, weights) for k, v in self.costs.items()},
                     full_costs={
                         k: np.asarray(v) * weights / weights.mean()
@@ -833,7 +834,7 @@ class RiskCurve:
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
-        return replace(self, selective=False, data=self.data._replace(values=values))
+        return replace(self, selective=False, sizes=None, data=self.data._replace(values=values))
 
     def full_cost(self, name: str, rows: Rows | None = None) -> float:
         """Return the mean cost of running the full model alone, on all samples or some rows."""
