@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
-from swiftsure.certify.policy import Policy, Promise, percent
+from swiftsure.certify.policy import Policy, PromiseResult, percent
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
@@ -452,7 +452,7 @@ def _number(loss: float | bool) -> float:
     return checks.between("loss", loss, -np.inf, np.inf)
 
 
-def _unweighted_range(policy: Policy, promise: Promise) -> tuple[float, float]:
+def _unweighted_range(policy: Policy, promise: PromiseResult) -> tuple[float, float]:
     """Return the range of a promise's losses in production, where they have no weights."""
     low, high = promise.loss_range
     certificate, asked = policy.certificate, policy.calibration
@@ -465,8 +465,11 @@ def _unweighted_range(policy: Policy, promise: Promise) -> tuple[float, float]:
 
 
 def _find_promise(
-    promises: tuple[Promise, ...], risk: str | None, loss: str | None, number: int | None = None
-) -> Promise:
+    promises: tuple[PromiseResult, ...],
+    risk: str | None,
+    loss: str | None,
+    number: int | None = None,
+) -> PromiseResult:
     """Return the only promise with this risk and loss, or that of a number."""
     if number is not None:
         if checks.count("number", number, 0) >= len(promises):
