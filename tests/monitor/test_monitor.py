@@ -1219,3 +1219,53 @@ def test_a_monitor_may_be_saved_in_two_places(tmp_path):
 def test_a_key_twice_is_a_fault():
     with pytest.raises(StreamFaultError, match="has a key twice"):
         Watch(Monitor(0.05)).feed(b'{"loss": 1, "loss": 0}\n')
+
+
+# ------------------------------------------------------------------------- promises of policies
+
+
+def test_a_monitor_of_a_tail_counts_the_losses_above_its_limit(record):
+    policy = ss.calibrate(record, ss.Promise("brier", above=0.3, epsilon=0.1))
+    monitor = Monitor.from_policy(policy)
+    plain = Monitor(0.1)
+    values = np.random.default_rng(0).uniform(-1, 1, 500)
+    for value in values[:100]:
+        assert monitor.update(value) == plain.update(value > 0.3)
+    monitor.update_many(values[100:])
+    plain.update_many(values[100:] > 0.3)
+    assert monitor.evidence == plain.evidence
+    assert Monitor.from_state(monitor.state()).state() == monitor.state()
+    assert "share of losses above 0.3" in str(monitor)
+    with pytest.raises(ValueError, match=r"NaN|lie in"):
+        monitor.update(float("nan"))
+
+
+def test_a_monitor_sees_production_without_weights(record):
+    """Weighted losses go up to 1.6, those of production up to 1."""
+    names = np.where(np.arange(record.n) % 2, "a", "b")
+    weighted = record.sliced(names).weighted({"a": 1.6, "b": 0.4}, max_weight=1.6)
+    for promise in (
+        ss.Promise("zero_one", epsilon=0.1),
+        ss.Promise("zero_one", epsilon=0.1, within="slices"),
+        ss.Promise("zero_one", epsilon=0.1, within="each slice"),
+        ss.Promise("zero_one", epsilon=0.1, among="exits"),
+    ):
+        policy = ss.calibrate(weighted, promise)
+        one = policy["a"] if promise.within == "each slice" else policy
+        assert Monitor.from_policy(one).loss_range == ss.LossRange(-1.0, 1.0)
+
+
+def test_promises_that_share_their_loss_are_told_apart_by_number(record):
+    exits = ss.Promise("zero_one", epsilon=0.1, among="exits")
+    policy = ss.calibrate(record, [ss.Promise("zero_one", epsilon=0.05), exits])
+    assert Monitor.from_policy(policy, number=1).epsilon == 0.1
+    with refused("number"):
+        Monitor.from_policy(policy)
+    with refused("number"):
+        Monitor.from_policy(policy, number=2)
+
+
+def test_a_worst_share_cannot_be_watched(record):
+    policy = ss.calibrate(record, ss.Promise("brier", worst=0.1, epsilon=0.5))
+    with pytest.raises(ValueError, match="worst share cannot be watched"):
+        Monitor.from_policy(policy)

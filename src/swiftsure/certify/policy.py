@@ -350,7 +350,9 @@ class Certificate(_Frozen):
                 "loss_range must be that of a tail",
             )
             _require(
-                promise.worst is None or promise.loss_range[0] == promise.above,
+                promise.worst is None
+                or promise.loss_range[0] == promise.above
+                or (promise.loss_range[0] == 0.0 and self.max_weight is not None),
                 "above must be the lowest loss where worst is given",
             )
             _require(

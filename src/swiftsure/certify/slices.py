@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swiftsure._lib import checks
 from swiftsure._lib.files import json_checksum, read_json, validation_message, write_text
 from swiftsure._lib.signing import proofs, refuse_unsigned
-from swiftsure.certify.calibration import Calibration
+from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.policy import Metadata, Policy, PolicyEvaluation
 from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.curves.paths import Path
@@ -166,10 +166,18 @@ def sliced_policies(
             " `record.split`, and give the path that `Path.pareto` learns on it to all slices."
         )
     alone, parts = slice_by_slice(request, record)
-    policies = {
-        name: _about(alone.run(part, metadata=metadata), name, part.n, request)
-        for name, part in parts.items()
-    }
+    asking, asked, policies = request.missing, 0, {}
+
+    def labels(ids: Any) -> Any:
+        nonlocal asked
+        asked += len(ids)
+        return asking.labeller(ids)  # type: ignore[union-attr, misc]
+
+    for name, part in parts.items():
+        if isinstance(asking, Ask) and asking.labeller is not None and asking.budget is not None:
+            # One budget for all slices. Stopping early is valid, whatever decided it.
+            alone = replace(alone, missing=Ask(labels, asking.budget - asked))
+        policies[name] = _about(alone.run(part, metadata=metadata), name, part.n, request)
     return SlicedPolicy(policies=policies, delta=request.delta, together=True)
 
 

@@ -620,7 +620,8 @@ class RiskCurve:
                 low, high = self.loss_range.low, self.loss_range.high
                 return replace(
                     curve,
-                    loss_range=LossRange(max_weight * low, max_weight * high),
+                    # A weight may be 0, so losses of at least t > 0 may be 0 too.
+                    loss_range=LossRange(min(0.0, max_weight * low), max_weight * high),
                     costs={k: self._weighted_cost(v, weights) for k, v in self.costs.items()},
                     full_costs={
                         k: np.asarray(v) * weights / weights.mean()

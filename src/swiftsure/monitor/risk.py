@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
-from swiftsure.certify.policy import Policy, Promise, percent
+from swiftsure.certify.policy import Policy, PromiseResult, percent
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
@@ -62,12 +62,13 @@ class MonitorState(Section):
     peak: float = Field(ge=1.0)
     alarm_at: int | None = Field(ge=1, le=2**53)
     promised: Promised = "risk"
+    above: float | None = None
     wealth: tuple[Wealth, ...] = Field(min_length=_evidence.BETS, max_length=_evidence.BETS)
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         """Refuse numbers that no stream of losses leads to: an alarm might be lost."""
-        Monitor(self.epsilon, self.alpha, self.loss_range)
+        Monitor(self.epsilon, self.alpha, self.loss_range, above=self.above)
         low, high = self.loss_range
         slack = SLACK * max(abs(low), abs(high))
         if not (low - slack) * self.n <= self.total <= (high + slack) * self.n:
@@ -105,6 +106,9 @@ class Monitor:
         The range of the losses; `low` is negative for gaps. The stakes depend on it.
     risk, loss : str, optional
         Names of the risk and loss, for messages and audits.
+    above : float, optional
+        Watch the probability of a loss above this, instead of the mean loss; `loss_range` is then
+        (0, 1), and losses may be any numbers.
 
     Notes
     -----
@@ -139,10 +143,14 @@ class Monitor:
         *,
         risk: str | None = None,
         loss: str | None = None,
+        above: float | None = None,
     ) -> None:
         self.loss_range = LossRange.of(loss_range)
         low, high = self.loss_range.low, self.loss_range.high
         self.epsilon = checks.between("epsilon", epsilon, low, high)
+        self.above = None if above is None else checks.number("above", above)
+        if above is not None and (low, high) != (0.0, 1.0):
+            raise ValueError("`loss_range` must be (0, 1) with `above`, of what is counted.")
         self.alpha = checks.between("alpha", alpha, 0.0, 1.0)
         if self.alpha < LEAST_ALPHA:
             raise ValueError(f"`alpha` must be at least {LEAST_ALPHA:g}, but got {self.alpha:g}.")
@@ -166,6 +174,7 @@ class Monitor:
         *,
         risk: str | None = None,
         loss: str | None = None,
+        number: int | None = None,
     ) -> "Monitor":
         """Return a monitor for what a policy promises.
 
@@ -174,9 +183,17 @@ class Monitor:
         risk, loss : str, optional
             Which promise, if the policy makes several. To watch all of them, make one monitor for
             each, and split α among them.
+        number : int, optional
+            The promise's place in `policy.certificate.promises`, from 0, if its risk and loss are
+            those of another one too.
 
         Notes
         -----
+        Add losses as they are: a monitor of a tail counts those above its limit. Losses of
+        production are not weighted, since production is what weights make a promise about. Of a
+        promise about samples that exit early, add the losses of requests that exit early, and no
+        others. Of a promise within slices, a monitor may see the requests of one slice, or all.
+
         For a policy calibrated by groups, add one number per group: the mean loss of the group if
         the policy averages over groups (`certificate.average == "group"`). If it averages per
         sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
@@ -191,17 +208,21 @@ class Monitor:
                 "`policy` must be a Policy, which says what it promises, but got"
                 f" {type(policy).__name__}; load one with Policy.load."
             )
-        promise = _find_promise(policy.certificate.promises, risk, loss)
-        mean_of_all = promise.above is None and not promise.selective
-        if not mean_of_all or policy.certificate.max_weight is not None:
+        promise = _find_promise(policy.certificate.promises, risk, loss, number)
+        if promise.worst is not None:
             raise ValueError(
-                "`policy` does not promise the mean loss of all requests, so its monitor cannot be"
-                " made automatically: make a Monitor of ε and the range, and give it the losses"
-                " that the promise is about (1 where the loss is above the limit, or only those of"
-                " requests that exit early)."
+                "A worst share cannot be watched: the mean of t + (loss − t)⁺ / share exceeds it"
+                " for nearly every t, so an alarm of one t shows nothing. Watch a tail instead:"
+                " Monitor(epsilon, loss_range=..., above=...)."
             )
         monitor = cls(
-            promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss
+            promise.epsilon,
+            alpha,
+            _unweighted_range(policy, promise),
+            risk=promise.risk,
+            loss=promise.loss,
+            # A group's number is a mean of zeros and ones already.
+            above=promise.above if policy.certificate.unit == "samples" else None,
         )
         known: dict[str, Promised] = {"expectation": "mean", "none": "nothing"}
         pool: Promised = "risk" if policy.certificate.pool is None else "pool"
@@ -217,6 +238,8 @@ class Monitor:
             If the loss is NaN or outside its range: both void the guarantee. Nothing is added.
         """
         value = self.accepted(loss)
+        if self.above is not None:
+            value = float(value > self.above)
         with self.lock:
             _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
             return self.alarm
@@ -234,6 +257,8 @@ class Monitor:
             )
         if values.size:
             checks.finite("losses", values)
+            if self.above is not None:
+                values = (values > self.above).astype(np.float64)
             values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
             values = np.ascontiguousarray(values)
             with self.lock:
@@ -243,6 +268,8 @@ class Monitor:
     def accepted(self, loss: float) -> float:
         """Return a loss as a float within the range; raise if it cannot be added."""
         value = loss if type(loss) is float else _number(loss)
+        if self.above is not None and math.isfinite(value):
+            return value
         if self._low <= value <= self._high:
             return value
         slack = SLACK * self._high
@@ -309,6 +336,7 @@ class Monitor:
             risk=self.risk,
             loss=self.loss,
             promised=self.promised,
+            above=self.above,
             n=int(held[_evidence.N]),
             total=float(held[_evidence.TOTAL]),
             recent=float(held[_evidence.RECENT]),
@@ -321,7 +349,12 @@ class Monitor:
     def from_state(cls, state: MonitorState) -> "Monitor":
         """Return a monitor with this state."""
         monitor = cls(
-            state.epsilon, state.alpha, state.loss_range, risk=state.risk, loss=state.loss
+            state.epsilon,
+            state.alpha,
+            state.loss_range,
+            risk=state.risk,
+            loss=state.loss,
+            above=state.above,
         )
         monitor.promised = state.promised
         monitor._state[:] = [
@@ -369,8 +402,9 @@ class Monitor:
     @property
     def promise(self) -> str:
         """Text that identifies the risk, ε, loss range and α: equal for equivalent monitors."""
+        tail = "" if self.above is None else f", share above {self.above!r}"
         return (
-            f"{self.subject} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
+            f"{self.subject}{tail} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
             f" α = {self.alpha!r}"
         )
 
@@ -380,7 +414,8 @@ class Monitor:
         if self.risk is None or self.loss is None:
             return "the risk"
         phrase = RISKS[self.risk].phrase if self.risk in RISKS else self.risk
-        return f"the {self.loss} {phrase}"
+        tail = "" if self.above is None else f"share of losses above {self.above:g} of the "
+        return f"the {tail}{self.loss} {phrase}"
 
     def __repr__(self) -> str:
         return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"
@@ -417,8 +452,31 @@ def _number(loss: float | bool) -> float:
     return checks.between("loss", loss, -np.inf, np.inf)
 
 
-def _find_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
-    """Return the only promise with this risk and loss."""
+def _unweighted_range(policy: Policy, promise: PromiseResult) -> tuple[float, float]:
+    """Return the range of a promise's losses in production, where they have no weights."""
+    low, high = promise.loss_range
+    certificate, asked = policy.certificate, policy.calibration
+    # Only plain samples are tested as weight times loss; units of other kinds have sizes instead.
+    sized = promise.selective or certificate.unit == "groups"
+    sized |= asked is not None and any(each.within == "each slice" for each in asked.risks)
+    sized |= promise.within == "slices" and certificate.horizon is not None
+    weight = 1.0 if sized or certificate.max_weight is None else certificate.max_weight
+    return low / weight, high / weight
+
+
+def _find_promise(
+    promises: tuple[PromiseResult, ...],
+    risk: str | None,
+    loss: str | None,
+    number: int | None = None,
+) -> PromiseResult:
+    """Return the only promise with this risk and loss, or that of a number."""
+    if number is not None:
+        if checks.count("number", number, 0) >= len(promises):
+            raise ValueError(
+                f"`number` must be below the number of promises, {len(promises)}, but got {number}."
+            )
+        promises = promises[number : number + 1]
     if risk is not None:
         checks.choice("risk", risk, dict.fromkeys(promise.risk for promise in promises))
     if loss is not None:
@@ -427,6 +485,7 @@ def _find_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | N
     if len(found) != 1:
         choices = ", ".join(f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in promises)
         raise ValueError(
-            f"`risk` and `loss` must name one promise of the policy, which makes: {choices}."
+            "`risk` and `loss`, or `number`, must name one promise of the policy, which makes:"
+            f" {choices}."
         )
     return found[0]

@@ -198,6 +198,11 @@ class Record:
         20
         """
         record: Any = self
+        if record.sampling.population is not None:
+            raise ValueError(
+                "`groups` must be given before the population that they were drawn from, which is a"
+                " number of groups: record.grouped(...).drawn_from(number_of_groups)."
+            )
         labels = record_checks.group_array(groups, self.n)
         sampling = replace(record.sampling, average=average, max_size=max_size)
         found: Self = replace(record, groups=labels, sampling=sampling)
@@ -260,7 +265,8 @@ class Record:
     def drawn_from(self, population: int) -> Self:
         """Return the record of samples drawn without replacement from a finite population.
 
-        Promises are then about that population. For samples in groups it is a number of groups.
+        Promises are then about that population. Of a record with groups, it is the number of groups
+        in the population.
 
         Examples
         --------
@@ -270,7 +276,7 @@ class Record:
         20000
         """
         record: Any = self
-        size = checks.count("population", population, self.n_units)
+        size = checks.count("population", population, record.n_units)
         found: Self = replace(record, sampling=replace(record.sampling, population=size))
         return found
 

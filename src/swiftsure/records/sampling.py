@@ -36,8 +36,8 @@ class Sampling:
     estimated : bool
         Whether the weights were estimated, which certificates then state as an assumption.
     population : int or None
-        Number of samples, or of groups, in the finite population that they were drawn from without
-        replacement.
+        Size of the finite population that the samples, or whole groups of them, were drawn from
+        without replacement.
     part : bool
         Whether these are the samples of one slice, whose mean weight need not be 1.
     """
@@ -57,8 +57,7 @@ class Sampling:
         if self.weights is not None:
             checks.of_shape("weights", self.weights, {"n": n})
         if self.population is not None:
-            units = n if groups is None else len(np.unique(groups))
-            checks.count("population", self.population, units)
+            checks.count("population", self.population, n if groups is None else _number(groups))
 
     def take(self, rows: Array) -> "Sampling":
         """Return the same facts about some of the samples."""
@@ -93,6 +92,10 @@ class Sampling:
             max_size=self.max_size,
             part=self.part or rows is not None,
         )
+
+
+def _number(groups: Array) -> int:
+    return len(np.unique(groups))
 
 
 def check_groups(groups: Array | None, average: str | None, max_size: int | None) -> None:

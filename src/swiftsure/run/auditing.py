@@ -198,10 +198,10 @@ class AuditorBase(ABC):
             return
         found = self.order.monitor
         certificate = policy.certificate
-        if (found.risk, found.loss, found.epsilon) not in [
-            (each.risk, each.loss, each.epsilon)
+        if (found.risk, found.loss, found.epsilon, found.above) not in [
+            (each.risk, each.loss, each.epsilon, each.above)
             for each in certificate.promises
-            if each.above is None
+            if not each.selective  # audits fold requests that run in full too
         ]:
             promises = ", ".join(
                 f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in certificate.promises

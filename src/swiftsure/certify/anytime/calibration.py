@@ -361,6 +361,10 @@ def _joined(curves: list[RiskCurve]) -> RiskCurve:
             name: values if values.ndim == 1 else stacked([each.costs[name] for each in curves])
             for name, values in first.costs.items()
         },
+        full_costs={
+            name: alone if np.ndim(alone) == 0 else stacked([c.full_costs[name] for c in curves])
+            for name, alone in first.full_costs.items()
+        },
         weights=stacked([each.weights for each in curves]),
         sizes=stacked([each.sizes for each in curves]),
         data=first.data._replace(

@@ -56,6 +56,9 @@ class TestedRows:
             for name, values in curve.costs.items()
             if values.ndim == 2
         }
+        self.full_costs = {
+            name: _Rows(np.float64, 1) for name, alone in curve.full_costs.items() if np.ndim(alone)
+        }
         self.n = 0
         self.n_samples = 0
         self.n_labels: int | None = None if curve.n_labels is None else 0
@@ -64,7 +67,8 @@ class TestedRows:
     @property
     def parts(self) -> tuple["_Rows", ...]:
         """The tables, in the order of an update's bytes."""
-        return (self.confidences, self.values, self.sizes, self.weights, *self.costs.values())
+        costs = (*self.costs.values(), *self.full_costs.values())
+        return (self.confidences, self.values, self.sizes, self.weights, *costs)
 
     def add(self, data: bytes, position: int, n: int) -> int:
         """Append n rows of every table; return the position behind them."""
@@ -86,6 +90,8 @@ class TestedRows:
         return replace(
             template,
             costs=dict(template.costs) | {k: v.values for k, v in self.costs.items()},
+            full_costs=dict(template.full_costs)
+            | {k: v.values[:, 0] for k, v in self.full_costs.items()},
             n_samples=self.n_samples if template.grouped else None,
             n_labels=self.n_labels,
             conditions=self.conditions,
@@ -296,6 +302,7 @@ def packed_update(
         own += [] if counted is None else [counted]
         own += [] if curve.weights is None else [curve.weights]
         own += [values for values in curve.costs.values() if values.ndim == 2]
+        own += [np.asarray(v) for v in curve.full_costs.values() if np.ndim(v)]
         tables += [np.ascontiguousarray(table[order]).tobytes() for table in own]
     facts = UpdateFacts(
         n=[cell.curve.n for cell in cells],
