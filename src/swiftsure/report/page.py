@@ -9,7 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import swiftsure
-from swiftsure.certify.policy import Policy, average_words, percent, sentence_parts
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import average_words, percent, statement
 from swiftsure.curves.paths import PathLike
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import drawings, sentences
@@ -68,7 +69,7 @@ def rendered(found: Findings) -> str:
     """Render the page."""
     environment = _environment()
     script = _source("report.js")
-    promise, conditions = sentence_parts(found.policy)
+    promise, conditions = statement(found.policy)
     return environment.get_template("report.html.j2").render(
         found=found,
         policy=found.policy,
@@ -87,7 +88,7 @@ def rendered(found: Findings) -> str:
         cost_words=drawings.cost_words,
         below_zero=drawings.BELOW_ZERO,
         average_words=average_words(
-            found.policy.certificate.unit, found.policy.certificate.average
+            found.policy.certificate.samples.unit, found.policy.certificate.samples.average
         ),
     )
 
