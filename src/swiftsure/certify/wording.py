@@ -33,6 +33,7 @@ __all__ = [
     "dial",
     "fewest_samples",
     "headline",
+    "not_promised",
     "number",
     "percent",
     "promise_name",
@@ -43,6 +44,7 @@ __all__ = [
     "slice_names",
     "statement",
     "surety",
+    "voids",
 ]
 
 # -------------------------------------------------------------------------------------- conditions
@@ -229,7 +231,7 @@ def condition_texts(certificate: "Certificate") -> tuple[str, ...]:
 UNBOUND = "not bound to a particular model, because its record has no fingerprint of one"
 
 
-def _voided_by(certificate: "Certificate") -> list[str]:
+def voids(certificate: "Certificate") -> list[str]:
     """Return what voids the promise, and what is assumed instead."""
     found = [
         f"{CONDITIONS[each.key].voided_by}: it is assumed that {_condition_text(each)}"
@@ -475,10 +477,10 @@ def statement(policy: "Policy") -> tuple[str, str]:
         return head, ""
     lines: list[str] = []
     if certificate.guarantee != "none":
-        lines += ["What voids this:", *(f"- {each}." for each in _voided_by(certificate))]
+        lines += ["What voids this:", *(f"- {each}." for each in voids(certificate))]
     elif certificate.provenance.model is None:
         lines.append(f"The policy is {UNBOUND}.")
-    lines += ["Not promised:", *(f"- {each}." for each in _not_promised(certificate))]
+    lines += ["Not promised:", *(f"- {each}." for each in not_promised(certificate))]
     exact = promise_sentence(certificate)
     lines += ["In exact terms:", f"- {exact[0].upper()}{exact[1:]}.", f"- {_tested(policy)}."]
     return head, "".join(f"\n{_one_line(line)}" for line in lines)
@@ -489,7 +491,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _not_promised(certificate: "Certificate") -> list[str]:
+def not_promised(certificate: "Certificate") -> list[str]:
     """Return what a reader may expect, but nothing here promises."""
     if certificate.guarantee == "none":
         return ["anything: this rule is for comparison"]
