@@ -54,7 +54,7 @@ def policy_of(record: ExitRecord, epsilon: float) -> Policy:
 def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
     """Return a policy that has the exit shares of a record's policy on other images."""
     certified = policy_of(ExitRecord.load(assets.IMAGE_CLASSIFICATION / f"{name}.parquet"), epsilon)
-    shares = np.asarray(certified.certificate.exit_shares)
+    shares = np.asarray(certified.certificate.costs.exit_shares)
     with torch.no_grad():
         seen = collect(model, x.split(64), losses=["zero_one"]).confidences["top1"]
     left, levels = np.arange(len(x)), []

@@ -18,8 +18,9 @@ from swiftsure.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from swiftsure.certify.certificate import Certificate
     from swiftsure.certify.control import Control
-    from swiftsure.certify.policy import Certificate, Policy
+    from swiftsure.certify.policy import Policy
     from swiftsure.certify.slices import SlicedPolicy
     from swiftsure.curves.risks import Risk
 
@@ -248,7 +249,7 @@ def calibrate(
         **promised,
     )
     if figure is not None:
-        if policy.certificate.max_weight is not None:
+        if policy.certificate.samples.max_weight is not None:
             raise ValueError("`--figure` cannot show a promise about weighted samples.")
         shown: dict[str, Any] = {"score": score, **counted}
         if not isinstance(loaded, ss.ThresholdRecord):
@@ -415,7 +416,7 @@ def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> Non
             [
                 [
                     name,
-                    f"{(each.certificate.slices or {}).get(name, each.certificate.n):,}",
+                    f"{each.certificate.samples.n:,}",
                     number(each.threshold),
                     number(each.certificate.promises[0].calibration_risk),
                 ]
@@ -431,9 +432,9 @@ def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> Non
 
 def _print_tables(certificate: "Certificate") -> None:
     """Print tables of risks and costs and, for grouped samples, what they average over."""
-    from swiftsure.certify.policy import average_sentence, average_words
+    from swiftsure.certify.wording import average_sentence, average_words
 
-    how = average_words(certificate.unit, certificate.average)
+    how = average_words(certificate.samples.unit, certificate.samples.average)
     print_table(
         "Risks",
         ["risk", "level", "on calibration", "upper bound", "bound"],
@@ -448,7 +449,7 @@ def _print_tables(certificate: "Certificate") -> None:
             for p in certificate.promises
         ],
     )
-    if certificate.costs:
+    if certificate.costs.means:
         print_table(
             "Costs",
             ["cost", "full model", "policy", "saved"],
@@ -459,11 +460,11 @@ def _print_tables(certificate: "Certificate") -> None:
                     number(here),
                     f"{100 * (1 - here / full):.1f} %" if full else "–",
                 ]
-                for name, (full, here) in certificate.costs.items()
+                for name, (full, here) in certificate.costs.means.items()
             ],
         )
     if how:
-        print_text(average_sentence(certificate.unit, certificate.average))
+        print_text(average_sentence(certificate.samples.unit, certificate.samples.average))
 
 
 def _parse_risk(text: str) -> "ss.Risk":  # type: ignore[name-defined]  # noqa: F821

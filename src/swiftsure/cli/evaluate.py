@@ -75,7 +75,7 @@ def evaluate(
             --labels 100 --pool 300 --cost flops
     """
     import swiftsure as ss
-    from swiftsure.certify.policy import average_words, percent
+    from swiftsure.certify.wording import average_words, percent
     from swiftsure.records import open_record
 
     check_outputs(figure)

@@ -39,7 +39,7 @@ def simulate(
     """
     import swiftsure as ss
     from swiftsure._lib import checks
-    from swiftsure.certify.policy import percent
+    from swiftsure.certify.wording import percent
     from swiftsure.study.simulate import Population
 
     checks.count("draws", draws)
@@ -56,7 +56,7 @@ def simulate(
     tradeoff = []
     for level in sorted({*LEVELS, epsilon}):
         each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta, seed=seed)
-        full, here = each.certificate.costs["exit"]
+        full, here = each.certificate.costs.means["exit"]
         risk = float(truth[each.certificate.index or 0])
         tradeoff.append(
             {

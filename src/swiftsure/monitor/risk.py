@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
-from swiftsure.certify.policy import Policy, Promise, percent
+from swiftsure.certify.certificate import PromiseResult
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import percent
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
@@ -178,8 +180,8 @@ class Monitor:
         Notes
         -----
         For a policy calibrated by groups, add one number per group: the mean loss of the group if
-        the policy averages over groups (`certificate.average == "group"`). If it averages per
-        sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
+        the policy averages over groups (`certificate.samples.average == "group"`). If it averages
+        per sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
         Audits see single requests, so they cannot feed such a monitor.
 
         An alarm shows that the risk exceeds ε. A policy of `crc` promises ε only on average over
@@ -193,7 +195,7 @@ class Monitor:
             )
         promise = _find_promise(policy.certificate.promises, risk, loss)
         mean_of_all = promise.above is None and not promise.selective
-        if not mean_of_all or policy.certificate.max_weight is not None:
+        if not mean_of_all or policy.certificate.samples.max_weight is not None:
             raise ValueError(
                 "`policy` does not promise the mean loss of all requests, so its monitor cannot be"
                 " made automatically: make a Monitor of ε and the range, and give it the losses"
@@ -204,7 +206,7 @@ class Monitor:
             promise.epsilon, alpha, promise.loss_range, risk=promise.risk, loss=promise.loss
         )
         known: dict[str, Promised] = {"expectation": "mean", "none": "nothing"}
-        pool: Promised = "risk" if policy.certificate.pool is None else "pool"
+        pool: Promised = "risk" if policy.certificate.samples.population is None else "pool"
         monitor.promised = known.get(policy.certificate.guarantee, pool)
         return monitor
 
@@ -417,7 +419,9 @@ def _number(loss: float | bool) -> float:
     return checks.between("loss", loss, -np.inf, np.inf)
 
 
-def _find_promise(promises: tuple[Promise, ...], risk: str | None, loss: str | None) -> Promise:
+def _find_promise(
+    promises: tuple[PromiseResult, ...], risk: str | None, loss: str | None
+) -> PromiseResult:
     """Return the only promise with this risk and loss."""
     if risk is not None:
         checks.choice("risk", risk, dict.fromkeys(promise.risk for promise in promises))

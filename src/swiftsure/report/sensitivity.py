@@ -222,8 +222,10 @@ def _upper_bounds(
         epsilon, delta = rule.split_epsilon(epsilon, curve.loss_range.high, curve.n)
     elif rule.correction == "bonferroni":
         delta /= max(1, curve.n_settings - 1)
-    bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n, certificate.pool)
-    rows, pool = calibration.rows, certificate.pool or 0
+    bound = bounds.resolve(
+        rule.bound, curve.loss_range, certificate.samples.n, certificate.samples.population
+    )
+    rows, pool = calibration.rows, certificate.samples.population or 0
     upper = [bound.upper(curve, rows, int(k), delta, pool) if k else 0.0 for k in settings]
     return np.asarray(upper), f"{100 * (1 - delta):.4g} % upper bound", epsilon
 
@@ -261,7 +263,7 @@ def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
     This is an estimate, only as good as the record represents the population. Sets drawn with
     replacement say nothing about a finite pool.
     """
-    n, pool = calibration.curves[0].n, calibration.policy.certificate.pool
+    n, pool = calibration.curves[0].n, calibration.policy.certificate.samples.population
     long = calibration.slow or calibration.curves[0].n_settings > LONGEST
     if pool is not None or n > LARGEST or long:
         return None
