@@ -7,7 +7,7 @@ import numpy as np
 import reference
 from measure import Result, best_times
 
-from swiftsure import Study, evaluate
+from swiftsure import Repeats, Study, evaluate
 from swiftsure.certify.control import Control
 
 TITLE = "evaluate: 100 splits and 100 draws, 50 levels, 3 controls, n = 1000, K = 100"
@@ -42,9 +42,8 @@ def run() -> list[Result]:
             epsilons=EPSILONS,
             delta=DELTA,
             n_calibration=N,
-            splits=splits,
+            splits=Repeats(splits, progress=False),
             path=path,
-            progress=False,
         )
 
     def loops() -> dict[str, np.ndarray]:

@@ -55,8 +55,7 @@ def main() -> None:
                 controls=["ucb"],
                 epsilons=[EPSILON],
                 n_calibration=10_000,
-                splits=20,
-                progress=False,
+                splits=ss.Repeats(20, progress=False),
             )
         print(f"evaluate, brier gap, of {study.n_pool:,} samples drawn: {clock(start)}, {peak}")
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from swiftsure import Calibration, ExitRule, Promise, Repeats
 from swiftsure._lib.progress import steps
 from swiftsure.study.evaluation import Study, evaluate
 
@@ -42,17 +43,39 @@ class StudyOptions(TypedDict, total=False):
     progress: bool | None
 
 
+def studied(
+    record: Any,
+    *,
+    risk: str = "gap",
+    loss: str | None = None,
+    score: str | None = None,
+    cost: str | None = None,
+    splits: int = 100,
+    draws: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Study:
+    """Return `swiftsure.evaluate` of one risk, with `score`, `cost` and `draws` as plain options.
+
+    `options` must have `epsilons`.
+    """
+    promise = Promise(loss, epsilon=min(options["epsilons"]), risk=risk)
+    path = options.pop("path", None)
+    request = Calibration(promise, rule=ExitRule(score), path=path, cost=cost)  # type: ignore[arg-type]
+    return evaluate(record, risk=request, splits=Repeats(splits, draws, progress), **options)
+
+
 def evaluate_all(
     cases: Mapping[tuple[Any, ...], Mapping[str, Any]], progress: bool | None = None, **options: Any
 ) -> dict[Any, Any]:
-    """Return `evaluate(**case, **options)` for every case, nested by the parts of its key."""
+    """Return `studied(**case, **options)` for every case, nested by the parts of its key."""
     studies: dict[Any, Any] = {}
     with steps("evaluating", len(cases), progress) as advance:
         for (*outer, last), case in cases.items():
             place = studies
             for key in outer:
                 place = place.setdefault(key, {})
-            place[last] = evaluate(**case, **options, progress=False)
+            place[last] = studied(**case, **options, progress=False)
             advance()
     return studies
 

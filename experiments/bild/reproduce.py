@@ -12,11 +12,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from experiments.studies import StudyOptions
+from experiments.studies import StudyOptions, studied
 from experiments.sweeps import CONTROLS, DRAWN, SweepResult, load_sweep
 from swiftsure import assets
 from swiftsure.records import ThresholdRecord
-from swiftsure.study.evaluation import evaluate
 
 __all__ = ["bild"]
 
@@ -55,7 +54,7 @@ def bild(
     given: dict[str, Any] = {"risk": risk, "loss": loss, "n_calibration": n_calibration}
     given |= {"controls": {label: CONTROLS[label] for label in DRAWN}, "epsilons": EPSILONS}
     given["cost"] = PASSES
-    study = evaluate(pairs, **given | options)
+    study = studied(pairs, **given | options)
     speed = "sentences" if study.seconds else None
     title = f"{pairs.n:,} sentences, n = {n_calibration:,}"
     return SweepResult(study, title, "bild", "passes of the large model", SHOWN, speed)

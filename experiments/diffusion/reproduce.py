@@ -10,12 +10,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from experiments.studies import StudyOptions
+from experiments.studies import StudyOptions, studied
 from experiments.sweeps import CONTROLS as ALL_CONTROLS
 from experiments.sweeps import SweepResult, load_sweep
 from swiftsure import assets
 from swiftsure.records import ThresholdRecord
-from swiftsure.study.evaluation import evaluate
 
 __all__ = ["diffusion"]
 
@@ -56,6 +55,6 @@ def diffusion(
         loss = next((each for each in LOSSES if each in pairs.inconsistencies), LOSSES[-1])
     given: dict[str, Any] = {"risk": "consistency", "loss": loss, "n_calibration": n_calibration}
     given |= {"controls": CONTROLS, "epsilons": EPSILONS, "cost": "layers", **options}
-    study = evaluate(pairs, **given)
+    study = studied(pairs, **given)
     title = f"{loss}, {pairs.n:,} pairs, n = {n_calibration:,}"
     return SweepResult(study, title, "diffusion", shown=(0.05, 0.1, 0.2, 0.3))

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from swiftsure.monitor import Monitor
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.study import simulate
-    from swiftsure.study.evaluation import Study, evaluate
+    from swiftsure.study.evaluation import evaluate
+    from swiftsure.study.pools import Repeats
+    from swiftsure.study.results import Study
 
 __all__ = [
     "Answer",
@@ -58,6 +60,7 @@ __all__ = [
     "Path",
     "Policy",
     "Promise",
+    "Repeats",
     "RiskCurve",
     "ShardedRecord",
     "SlicedPolicy",
@@ -103,10 +106,11 @@ _HOMES = {
     "Monitor": "monitor",
     "Path": "curves.paths",
     "Policy": "certify.policy",
+    "Repeats": "study.pools",
     "RiskCurve": "curves.curve",
     "ShardedRecord": "records",
     "SlicedPolicy": "certify.slices",
-    "Study": "study.evaluation",
+    "Study": "study.results",
     "ThresholdRecord": "records",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",

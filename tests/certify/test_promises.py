@@ -162,7 +162,7 @@ def test_risk_and_cost_together(record):
     assert policy.certificate.delta == 0.1
     assert "is at most 0.05 and the mean flops is at most 3" in str(policy)
     assert "the samples were tested in an order drawn at random" in str(policy)
-    here = policy.certificate.costs["flops"][1]
+    here = policy.certificate.costs.means["flops"][1]
     close = ss.calibrate(
         record, loss="zero_one", epsilon=0.05, max_costs={"flops": here + 0.01}, path=PATH
     )
@@ -204,7 +204,7 @@ def test_weights_move_the_promise_to_another_distribution(record):
     promise = policy.certificate.promises[0]
     assert promise.calibration_risk == pytest.approx((weights * gaps).mean())
     assert (promise.loss_range, promise.bound) == ((-1.5, 1.5), "star")
-    assert policy.certificate.max_weight == 1.5
+    assert policy.certificate.samples.max_weight == 1.5
     text = str(policy)
     assert "gap to the full model under the distribution that the weights describe" in text
     assert "production samples of another whose density, relative to the first, is the" in text

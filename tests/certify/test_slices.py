@@ -43,7 +43,7 @@ def test_one_setting_is_the_safest_of_the_slices(case):
     assert policy["easy"].threshold == max(each.threshold for each in single)
     assert single[0].threshold != single[1].threshold
     certificate = policy["easy"].certificate
-    assert (certificate.n, certificate.slices) == (900, {"easy": 450, "hard": 450})
+    assert (certificate.samples.n, certificate.samples.slices) == (900, {"easy": 450, "hard": 450})
     exits = policy["easy"].exits(record.confidences["top1"])
     gaps = record.losses["zero_one"] - record.losses["zero_one"][:, -1:]
     mean = gaps[np.arange(900), exits].mean()
@@ -75,7 +75,7 @@ def test_small_slices_run_the_full_model_by_name(case):
     policy = ss.calibrate_slices(record, slices=slices, **OPTIONS)
     assert policy.in_full == ("tiny",)
     assert policy["tiny"].threshold is None
-    assert policy["easy"].certificate.slices == {"easy": 430, "hard": 450}
+    assert policy["easy"].certificate.samples.slices == {"easy": 430, "hard": 450}
     assert "on 20 calibration samples of slice tiny" in str(policy["tiny"])
     exits = policy.exits(record.confidences["top1"], slices)
     assert (exits[:20] == 3).all()

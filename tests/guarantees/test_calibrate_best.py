@@ -27,19 +27,20 @@ def candidates(rng):
     ]
 
 
-PROMISE = {"risk": "consistency", "epsilon": EPSILON, "delta": DELTA, "path": [0.5]}
+REQUEST = ss.Calibration(ss.Promise(risk="consistency", epsilon=EPSILON), delta=DELTA, path=[0.5])
+GAP = ss.Promise(epsilon=0.05)
 
 
 def uncorrected(records):
     """The broken way: calibrate all of them at δ and keep the cheapest."""
-    made = [ss.calibrate(record, **PROMISE) for record in records]
-    return min(made, key=lambda policy: policy.certificate.costs["usd"][1])
+    made = [REQUEST.run(record) for record in records]
+    return min(made, key=lambda policy: policy.certificate.costs.means["usd"][1])
 
 
 def pilot_reused(records):
     """The broken way: choose on some samples and calibrate on all of them."""
     risks = [record.inconsistencies["zero_one"][:, 0].mean() for record in records]
-    return ss.calibrate(records[int(np.argmin(risks))], **PROMISE)
+    return REQUEST.run(records[int(np.argmin(risks))])
 
 
 def violations(choose):
@@ -53,7 +54,7 @@ def violations(choose):
     "how", [{"correction": "bonferroni"}, {"split": 0.3}], ids=["bonferroni", "pilot"]
 )
 def test_the_choice_keeps_the_promise(how):
-    found = violations(lambda records: calibrate_best(records, **PROMISE, **how))
+    found = violations(lambda records: calibrate_best(records, REQUEST, **how))
     assert binomtest(found, TRIALS, DELTA, alternative="greater").pvalue > 1e-6
 
 
@@ -77,22 +78,22 @@ def good(seed=0, n=1000):
 
 def test_the_certificate_says_how_it_was_chosen(tmp_path):
     record = good()
-    policy = calibrate_best(record, epsilon=0.05, correction="bonferroni")
+    policy = calibrate_best(record, GAP, correction="bonferroni")
     selection = policy.certificate.selection
     assert (policy.score, selection.chosen, selection.candidates) == ("a", "a", ("a", "b"))
     assert policy.certificate.delta == 0.1
-    alone = ss.calibrate(record, epsilon=0.05, score="a", delta=0.05)
+    alone = ss.Calibration(GAP, rule="a", delta=0.05).run(record)
     assert policy.threshold == alone.threshold
     assert "among 2 candidates, each tested at δ / 2, so that all their promises hold" in str(
         policy
     )
     policy.save(tmp_path / "policy.json")
     assert ss.Policy.load(tmp_path / "policy.json") == policy
-    pilot = calibrate_best(record, epsilon=0.05, split=300)
-    assert (pilot.certificate.n, pilot.certificate.selection.n_pilot) == (700, 300)
+    pilot = calibrate_best(record, GAP, split=300)
+    assert (pilot.certificate.samples.n, pilot.certificate.selection.n_pilot) == (700, 300)
     assert "on 300 pilot samples that were not used to calibrate" in str(pilot)
-    assert calibrate_best(record, epsilon=0.05, split=300).threshold == pilot.threshold
-    named = calibrate_best({"x": (record, "b"), "y": (record, "a")}, epsilon=0.05, split=0.3)
+    assert calibrate_best(record, GAP, split=300).threshold == pilot.threshold
+    named = calibrate_best({"x": (record, "b"), "y": (record, "a")}, GAP, split=0.3)
     assert named.certificate.selection.chosen == "y"
     assert ss.calibrate_best is calibrate_best
 
@@ -102,14 +103,18 @@ def test_the_certificate_says_how_it_was_chosen(tmp_path):
     [
         ({}, "`split` or `correction` must be given"),
         ({"split": 0.5, "correction": "bonferroni"}, "and not both"),
-        ({"correction": "bonferroni", "control": "crc"}, "`control`"),
-        ({"correction": "bonferroni", "cost": "eur"}, "`cost`"),
+        ({"correction": "bonferroni", "request": ss.Calibration(GAP, control="crc")}, "`control`"),
+        ({"correction": "bonferroni", "request": ss.Calibration(GAP, cost="eur")}, "`cost`"),
+        (
+            {"correction": "bonferroni", "request": ss.Calibration(GAP, missing=ss.Ask(None, 9))},
+            "`missing=Ask",
+        ),
         ({"split": 1000}, "leave samples to calibrate"),
     ],
 )
 def test_what_it_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        calibrate_best(good(), epsilon=0.05, **options)
+        calibrate_best(good(), **{"request": GAP, **options})
 
 
 @pytest.mark.parametrize("drawn", [True, False])
@@ -119,8 +124,9 @@ def test_the_certificate_says_what_the_split_rests_on(drawn):
     records = candidates(rng)
     if not drawn:
         records = [dataclasses.replace(each, order=0) for each in records]
-    made = calibrate_best(records, split=0.2, **PROMISE | {"epsilon": 0.2})
-    assert made.certificate.seed is None
+    request = dataclasses.replace(REQUEST, promises=ss.Promise(risk="consistency", epsilon=0.2))
+    made = calibrate_best(records, request, split=0.2)
+    assert made.certificate.provenance.seed is None
     stated = "split by a seed drawn at random" if drawn else "came in random order"
     assert stated in str(made)
 
@@ -128,5 +134,25 @@ def test_the_certificate_says_what_the_split_rests_on(drawn):
 def test_a_split_needs_the_same_samples():
     other = good(1).take(np.arange(999))
     with pytest.raises(ValueError, match="same samples"):
-        calibrate_best([good(), other], epsilon=0.05, split=0.3)
-    assert calibrate_best([good(), other], epsilon=0.05, correction="bonferroni").score
+        calibrate_best([good(), other], GAP, split=0.3)
+    assert calibrate_best([good(), other], GAP, correction="bonferroni").score
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        ss.Promise(epsilon=0.1, among="exits"),
+        ss.Promise(epsilon=0.1, within="slices"),
+        ss.Promise(epsilon=0.3, worst=0.3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("how", [{"correction": "bonferroni"}, {"split": 0.3}], ids=str)
+def test_any_promise_can_choose(promise, how):
+    record = good().sliced(np.arange(1000) % 2)
+    policy = calibrate_best(record, promise, **how)
+    assert policy.score == "a"
+    request = policy.calibration
+    assert request.rule.score == "a"
+    part = record.split(300, record.order)[1] if "split" in how else record
+    assert request.run(part).threshold == policy.threshold

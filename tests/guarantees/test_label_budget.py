@@ -110,13 +110,12 @@ def test_budgets_keep_the_failure_probability_on_networks(epsilon):
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels, losses="zero_one")
     study = ss.evaluate(
         record,
+        risk=ss.Calibration(ss.Promise(epsilon=epsilon), missing=ss.Ask(None, budget=60)),
         controls=["ucb", ss.Control("ucb", "star")],
-        epsilons=[epsilon],
         n_calibration=300,
-        labels=60,
-        splits=1,
-        draws=200,
+        splits=ss.Repeats(1, draws=200),
     )
+    assert len(study.labels) == 6
     for label in study.labels:
         check_rate(int((study.pool_risk[label] > epsilon).sum()), 200, DELTA)
 

@@ -227,7 +227,7 @@ def test_losses_that_some_files_lack_are_left_out(tmp_path):
     opened = ss.ShardedRecord(tmp_path / "record")
     assert list(opened.first.losses) == ["zero_one"]
     assert list(opened.first.inconsistencies) == ["zero_one", "brier"]
-    assert ss.calibrate(opened, loss="zero_one", epsilon=0.1).certificate.n == 4000
+    assert ss.calibrate(opened, loss="zero_one", epsilon=0.1).certificate.samples.n == 4000
 
 
 def test_a_shard_that_the_manifest_names_must_be_there(tmp_path):
@@ -319,7 +319,7 @@ def test_samples_of_a_pilot_are_refused_as_in_memory(tmp_path):
         ss.calibrate(each, loss="zero_one", epsilon=0.1, path=path) for each in (record, folder)
     ]
     assert found[0].model_dump() == found[1].model_dump()
-    assert found[1].certificate.pilot == 500
+    assert found[1].certificate.samples.pilot == 500
     same = ss.ExitRecord.from_logits(sample.logits[:600], sample.labels[:600])  # another drawn seed
     for given in (record, folder):
         for pilot in (record.take(range(400, 600)), same):

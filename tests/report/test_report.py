@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,8 +35,9 @@ def evaluated(record, n=200):
         "ucb": ss.Control("ucb"),
         "naive": ss.Control("empirical"),
     }
+    repeats = ss.Repeats(8, draws=1)
     return ss.evaluate(
-        record, controls=controls, epsilons=EPSILONS, n_calibration=n, splits=8, draws=1
+        record, controls=controls, epsilons=EPSILONS, n_calibration=n, splits=repeats
     )
 
 
@@ -47,7 +49,8 @@ def study(record):
 @pytest.fixture(scope="module")
 def certified(record):
     """A curve and the policy that was calibrated on it."""
-    return record.curve(), ss.calibrate(record, epsilon=0.05, bound="star", seed=5)
+    record = replace(record, order=5)
+    return record.curve(), ss.calibrate(record, epsilon=0.05, bound="star")
 
 
 def line(axis, label):
@@ -176,8 +179,10 @@ def test_the_bound_is_drawn_as_it_was_tested(certified):
 
 
 def test_the_bound_of_a_budget_is_the_level_at_its_setting(record):
-    curve = record.curve(path=np.linspace(1, 0, 50))  # few enough that each is drawn
-    policy = planning.lowest_epsilon(curve, saving=0.3, cost="exit", seed=5).policy
+    # Few enough settings that each is drawn.
+    curve = replace(record, order=5).curve(path=np.linspace(1, 0, 50))
+    budget = planning.Budget(saving=0.3, cost="exit")
+    policy = planning.lowest_epsilon(curve, budget).policy
     drawn = line(policy_figure(curve, policy).axes[0], "90 % upper bound (trinomial)")
     height = drawn.get_ydata()[drawn.get_xdata() == policy.certificate.index]
     assert height == pytest.approx([policy.certificate.promises[0].epsilon])

@@ -19,7 +19,10 @@ from swiftsure.study import planning
 from swiftsure.study.simulate import Population
 
 FAMILY = [[0.95, 0.9, 0.8], [0.8, 0.7, 0.6], [0.6, 0.5, 0.4]]
-SEVERAL = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "brier", 0.1)]
+SEVERAL = [
+    ss.Promise("zero_one", epsilon=0.05),
+    ss.Promise("brier", risk="consistency", epsilon=0.1),
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +88,8 @@ def test_every_level_is_what_calibrate_would_choose(found, record):
         assert setting.threshold == other.threshold
         promise = other.certificate.promises[0]
         assert setting.risks == pytest.approx((promise.calibration_risk,))
-        assert setting.shares == pytest.approx(other.certificate.exit_shares)
-        full, here = other.certificate.costs["layers"]
+        assert setting.shares == pytest.approx(other.certificate.costs.exit_shares)
+        full, here = other.certificate.costs.means["layers"]
         assert setting.saved["layers"] == pytest.approx(1 - here / full)
 
 
@@ -97,7 +100,7 @@ def test_every_delta_is_what_calibrate_would_choose(found, record):
 
 
 def test_several_promises_together_allow_the_safest_of_their_settings(record):
-    found = findings(record, ss.calibrate(record, risks=SEVERAL))
+    found = findings(record, ss.calibrate(record, SEVERAL))
     first, second = found.by_epsilon
     for i, j in [(10, 50), (50, 10), (40, 40)]:
         risks = [
@@ -105,14 +108,13 @@ def test_several_promises_together_allow_the_safest_of_their_settings(record):
             replace(SEVERAL[1], epsilon=second.epsilons[j]),
         ]
         together = found.settings[min(first.settings[i], second.settings[j])]
-        assert together.threshold == ss.calibrate(record, risks=risks).threshold
+        assert together.threshold == ss.calibrate(record, risks).threshold
 
 
 def test_sizes_agree_with_planning(found, record):
     sizes = found.by_size.sizes
-    plan = planning.gain_by_samples(
-        record.curve("gap", "zero_one"), epsilon=0.05, sizes=sizes, cost="layers", draws=100
-    )
+    request = ss.Calibration(ss.Promise("zero_one", epsilon=0.05), cost="layers")
+    plan = planning.gain_by_samples(record, request, sizes=sizes, draws=100)
     assert sizes[3] == record.n
     assert 100 * np.asarray(found.by_size.saved) == pytest.approx(plan.gain, abs=4)
     assert np.asarray(found.by_size.certified) == pytest.approx(plan.certified, abs=0.2)
@@ -161,7 +163,7 @@ def test_where_no_size_certifies_the_fewest_that_can_are_named(options, said):
 
 def test_the_fewest_that_can_certify_do():
     policy = ss.calibrate(lossless(230), risk="consistency", epsilon=0.01)
-    full, here = policy.certificate.costs["exit"]
+    full, here = policy.certificate.costs.means["exit"]
     assert 1 - here / full == pytest.approx(2 / 3)
 
 
@@ -171,9 +173,11 @@ def test_a_record_too_large_to_draw_from_is_not_said_to_be_enough(found, policy)
     assert "little" not in about_sizes(large)
 
 
-@pytest.mark.parametrize("options", [{"control": "empirical"}, {"selection": "paper"}])
-def test_rules_without_a_guarantee_certify_nothing(record, options):
-    rule = {"loss": "zero_one", "control": "crc", "epsilon": 0.05, **options}
+@pytest.mark.parametrize(
+    "control", [ss.Control("empirical"), ss.Control("crc", selection="paper")], ids=str
+)
+def test_rules_without_a_guarantee_certify_nothing(record, control):
+    rule = {"loss": "zero_one", "epsilon": 0.05, "control": control}
     page = text(policy_page(record, ss.calibrate(record, **rule)))
     assert "certif" not in page.partition("What moves the threshold")[2]
     assert "n threshold saved faster" in page
@@ -219,7 +223,7 @@ def test_the_page_says_the_promise_and_what_it_rests_on(record, policy):
     assert conditions in page
     for assumption in policy.certificate.assumptions:
         assert assumption in page
-    assert policy.certificate.data in page
+    assert policy.certificate.provenance.data in page
 
 
 def test_the_page_needs_nothing_but_itself(record, policy):
@@ -241,48 +245,136 @@ def test_drawings_are_described(record, policy):
     assert len(ids) == len(set(ids))
 
 
+EACH = ss.Promise("zero_one", epsilon=0.05)
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("changes", "said"),
     [
         ({"control": "ucb"}, "90 % upper bound"),
         (
-            {"control": "ltt", "correction": "bonferroni", "bound": "hoeffding"},
+            {"control": ss.Control("ltt", "hoeffding", correction="bonferroni")},
             "the fastest that passes wins",
         ),
         ({"control": "crc"}, "CRC compares with ε the mean of the largest loss"),
-        ({"control": "crc", "method": "ucb"}, "To keep the mean within ε"),
-        ({"control": "crc", "selection": "paper"}, "no guarantee"),
+        ({"control": ss.Control("crc", method="ucb")}, "To keep the mean within ε"),
+        ({"control": ss.Control("crc", selection="paper")}, "no guarantee"),
         ({"control": "empirical"}, "looks at the measured risk alone"),
         ({"control": ss.Control("ucb", zero_bounded=True)}, "zero_bounded = True"),
-        ({"risk": "zero-bounded gap"}, "zero_one zero-bounded gap"),
-        ({"pool": 4000}, "not shown for a finite pool"),
+        ({"promises": replace(EACH, risk="zero-bounded gap")}, "zero_one zero-bounded gap"),
         ({"path": "breakpoints"}, "every breakpoint"),
-        ({"strict": True, "min_exit": 1}, "must be above its threshold; none before exit 2"),
-        ({"score": "entropy"}, "of entropy"),
-        ({"epsilon": 0.001}, "nothing faster is certified"),
-        ({"epsilon": 0.99}, "ε = 0.99"),
+        (
+            {"rule": ss.ExitRule(strict=True, min_exit=1)},
+            "must be above its threshold; none before exit 2",
+        ),
+        ({"rule": "entropy"}, "of entropy"),
+        ({"promises": replace(EACH, epsilon=0.001)}, "nothing faster is certified"),
+        ({"promises": replace(EACH, epsilon=0.99)}, "ε = 0.99"),
+        ({"promises": replace(EACH, above=0.5)}, "zero_one gap &gt; 0.5"),
+        ({"promises": replace(EACH, worst=0.1, epsilon=0.5)}, "zero_one gap, worst 10 %"),
+        ({"promises": replace(EACH, among="exits", epsilon=0.1)}, "zero_one gap of exits"),
+        ({"promises": [EACH, ss.CostPromise("layers", at_most=9)]}, "the mean layers is at most 9"),
+        ({"promises": [EACH, replace(EACH, among="exits")]}, "in several walks along the path"),
+        ({"path": ss.Path.learn(200)}, "the path was learned on 200 others"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_every_kind_of_policy_has_a_page(record, options, said):
-    policy = ss.calibrate(record, **{"loss": "zero_one", "epsilon": 0.05, **options})
-    page = text(policy_page(record, policy))
+def test_every_kind_of_policy_has_a_page(record, changes, said, tmp_path):
+    request = replace(ss.Calibration(EACH), **changes)
+    request.run(record).save(tmp_path / "policy.json")
+    page = text(policy_page(record, ss.Policy.load(tmp_path / "policy.json")))
     assert said in page
     assert "nan" not in page
     assert "Undefined" not in page
 
 
-def test_bets_on_every_setting_are_made_for_few_levels(record):
-    policy = ss.calibrate(
-        record,
-        loss="zero_one",
-        control="ltt",
-        bound="star",
-        correction="bonferroni",
-        path=[0.99, 0.9],
-        epsilon=0.05,
+def halves(record):
+    return record.sliced(np.arange(record.n) % 2)
+
+
+FACTS = {
+    "population": (lambda r: r.drawn_from(4000), "not shown for a finite pool"),
+    "weights": (
+        lambda r: halves(r).weighted({"0": 1.2, "1": 0.8}, max_weight=1.2),
+        "under the distribution that the weights describe",
+    ),
+    "weights of groups": (
+        lambda r: (
+            halves(r)
+            .weighted({"0": 1.2, "1": 0.8}, max_weight=1.2)
+            .grouped(np.arange(r.n) // 2, average="sample", max_size=2)
+        ),
+        "every sample counts the same",
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "said"), FACTS.values(), ids=FACTS)
+def test_every_fact_about_the_draw_is_kept(record, facts, said):
+    known = facts(record)
+    page = text(policy_page(known, ss.Calibration(EACH).run(known)))
+    assert said in page
+    assert "nan" not in page
+
+
+@pytest.mark.parametrize("within", ["slices", "each slice"])
+def test_slices_have_pages(record, within):
+    sliced = halves(record)
+    policy = ss.Calibration(replace(EACH, epsilon=0.1, within=within)).run(sliced)
+    if within == "each slice":
+        policy = policy["0"]
+    found = findings(sliced, policy)
+    kept = found.by_epsilon[0]
+    assert kept.settings[kept.own] == found.chosen == policy.certificate.index > 0
+
+
+def test_the_best_of_several_candidates_has_a_page(record):
+    for how in ({"correction": "bonferroni"}, {"split": 0.3}):
+        best = calibrate_best(record, EACH, **how)
+        assert "candidate" in text(policy_page(record, best))
+        found = findings(record, best)
+        own = found.by_delta.deltas.index(0.1)
+        assert found.by_delta.settings[own] == best.certificate.index
+
+
+def test_a_calibration_that_grew_at_once_has_a_page(record):
+    growing = ss.Calibration(EACH).start(horizon=500)
+    growing.update(record)
+    found = findings(record, growing.policy())
+    own = found.by_epsilon[0]
+    assert own.settings[own.own] == found.chosen > 0
+    several = ss.Calibration(EACH).start(horizon=500)
+    several.update(record.take(range(300)))
+    several.update(record.take(range(300, 800)))
+    with pytest.raises(ValueError, match="cannot be made again from one record"):
+        policy_page(record, several.policy())
+
+
+def test_several_dials_have_a_page():
+    losses = (np.random.default_rng(0).random((400, 3)) < [0, 0.01, 0.3]).astype(float)
+    dials = {"steps": [50, 25, 10], "cache": [0.0, 0.1, 0.1]}
+    table = ss.ThresholdRecord(
+        dials=dials, losses={"mse": losses}, costs={"seconds": [3.0, 2.0, 1.0]}
     )
-    found = findings(record, policy, [0.99, 0.9])
+    page = text(policy_page(table, ss.calibrate(table, epsilon=0.05)))
+    assert "steps = 25, cache = 0.1" in page
+
+
+def test_costs_move_with_the_levels(record):
+    """Every level is what the request would choose, costs included."""
+    request = ss.Calibration([EACH, ss.CostPromise("layers", at_most=6)])
+    found = findings(record, request.run(record))
+    levels = found.by_epsilon[0]
+    for epsilon, index in list(zip(levels.epsilons, levels.settings, strict=True))[::5]:
+        moved = replace(request, promises=(replace(EACH, epsilon=epsilon), request.promises[1]))
+        assert (moved.run(record).certificate.index or 0) == index
+    assert len(set(levels.settings)) > 2
+
+
+def test_bets_on_every_setting_are_made_for_few_levels(record):
+    control = ss.Control("ltt", "star", correction="bonferroni")
+    policy = ss.calibrate(record, EACH, control=control, path=[0.99, 0.9])
+    found = findings(record, policy)
     assert len(found.by_epsilon[0].epsilons) == 11
     assert found.by_size is None
     assert "it is slow" in about_sizes(found)
@@ -291,10 +383,7 @@ def test_bets_on_every_setting_are_made_for_few_levels(record):
 def test_thresholds_of_each_exit(record):
     policy = ss.calibrate(record, loss="zero_one", epsilon=0.1, path=FAMILY)
     assert isinstance(policy.threshold, tuple)
-    page = text(policy_page(record, policy, path=FAMILY))
-    assert "no. 1" in page
-    with pytest.raises(ValueError, match=r"`path` must be given: .* family of per-exit thresholds"):
-        policy_page(record, policy)
+    assert "no. 1" in text(policy_page(record, policy))
 
 
 def test_a_record_of_thresholds_has_no_exits_to_tell_of(thresholds):
@@ -322,7 +411,8 @@ def test_groups(record):
 def test_a_budget_has_no_level_to_move(record, thresholds, kind, saving):
     held = {"exits": record, "thresholds": thresholds}[kind]
     loss = {"exits": "zero_one", "thresholds": "rouge_l"}[kind]
-    policy = planning.lowest_epsilon(held, saving=saving, loss=loss, cost="layers").policy
+    budget = planning.Budget(saving=saving, cost="layers")
+    policy = planning.lowest_epsilon(held, budget, loss=loss).policy
     found = findings(held, policy)
     assert found.by_epsilon is None
     where = found.risks[0].upper_settings.index(policy.certificate.index)
@@ -354,8 +444,9 @@ def test_missing_labels(sample):
     needed = ss.ExitRecord.from_logits(sample.logits, losses=["zero_one"]).needs_label()
     labels = np.where(np.isin(np.arange(800), needed), sample.labels, -1)
     part = ss.ExitRecord.from_logits(sample.logits, labels, losses=["zero_one"])
-    policy = ss.calibrate(part, epsilon=0.05, seed=0)
-    assert policy.threshold == ss.calibrate(full, epsilon=0.05, seed=0).threshold
+    full, part = replace(full, order=0), replace(part, order=0)
+    policy = ss.calibrate(part, epsilon=0.05)
+    assert policy.threshold == ss.calibrate(full, epsilon=0.05).threshold
     page = text(policy_page(part, policy))
     assert f"This uses only the {len(needed):,} samples with a label" in page
     assert "Reliability diagrams need the probability" in page
@@ -400,35 +491,40 @@ def edited(policy, **changes):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda r: r.take(range(700)), "the number of samples is 800 in the policy, but 700"),
-        (lambda r: r.take(np.arange(800)[::-1]), "the fingerprint of the calibration data"),
-        (lambda r: replace(r, fingerprint="sha256:" + "0" * 64), "the model's fingerprint is none"),
+        (lambda r: r.take(range(700)), "`certificate.samples.n_samples` is 800 in the policy, but 700"),
+        (lambda r: r.take(np.arange(800)[::-1]), "`certificate.provenance.data` is sha256:"),
+        (lambda r: replace(r, fingerprint="sha256:" + "0" * 64), "`certificate.provenance.model` is none"),
         (
             lambda r: replace(r, confidences={"entropy": r.confidences["entropy"]}),
-            "the score is top1 in the policy, but entropy",
+            "`score` is top1 in the policy, but entropy",
         ),
-        (
-            lambda r: replace(r, losses={"brier": r.losses["brier"]}),
-            "the loss of the gap risk is zero_one in the policy, but brier",
-        ),
-        (lambda r: replace(r, groups=np.arange(800)), "how samples count"),
+        (lambda r: replace(r, groups=np.arange(800)), "`certificate.samples.unit` is samples"),
         (lambda r: replace(r, dtype="float16"), "`dtype`"),
-        (
-            lambda r: replace(r, costs={"layers": [1, 1, 1, 1000]}),
-            "the mean layers cost of the full model and of the policy's setting is 12 and",
-        ),
-        (lambda r: replace(r, costs={}), "counted as costs is exit and layers in the policy"),
-        (
-            lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}),
-            "is exit and layers in the policy, but exit and layers and ms in the record",
-        ),
     ],
 )
 def test_a_record_of_something_else_is_refused(record, policy, change, named):
-    with pytest.raises(ValueError, match="do not belong together") as refused:
+    with pytest.raises(ValueError, match="not what this record gives") as refused:
         policy_page(change(record), policy)
     assert named in str(refused.value)
     assert "Give the record that the policy was calibrated on" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda r: replace(r, losses={"brier": r.losses["brier"]}), "`loss` must be one of: brier"),
+        (
+            lambda r: replace(r, costs={"layers": [1, 1, 1, 1000]}),
+            "`certificate.costs.means.layers[0]` is 12 in the policy, but 1000",
+        ),
+        (lambda r: replace(r, costs={}), "`certificate.costs.means` is"),
+        (lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}), "`certificate.costs.means` is"),
+    ],
+)
+def test_other_losses_and_costs_are_refused(record, policy, change, named):
+    with pytest.raises(ValueError, match="`") as refused:
+        policy_page(change(record), policy)
+    assert named in str(refused.value)
 
 
 def test_a_record_of_another_kind_is_refused(record, thresholds, policy):
@@ -437,7 +533,9 @@ def test_a_record_of_another_kind_is_refused(record, thresholds, policy):
     with pytest.raises(ValueError, match="a dial of a whole run in the policy, but a network"):
         policy_page(record, ss.calibrate(thresholds, epsilon=0.05))
     other = replace(thresholds, dial="rollback")
-    with pytest.raises(ValueError, match="the dial is fallback in the policy, but rollback"):
+    with pytest.raises(
+        ValueError, match=r"`settings` is .*fallback.* in the policy, but .*rollback"
+    ):
         policy_page(other, ss.calibrate(thresholds, epsilon=0.05))
     with pytest.raises(TypeError, match="must be an ExitRecord or a ThresholdRecord"):
         policy_page(record.curve("gap", "zero_one"), policy)
@@ -445,21 +543,22 @@ def test_a_record_of_another_kind_is_refused(record, thresholds, policy):
 
 def test_other_exits_are_refused(sample, policy):
     fewer = ss.ExitRecord.from_logits(sample.logits[:, :3], sample.labels)
-    with pytest.raises(ValueError, match="number of exits is 4 in the policy, but 3"):
+    with pytest.raises(ValueError, match="`n_exits` is 4 in the policy, but 3"):
         policy_page(fewer, policy)
 
 
-def test_a_path_of_ones_own_must_be_the_right_one(record):
+def test_a_path_of_ones_own_is_in_the_file(record):
     policy = ss.calibrate(record, loss="zero_one", path=[0.9, 0.8], epsilon=0.05)
-    assert "given grid, 3 settings" in text(policy_page(record, policy, path=[0.9, 0.8]))
-    with pytest.raises(ValueError, match="number of settings is 3 in the policy, but 4"):
-        policy_page(record, policy, path=[0.9, 0.8, 0.7])
-    with pytest.raises(ValueError, match="fingerprint of the calibration data"):
-        policy_page(record, policy, path=[0.9, 0.7])
+    assert "given grid, 3 settings" in text(policy_page(record, policy))
+
+
+def test_a_policy_that_does_not_say_how_it_was_made_is_refused(record, policy):
+    with pytest.raises(ValueError, match="does not say how it was calibrated"):
+        policy_page(record, edited(policy, calibration=None))
 
 
 def test_an_edited_threshold_is_refused(record, policy):
-    with pytest.raises(ValueError, match="`policy` contradicts itself"):
+    with pytest.raises(ValueError, match=r"`threshold` is 0\.1 in the policy"):
         policy_page(record, edited(policy, threshold=0.1))
 
 
@@ -479,17 +578,17 @@ PROMISE = ("certificate", "promises", 0)
 @pytest.mark.parametrize(
     ("place", "value", "named"),
     [
-        ((*PROMISE, "epsilon"), 0.001, "`threshold` is 0."),
+        ((*PROMISE, "epsilon"), 0.001, "promises[0].epsilon` is 0.001 in"),
         ((*PROMISE, "calibration_risk"), 0.0, "calibration_risk` is 0 in the policy"),
         ((*PROMISE, "upper_bound"), 0.0001, "upper_bound` is 0.0001 in the policy"),
         ((*PROMISE, "loss_range"), [-1, 2], "loss_range[1]` is 2 in the policy, but 1 when"),
-        (("certificate", "delta"), 1e-6, "`threshold` is 0."),
-        (("certificate", "delta"), None, "`threshold` is 0."),
+        (("certificate", "delta"), 1e-6, "`certificate.delta` is 1e-06 in"),
+        (("certificate", "delta"), None, "`certificate.delta` is none in"),
         (("certificate", "guarantee"), "expectation", "guarantee` is expectation"),
-        (("certificate", "n"), 600, "certificate.n` is 600 in the policy, but 800 when"),
+        (("certificate", "n"), 600, "certificate.samples.n` is 600 in the policy, but 800 when"),
         (("certificate", "exit_shares"), [1, 0, 0, 0], "exit_shares[0]` is 1 in"),
-        (("certificate", "control"), "budget", "number behind the bound is 800 in"),
-        (("certificate", "costs", "layers"), [12, 1], "layers cost"),
+        (("certificate", "control"), "budget", "promises[0].epsilon` is 0.05 in"),
+        (("certificate", "costs", "layers"), [12, 1], "costs.layers[1]` is 1 in"),
         (("settings", "threshold"), 0.1, "settings.threshold` is 0.1"),
     ],
 )
@@ -504,15 +603,16 @@ def test_an_edited_promise_is_refused(record, policy, place, value, named):
     [
         ((*PROMISE, "epsilon"), 0.001, "epsilon` is 0.001 in the policy"),
         ((*PROMISE, "upper_bound"), 0.001, "upper_bound` is 0.001 in the policy"),
-        (("certificate", "delta"), 1e-6, "epsilon` is"),
-        (("certificate", "seed"), 5, "epsilon` is"),
+        (("certificate", "delta"), 1e-6, "delta` is"),
+        (("certificate", "seed"), 5, "seed` is 5 in"),
         (("certificate", "n"), 500, "epsilon` is"),
-        (("certificate", "n"), 900, "number behind the bound is 900 in the policy, but at most"),
-        (("certificate", "control"), "ucb", "`threshold` is"),
+        (("certificate", "n"), 900, "number behind the bound is 900 in the policy, but 800"),
+        (("certificate", "control"), "ucb", "in the policy, but"),
     ],
 )
 def test_an_edited_budget_is_refused(record, place, value, named):
-    policy = planning.lowest_epsilon(record, saving=0.3, loss="zero_one", cost="layers").policy
+    budget = planning.Budget(saving=0.3, cost="layers")
+    policy = planning.lowest_epsilon(record, budget, loss="zero_one").policy
     with pytest.raises(ValueError, match="in the policy, but") as refused:
         policy_page(record, forged(policy, *place, value=value))
     assert named in str(refused.value)
@@ -558,31 +658,51 @@ def test_an_axis_without_extent_still_has_two_ends():
     assert axes.y.low < 0.2 < axes.y.high
 
 
-@pytest.mark.parametrize("options", [{}, {"control": "crc"}, {"control": "crc", "method": "ucb"}])
-def test_groups_averaged_per_sample(record, options):
+@pytest.mark.parametrize(
+    "control", [ss.Control("ucb"), ss.Control("crc"), ss.Control("crc", method="ucb")], ids=str
+)
+def test_groups_averaged_per_sample(record, control):
     """The page is made from the certificate's average and largest size, and says them."""
     groups = np.repeat(np.arange(400), np.tile([1, 3], 200))
-    grouped = replace(record, groups=groups)
-    counted = {"average": "sample", "max_group_size": 5}
-    policy = ss.calibrate(grouped, loss="zero_one", epsilon=0.05, **counted, **options)
+    grouped = record.grouped(groups, average="sample", max_size=5)
+    policy = ss.calibrate(grouped, EACH, control=control)
     found = findings(grouped, policy)
-    curve = grouped.curve(loss="zero_one", **counted)
+    curve = grouped.curve(loss="zero_one")
     assert found.setting.risks == pytest.approx([curve.risk()[found.chosen]])
     page = text(policy_page(grouped, policy))
     assert "average per sample of groups" in page
     assert "groups of at most 5 samples, as declared" in page
     assert "every sample counts the same, whatever its group" in page
-    by_group = ss.calibrate(grouped, loss="zero_one", epsilon=0.05, **options)
-    page = text(policy_page(grouped, by_group))
+    by_group = record.grouped(groups)
+    page = text(policy_page(by_group, ss.calibrate(by_group, EACH, control=control)))
     assert "average of group averages" in page
     assert "every group counts the same, whatever its size" in page
 
 
-def test_policies_that_reports_do_not_show_are_named(record):
-    best = calibrate_best({"a": record}, loss="zero_one", epsilon=0.05, correction="bonferroni")
-    with pytest.raises(ValueError, match="best of several candidates, which reports do not show"):
-        policy_page(record, best)
-    dials = {"steps": [50, 25], "cache": [0.0, 0.1]}
-    table = ss.ThresholdRecord(dials=dials, losses={"mse": np.zeros((400, 2))})
-    with pytest.raises(ValueError, match="several dials, which reports do not show"):
-        policy_page(table, ss.calibrate(table, epsilon=0.1))
+def test_labels_that_were_asked_for_must_be_in_the_record(sample, tmp_path):
+    """A policy's file does not keep the labeller: the record shows which labels it gave."""
+    unlabelled = ss.ExitRecord.from_logits(sample.logits)
+    asked = []
+
+    def labeller(ids):
+        asked.extend(ids.tolist())
+        return sample.labels[ids]
+
+    request = ss.Calibration(EACH, missing=ss.Ask(labeller, budget=40))
+    policy = request.run(unlabelled)
+    policy.save(tmp_path / "policy.json")
+    loaded = ss.Policy.load(tmp_path / "policy.json")
+    labelled = unlabelled.with_labels(asked, sample.labels[asked])
+    for each in (policy, loaded):
+        assert findings(labelled, each).chosen == policy.certificate.index > 0
+    assert len(set(asked)) == len(asked)  # a report asks nobody
+    with pytest.raises(ValueError, match="give the record with just these labels"):
+        policy_page(unlabelled, loaded)
+
+
+def test_records_on_the_disk_have_pages(record, tmp_path):
+    record.take(range(400)).save(tmp_path / "a.parquet")
+    record.take(range(400, 800)).save(tmp_path / "b.parquet")
+    folder = ss.ShardedRecord(tmp_path)
+    policy = ss.calibrate(folder, EACH)
+    assert findings(folder, policy).chosen == policy.certificate.index > 0

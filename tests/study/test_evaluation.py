@@ -18,6 +18,8 @@ GRID = [0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.3]
 SETTINGS = np.float32([np.inf, *GRID])
 EPSILONS = np.array([0.02, 0.05, 0.1, 0.2])
 MEASURES = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
+PROMISE = ss.Promise("zero_one", epsilon=0.05)
+LAYERS = ss.Calibration(PROMISE, path=GRID, cost="layers")
 CONTROLS = {
     "empirical": ss.Control("empirical"),
     "crc": ss.Control("crc"),
@@ -83,16 +85,13 @@ def record():
 def study(record):
     return ss.evaluate(
         record,
-        loss="zero_one",
-        cost="layers",
+        risk=LAYERS,
         controls=CONTROLS,
         epsilons=EPSILONS,
         delta=0.15,
         n_calibration=250,
-        splits=12,
-        draws=15,
+        splits=ss.Repeats(12, draws=15),
         seed=3,
-        path=GRID,
     )
 
 
@@ -103,7 +102,7 @@ def test_shapes_and_labels(study):
     assert study.labels == tuple(CONTROLS)
     assert dict(study.controls) == CONTROLS
     assert (study.n_calibration, study.n_pool, study.splits, study.draws) == (250, 600, 12, 15)
-    assert (study.risk, study.loss, study.cost) == ("gap", "zero_one", "layers")
+    assert (study.about.risk, study.about.loss, study.cost) == ("gap", "zero_one", "layers")
     assert study.full_cost == 12.0
     assert study.delta == 0.15
     np.testing.assert_array_equal(study.epsilons, EPSILONS)
@@ -179,8 +178,9 @@ def test_one_split_agrees_with_calibrate(record, control):
 
 def test_the_full_model_has_no_risk_and_no_gain(record):
     """At so low a level nothing is certified."""
+    request = replace(LAYERS, path=None)
     found = ss.evaluate(
-        record, controls=["ucb"], epsilons=[1e-4], splits=3, cost="layers", n_calibration=50
+        record, risk=request, controls=["ucb"], epsilons=[1e-4], splits=3, n_calibration=50
     )
     assert np.isposinf(found.thresholds["ucb"]).all()
     for name in ("test_risk", "gain", "flops_gain"):
@@ -225,8 +225,9 @@ def test_costs_of_each_sample_are_those_of_the_test_part(record):
     mine = ss.ExitRecord(
         record.confidences, losses=record.losses, costs={"layers": costs, "flops": 2 * costs}
     )
+    request = replace(LAYERS, path=None)
     found = ss.evaluate(
-        mine, controls=["ucb"], epsilons=[0.2], splits=6, cost="layers", n_calibration=550
+        mine, risk=request, controls=["ucb"], epsilons=[0.2], splits=6, n_calibration=550
     )
     rng = np.random.default_rng(0)
     for split in range(6):
@@ -344,9 +345,8 @@ def test_groups_are_the_units():
         "controls": ["crc", "ucb"],
         "epsilons": EPSILONS,
         "n_calibration": 60,
-        "cost": "layers",
     }
-    found = ss.evaluate(record, loss="zero_one", path=GRID, splits=5, **arguments)
+    found = ss.evaluate(record, risk=LAYERS, splits=5, **arguments)
     names = np.unique(labels)
     assert found.n_pool == len(names) < 600
 
@@ -369,15 +369,12 @@ def test_groups_are_the_units():
 def test_breakpoints_are_those_of_the_calibration_part(record):
     found = ss.evaluate(
         record,
-        cost="layers",
-        loss="zero_one",
+        risk=replace(LAYERS, path="breakpoints"),
         controls={label: CONTROLS[label] for label in ("star", "hb")},
         epsilons=EPSILONS,
         n_calibration=250,
         splits=4,
-        draws=4,
         seed=11,
-        path="breakpoints",
     )
     rng = np.random.default_rng(11)
     parts = [rng.permutation(600) for _ in range(4)]
@@ -409,8 +406,46 @@ def test_consistency_needs_no_labels():
     sample = Population().sample(400, 0)
     record = ss.ExitRecord.from_logits(sample.logits, losses=["zero_one"])
     found = ss.evaluate(record, risk="consistency", controls=["ucb"], epsilons=[0.1], splits=3)
-    assert found.risk == "consistency"
+    assert found.about.risk == "consistency"
     assert (found.test_risk["ucb"] >= 0).all()
+
+
+# -------------------------------------------------------------------------- kinds of promises
+
+KINDS = {
+    "tail": replace(PROMISE, above=0.5, epsilon=0.1),
+    "worst share": replace(PROMISE, worst=0.25, epsilon=0.4),
+    "exits": replace(PROMISE, among="exits", epsilon=0.1),
+}
+DRAWN = {
+    "plain": lambda r: r,
+    "groups": lambda r: r.grouped(np.arange(r.n) // 2),
+    "samples of groups": lambda r: r.grouped(np.arange(r.n) // 2, average="sample", max_size=3),
+    "weights": lambda r: r.weighted(np.tile([1.5, 0.5], r.n // 2), max_weight=1.5),
+    "weighted groups": lambda r: r.weighted(
+        np.tile([1.5, 1.5, 0.5, 0.5], r.n // 4), max_weight=1.5
+    ).grouped(np.arange(r.n) // 2, average="sample", max_size=2),
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+@pytest.mark.parametrize("promise", KINDS.values(), ids=KINDS)
+def test_any_promise_on_any_record(record, promise, drawn):
+    """Test risks are those of the promise's own curve on the test part."""
+    pool = drawn(record)
+    found = ss.evaluate(
+        pool, risk=promise, controls=["ucb"], n_calibration=200, splits=2, seed=3, path=GRID
+    )
+    curve = promise.curve(pool, ss.ExitRule(), GRID)
+    np.testing.assert_array_equal(found.epsilons, [promise.epsilon])
+    rng = np.random.default_rng(3)
+    for split in range(2):
+        order = rng.permutation(curve.n)
+        level = np.array([promise.epsilon])
+        index = int(ss.Control("ucb").indices(curve, level, 0.1, order[:200])[0])
+        expected = curve.risk(order[200:])[index] if index >= 0 else 0.0
+        assert found.test_risk["ucb"][split, 0] == pytest.approx(expected, abs=1e-12)
+    assert str(found.about) in str(found)
 
 
 # ------------------------------------------------------------------------- order, seeds and sizes
@@ -461,7 +496,7 @@ def test_a_share_of_the_pool_calibrates(record):
 def test_draws_are_as_many_as_splits_unless_said(record):
     arguments = {"controls": ["crc"], "epsilons": [0.1], "path": GRID}
     assert ss.evaluate(record, splits=3, **arguments).draws == 3
-    found = ss.evaluate(record, splits=3, draws=7, **arguments)
+    found = ss.evaluate(record, splits=ss.Repeats(3, draws=7), **arguments)
     assert (found.splits, found.draws) == (3, 7)
     assert found.pool_risk["crc"].shape == (7, 1)
 
@@ -489,10 +524,18 @@ def test_draws_are_as_many_as_splits_unless_said(record):
         ({"delta": 0.0}, r"`delta` must be in \(0, 1\)"),
         ({"delta": 1.0}, r"`delta` must be in \(0, 1\)"),
         ({"splits": 0}, "`splits` must be at least 1"),
-        ({"draws": 0}, "`draws` must be at least 1"),
         ({"loss": "brier"}, "`loss` must be one of: zero_one"),
         ({"risk": "gaps"}, "`risk` must be one of.*Did you mean 'gap'"),
-        ({"score": "entropy"}, "`score` must be one of: top1"),
+        (
+            {"risk": replace(LAYERS, rule="entropy")},
+            "`score` must be one of: top1",
+        ),
+        ({"risk": LAYERS, "loss": "zero_one"}, "`loss` is the promise's own"),
+        ({"risk": LAYERS, "path": GRID}, "`path` is the request's own"),
+        ({"risk": ss.Calibration([PROMISE, PROMISE])}, "`request.evaluate` and `request.plan`"),
+        ({"risk": replace(PROMISE, within="slices")}, "`request.evaluate` and `request.plan`"),
+        ({"path": ss.Path.learn(50)}, "`request.evaluate` learns one in each split"),
+        ({"risk": replace(LAYERS, missing="stop")}, "missing='stop'"),
         ({"path": "logits"}, "`path` must be one of.*Did you mean 'logit'"),
     ],
 )
@@ -511,14 +554,15 @@ def test_levels_reach_up_to_the_bound_of_the_loss():
 
 def test_a_curve_has_its_choices_already(record):
     curve = record.curve(path=GRID)
-    for arguments in ({"score": "top1"}, {"path": GRID}):
+    scored = ss.Calibration(replace(PROMISE, loss=None), rule="top1")
+    for arguments in ({"risk": scored}, {"path": GRID}):
         with pytest.raises(ValueError, match="leave it out"):
             ss.evaluate(curve, splits=1, **arguments)
     for arguments in ({"loss": "other"}, {"risk": "consistency"}):
         with pytest.raises(ValueError, match="must be the curve's own"):
             ss.evaluate(curve, splits=1, **arguments)
     named = {"risk": curve.risk_name, "loss": curve.loss_name}
-    assert ss.evaluate(curve, **named, splits=1).loss == curve.loss_name
+    assert ss.evaluate(curve, **named, splits=1).about.loss == curve.loss_name
 
 
 def test_losses_must_be_relative_to_the_full_model():
@@ -581,10 +625,9 @@ def test_the_table_is_tidy(study):
 def test_the_table_says_what_is_averaged(average, size):
     losses = np.zeros((40, 2))
     losses[::4, 1] = 1.0
-    record = ss.ThresholdRecord([None, 0.5], {"a": losses}, groups=np.arange(40) // 2)
-    found = ss.evaluate(
-        record, n_calibration=10, splits=2, average=average, max_group_size=size, epsilons=[0.4]
-    )
+    record = ss.ThresholdRecord([None, 0.5], {"a": losses})
+    record = record.grouped(np.arange(40) // 2, average=average, max_size=size)
+    found = ss.evaluate(record, n_calibration=10, splits=2, epsilons=[0.4])
     assert set(found.to_arrow()["average"].to_pylist()) == {average}
 
 
@@ -712,11 +755,11 @@ def test_progress_is_told_each_step(record, monkeypatch):
         return Bar()
 
     monkeypatch.setattr("swiftsure.study.evaluation.steps", steps)
-    arguments = {"controls": ["crc"], "epsilons": [0.1], "splits": 3, "draws": 2, "path": GRID}
-    ss.evaluate(record, progress=True, **arguments)
+    arguments = {"controls": ["crc"], "epsilons": [0.1], "path": GRID}
+    ss.evaluate(record, splits=ss.Repeats(3, draws=2, progress=True), **arguments)
     assert seen == [("evaluating", 5, True), *["step"] * 5, "end"]
     seen.clear()
-    ss.evaluate(record, **arguments)
+    ss.evaluate(record, splits=ss.Repeats(3, draws=2), **arguments)
     assert seen[0] == ("evaluating", 5, None)
 
 
@@ -757,7 +800,6 @@ def test_exceedance_is_not_the_violation_rate(control):
         delta=0.1,
         n_calibration=900,
         splits=800,
-        draws=800,
     )
     exceeded = int(found.test_exceedance[control].sum())
     violated = round(800 * float(found.violations[control][0]))
@@ -769,6 +811,7 @@ def test_exceedance_is_not_the_violation_rate(control):
 def test_violations_are_seen_where_they_are():
     """The naive rule keeps no promise: about half of its choices truly exceed ε."""
     record = make_record(1000, seed=1, overconfidence=3.0)
-    found = ss.evaluate(record, controls=["empirical"], epsilons=[0.05], splits=1, draws=300)
+    repeats = ss.Repeats(1, draws=300)
+    found = ss.evaluate(record, controls=["empirical"], epsilons=[0.05], splits=repeats)
     violated = round(300 * float(found.violations["empirical"][0]))
     assert binomtest(violated, 300, 0.1, alternative="greater").pvalue < 1e-6

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,18 @@ from scipy.stats import binom, binomtest
 import swiftsure as ss
 from swiftsure.certify import bounds
 from swiftsure.curves.curve import SHUFFLE_STREAM
-from swiftsure.study.planning import GainPlan, gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.study.planning import (
+    Budget,
+    GainPlan,
+    gain_by_samples,
+    lowest_epsilon,
+    samples_needed,
+)
 from swiftsure.study.simulate import Population
 
 GRID = [0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.3]
+REQUEST = ss.Calibration(ss.Promise("zero_one", epsilon=0.1), path=GRID)
+STRICT = ss.ExitRule(strict=True)
 
 
 def make_record(n=800, seed=0, **arguments):
@@ -243,6 +252,7 @@ def test_counting_losses_is_counting_samples():
         assert fewest(*case) == brute_force(*case)
 
 
+@pytest.mark.filterwarnings("ignore:`delta` is the probability")
 @pytest.mark.parametrize("case", EDGES)
 def test_samples_needed_are_the_fewest_at_the_edges(case):
     epsilon, delta, risk, power = case
@@ -257,13 +267,14 @@ def test_tiny_levels_are_answered_or_refused_at_once():
 
 def test_strict_breakpoints_are_refused(record):
     """The samples that bound the risk would choose the setting too, and void the bound."""
-    curve = record.curve(path="breakpoints", strict=True)
+    budget = Budget(saving=0.4, cost="exit")
+    curve = record.curve(path="breakpoints", rule=STRICT)
     with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
-        lowest_epsilon(curve, saving=0.4, cost="exit")
-    assert lowest_epsilon(record.curve(path="breakpoints"), saving=0.4, cost="exit").epsilon < 1
-    grouped = make_record(800, groups=np.arange(800) // 4).curve(path="breakpoints", strict=True)
+        lowest_epsilon(curve, budget)
+    assert lowest_epsilon(record.curve(path="breakpoints"), budget).epsilon < 1
+    grouped = make_record(800, groups=np.arange(800) // 4).curve(path="breakpoints", rule=STRICT)
     with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
-        lowest_epsilon(grouped, saving=0.4, cost="exit")
+        lowest_epsilon(grouped, budget)
 
 
 def test_closer_risks_need_more_samples():
@@ -300,15 +311,7 @@ def test_a_risk_too_close_to_the_level_is_refused_at_once():
 
 def test_gains_agree_with_drawing_by_hand(record):
     plan = gain_by_samples(
-        record,
-        loss="zero_one",
-        epsilon=0.1,
-        delta=0.2,
-        target=30.0,
-        sizes=(40, 150),
-        draws=25,
-        seed=4,
-        path=GRID,
+        record, replace(REQUEST, delta=0.2), target=30.0, sizes=(40, 150), draws=25, seed=4
     )
     rng = np.random.default_rng(4)
     confidences, losses = record.confidences["top1"], record.losses["zero_one"]
@@ -328,9 +331,8 @@ def test_gains_agree_with_drawing_by_hand(record):
 
 
 def test_more_samples_buy_more(record):
-    plan = gain_by_samples(
-        record, loss="zero_one", epsilon=0.05, sizes=(30, 60, 150, 500, 2000), path=GRID
-    )
+    request = ss.Calibration(ss.Promise("zero_one", epsilon=0.05), path=GRID)
+    plan = gain_by_samples(record, request, sizes=(30, 60, 150, 500, 2000))
     assert (np.diff(plan.gain) > -1).all()
     assert plan.gain[-1] > plan.gain[1] + 10
     np.testing.assert_array_equal(plan.sizes, [30, 60, 150, 500, 2000])
@@ -360,40 +362,39 @@ def test_the_size_that_reaches_the_target_whatever_the_order():
 
 def test_gains_of_the_cost_that_is_named():
     record = make_record(300, costs={"flops": [1.0, 10.0, 10.0, 10.0], "money": [5, 6, 7, 8]})
-    arguments = {"sizes": (200,), "draws": 20, "epsilon": 0.1, "path": GRID}
+    arguments = {"sizes": (200,), "draws": 20}
     found = {
-        name: gain_by_samples(record, cost=name, **arguments).gain[0]
+        name: gain_by_samples(record, replace(REQUEST, cost=name), **arguments).gain[0]
         for name in ("exit", "flops", "money")
     }
     assert found["flops"] > found["exit"] > found["money"] > 0
-    assert gain_by_samples(record, **arguments).gain[0] == found["flops"]
+    assert gain_by_samples(record, REQUEST, **arguments).gain[0] == found["flops"]
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((300, 2)))
     with pytest.raises(ValueError, match="`record` must have costs"):
-        gain_by_samples(curve, sizes=(200,), draws=2)
+        gain_by_samples(curve, ss.Promise(epsilon=0.1), sizes=(200,), draws=2)
     with pytest.raises(ValueError, match="Did you mean 'flops'"):
-        gain_by_samples(record, cost="flop", **arguments)
+        gain_by_samples(record, replace(REQUEST, cost="flop"), **arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epsilon": 1.0}, "`epsilon`"),
-        ({"delta": 0.0}, "`delta`"),
+        ({"request": ss.Promise(epsilon=1.0)}, "`epsilon`"),
         ({"sizes": (0,)}, "`sizes` must be at least 1"),
         ({"sizes": (1.5,)}, "`sizes` must be a whole number"),
-        ({"control": "usb"}, "Did you mean 'ucb'"),
-        ({"loss": "brier"}, "`loss` must be one of: zero_one"),
+        ({"request": ss.Promise("brier", epsilon=0.1)}, "`loss` must be one of: zero_one"),
+        ({"request": replace(REQUEST, path=ss.Path.learn(9))}, "`request.evaluate` learns one"),
     ],
 )
 def test_errors_of_gain_by_samples(record, arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        gain_by_samples(record, path=GRID, draws=2, **arguments)
+        gain_by_samples(record, **{"request": REQUEST, "draws": 2, **arguments})
 
 
 @pytest.mark.parametrize("arguments", [{"draws": 0}, {"power": 2.0}, {"sizes": ()}])
 def test_draws_power_and_sizes_are_checked(record, arguments):
     with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
-        gain_by_samples(record, path=GRID, **{"sizes": (50,), "draws": 2, **arguments})
+        gain_by_samples(record, REQUEST, **{"sizes": (50,), "draws": 2, **arguments})
 
 
 # --------------------------------------------------------------------------------- lowest_epsilon
@@ -401,9 +402,8 @@ def test_draws_power_and_sizes_are_checked(record, arguments):
 
 @pytest.mark.parametrize("bound", ["auto", "wsr", "empirical_bernstein"])
 def test_one_part_chooses_and_the_rest_bounds(record, bound):
-    plan = lowest_epsilon(
-        record, saving=0.4, delta=0.15, bound=bound, choice=0.3, seed=7, path=GRID
-    )
+    budget = Budget(saving=0.4, choice=0.3)
+    plan = lowest_epsilon(replace(record, order=7), budget, delta=0.15, bound=bound, path=GRID)
     order = np.random.default_rng([7, SHUFFLE_STREAM]).permutation(record.n)
     part, rest = record.take(order[:240]), record.take(order[240:])
     assert (plan.n_choice, plan.n_bound) == (240, 560)
@@ -442,8 +442,8 @@ def threshold_record(n=400, K=6, per_sample=False):
 
 
 def test_known_costs_leave_every_sample_for_the_bound():
-    record = threshold_record()
-    plan = lowest_epsilon(record, 6.0, seed=5)
+    record = replace(threshold_record(), order=5)
+    plan = lowest_epsilon(record, 6.0)
     assert (plan.n_choice, plan.n_bound) == (0, 400)
     assert plan.threshold == pytest.approx(0.7)  # 12, 10, 8, then 6 layers
     order = np.random.default_rng([5, SHUFFLE_STREAM]).permutation(400)
@@ -468,7 +468,7 @@ def test_groups_are_the_units_of_a_budget():
     record = make_record(800, groups=np.arange(800) // 4)
     plan = lowest_epsilon(record, saving=0.4, path=GRID)
     assert (plan.n_choice, plan.n_bound) == (50, 150)
-    assert plan.policy.certificate.unit == "groups"
+    assert plan.policy.certificate.samples.unit == "groups"
 
 
 def test_curves_have_budgets_too():
@@ -506,16 +506,20 @@ def test_nothing_certified_is_none_and_the_full_model():
         ({"saving": 1.0}, r"`saving` must be in \(0, 1\)"),
         ({"saving": 40}, r"`saving` must be in \(0, 1\)"),
         ({"saving": 0.4, "delta": 1.0}, "`delta`"),
-        ({"saving": 0.4, "choice": 0.0}, "`choice`"),
-        ({"saving": 0.4, "choice": 0.9999}, "must hold more than 800 samples"),
-        ({"saving": 0.4, "cost": "layer"}, "`cost` must be one of: exit"),
+        ({"budget": {"saving": 0.4, "choice": 0.0}}, "`choice`"),
+        ({"budget": {"saving": 0.4, "choice": 0.9999}}, "must hold more than 800 samples"),
+        ({"budget": {"saving": 0.4, "cost": "layer"}}, "`cost` must be one of: exit"),
         ({"saving": 0.4, "bound": "bentkus"}, "'bentkus' needs losses of at least 0"),
         ({"saving": 0.4, "bound": "stars"}, "Did you mean 'star'"),
     ],
 )
 def test_errors_of_lowest_epsilon(record, arguments, message):
+    def plan(budget=None, **options):
+        budget = Budget(**budget) if isinstance(budget, dict) else budget
+        return lowest_epsilon(record, budget, **options)
+
     with pytest.raises((ValueError, TypeError), match=message):
-        lowest_epsilon(record, **arguments)
+        plan(**arguments)
 
 
 def test_budgets_need_losses_relative_to_the_full_model():
@@ -539,8 +543,8 @@ def test_a_first_setting_that_is_not_the_full_model_has_a_level_of_its_own():
 @pytest.fixture(scope="module")
 def plans(record):
     return {
-        "exits": lowest_epsilon(record, saving=0.4, seed=3),
-        "thresholds": lowest_epsilon(threshold_record(), 6.0, seed=0),
+        "exits": lowest_epsilon(replace(record, order=3), saving=0.4),
+        "thresholds": lowest_epsilon(replace(threshold_record(), order=0), 6.0),
     }
 
 
@@ -583,7 +587,7 @@ def test_the_upper_bound_of_a_budget_is_its_level(plans, kind):
 
 @pytest.mark.parametrize(("kind", "seed"), [("exits", 3), ("thresholds", 0)])
 def test_the_certificate_of_a_budget_records_its_seed(plans, kind, seed):
-    assert plans[kind].policy.certificate.seed == seed
+    assert plans[kind].policy.certificate.provenance.seed == seed
 
 
 def test_the_sentence_of_a_budget_for_the_full_model(record):
@@ -653,7 +657,7 @@ def lucky_curve(rng, n=300, K=25, risk=0.1):
 
 
 def level_of_luck(curve, budget, delta, choice):
-    return lowest_epsilon(curve, budget, delta=delta, choice=choice).epsilon
+    return lowest_epsilon(curve, Budget(budget, choice=choice), delta=delta).epsilon
 
 
 def level_on_the_same_samples(curve, budget, delta, _):
@@ -704,11 +708,11 @@ def rows_of_the_guide():
 
 @pytest.mark.parametrize("row", rows_of_the_guide())
 def test_every_row_of_the_guide_runs_on_a_gap(record, row):
-    call = ast.parse(f"calibrate({row})", mode="eval").body
+    call = ast.parse(f"Control({row})", mode="eval").body
     options = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-    control = ast.literal_eval(call.args[0])
-    policy = ss.calibrate(record, epsilon=0.1, control=control, path=GRID, **options)
-    assert policy.certificate.control == control
+    control = ss.Control(ast.literal_eval(call.args[0]), **options)
+    policy = ss.calibrate(record, epsilon=0.1, control=control, path=GRID)
+    assert policy.certificate.control == control.name
 
 
 def test_the_guide_has_its_rows():
@@ -716,12 +720,13 @@ def test_the_guide_has_its_rows():
 
 
 def test_budgets_and_pilots_of_groups_per_sample():
-    record = make_record(800, groups=np.repeat(np.arange(400), np.tile([1, 3], 200)))
-    counted = {"average": "sample", "max_group_size": 3}
-    plan = lowest_epsilon(record, saving=0.4, cost="exit", **counted)
+    groups = np.repeat(np.arange(400), np.tile([1, 3], 200))
+    record = make_record(800).grouped(groups, average="sample", max_size=3)
+    plan = lowest_epsilon(record, Budget(saving=0.4, cost="exit"))
     certificate = plan.policy.certificate
-    assert (certificate.average, certificate.max_group_size) == ("sample", 3)
+    assert (certificate.samples.average, certificate.samples.max_group_size) == ("sample", 3)
     assert plan.n_choice + plan.n_bound == 400
-    assert "other groups" in certificate.assumptions[1]
-    pilot = gain_by_samples(record, cost="exit", sizes=(100,), draws=5, **counted)
+    assert any("other groups" in text for text in certificate.assumptions)
+    request = ss.Calibration(ss.Promise(epsilon=0.1), cost="exit")
+    pilot = gain_by_samples(record, request, sizes=(100,), draws=5)
     assert (pilot.unit, pilot.average) == ("groups", "sample")

@@ -6,32 +6,31 @@ on pilot samples that calibrate nothing, or each is tested at δ / k, and all pr
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from swiftsure._lib import checks
-from swiftsure.certify.calibration import calibrate
+from swiftsure.certify.calibration import DELTA, Ask, Calibration
 from swiftsure.certify.certificate import Selection
+from swiftsure.certify.control import Control
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.promise import Promise
 from swiftsure.curves.costs import default_cost
-from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.records import ExitRecord, ThresholdRecord
 
-__all__ = ["calibrate_best"]
+__all__ = ["calibrate_best", "with_selection"]
 
 Candidate = tuple[ExitRecord | ThresholdRecord, str | None]
 
 
 def calibrate_best(
     candidates: Any,
+    request: Promise | Calibration,
     *,
     split: int | float | None = None,
     correction: Literal["bonferroni"] | None = None,
-    delta: float = 0.1,
-    cost: str | None = None,
-    control: str = "ucb",
-    **options: Any,
 ) -> Policy:
     """Calibrate the candidate that costs least: among records (pairs of models) or scores.
 
@@ -42,25 +41,23 @@ def calibrate_best(
     Parameters
     ----------
     candidates : records, or a mapping of names to records
-        A record with several scores is one candidate for each; (record, score) names one.
+        A record with several scores is one candidate for each, unless the request names one;
+        (record, score) names one too.
+    request : Promise or Calibration
+        What is promised, and how; its `cost` is compared, by default the one that `policy.evaluate`
+        reports. Costs may be compared on any samples. The control must promise with a probability.
     split : int or fraction, optional
         Compare the candidates on this many pilot samples, drawn at random by the first record's
-        own seed or by `seed`, and calibrate the best on the others at δ. All records must be of the
-        same samples (ids).
+        own seed, and calibrate the best on the others at δ. All records must be of the same
+        samples (ids).
     correction : "bonferroni", optional
         Instead of a split: calibrate every candidate on all samples at δ / k, and take the best.
-    delta : float
-        Failure probability.
-    cost : str, optional
-        The mean cost to compare; by default the one that `policy.evaluate` reports.
-        Costs carry no promise, so they may be compared on any samples.
-    control, **options
-        As in `calibrate`; the control must promise with a probability ("ucb" or "ltt").
 
     Returns
     -------
     policy : Policy
-        `policy.certificate.selection` says how it was chosen, among what.
+        `policy.certificate.selection` says how it was chosen, among what; `policy.calibration` is
+        the request that was run on the chosen candidate.
 
     Examples
     --------
@@ -68,7 +65,7 @@ def calibrate_best(
     >>> sample = Population().sample(1500, seed=0)
     >>> scores = ["top1", "entropy"]
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels, scores)
-    >>> policy = calibrate_best(record, loss="zero_one", epsilon=0.05, split=0.3)
+    >>> policy = calibrate_best(record, Promise("zero_one", epsilon=0.05), split=0.3)
     >>> policy.certificate.selection.method, policy.certificate.samples.n
     ('pilot', 1050)
     """
@@ -76,44 +73,67 @@ def calibrate_best(
         raise ValueError("`split` or `correction` must be given, and not both.")
     if correction is not None:
         checks.choice("correction", correction, ["bonferroni"])
-    checks.choice("control", control, ["ucb", "ltt"])
-    checks.failure_probability(delta)
-    for name in ("labeller", "budget", "max_costs", "pool", "weights"):
-        if options.get(name) is not None:
-            raise ValueError(f"`{name}` does not go with several candidates.")
-    found = _named(candidates, options.pop("score", None))
-    cost = _cost(found, cost)
-    options |= {"control": control, "cost": cost}
+    request = request if isinstance(request, Calibration) else Calibration(request)  # type: ignore[arg-type]
+    if request.control.guarantee != "probability":
+        raise ValueError(
+            "`control` must be ucb or ltt for several candidates: only the failure probabilities of"
+            f" their tests add up, but got {request.control.label}."
+        )
+    if isinstance(request.missing, Ask):
+        raise ValueError(
+            "`missing=Ask(...)` does not go with several candidates: each would ask for labels of"
+            " its own. Label the samples first, and use missing='stop'."
+        )
+    if any(each.within == "each slice" for each in request.risks):
+        raise ValueError(
+            "`within='each slice'` does not go with several candidates: choose in each slice, on"
+            " its own samples and with its share of δ."
+        )
+    found = _named(candidates, request.rule.score)
+    cost = _cost(found, request.cost)
+    request = replace(request, cost=cost)
     if split is None:
-        made = {
-            name: _calibrated(candidate, delta=delta / len(found), **options)
-            for name, candidate in found.items()
-        }
+        share = replace(request, delta=request.delta / len(found))
+        made = {name: _calibrated(candidate, share) for name, candidate in found.items()}
         best = _cheapest(made, cost)
         selection = Selection(method="bonferroni", candidates=tuple(found), chosen=best, cost=cost)
-        return _chosen(made[best], selection, delta)
-    size, seed = _pilot(found, split, options.get("seed"))
-    parts = {name: record.split(size, seed) for name, (record, _) in found.items()}
-    untested = {**options, "control": "empirical", "bound": "auto"}
+        return with_selection(made[best], selection, request.delta)
+    size = _pilot(found, split)
+    order = next(iter(found.values()))[0].order
+    parts = {name: record.split(size, order) for name, (record, _) in found.items()}
+    compared = _measured(request, [part for part, _ in parts.values()])
     tried = {
-        name: _calibrated((parts[name][0], score), **untested) for name, (_, score) in found.items()
+        name: _calibrated((parts[name][0], score), compared) for name, (_, score) in found.items()
     }
     best = _cheapest(tried, cost)
     selection = Selection(
         method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=size
     )
-    made_best = _calibrated((parts[best][1], found[best][1]), delta=delta, **options)
-    return _chosen(made_best, selection, delta)
+    made_best = _calibrated((parts[best][1], found[best][1]), request)
+    return with_selection(made_best, selection, request.delta)
 
 
-def _calibrated(candidate: Candidate, **options: Any) -> Policy:
+def _measured(request: Calibration, pilots: Sequence[Any]) -> Calibration:
+    """Return the request that compares candidates on pilots, where nothing is certified.
+
+    It looks at measured risks alone, except where only a test can choose a setting.
+    """
+    tested = any(each.among == "exits" for each in request.risks) or request.missing == "stop"
+    tested |= any(each.sampling.population is not None for each in pilots)
+    if tested or getattr(request.path, "branches", None) is not None:
+        return request
+    risks = tuple(replace(each, within=None) for each in request.risks)
+    return replace(request, promises=risks, delta=DELTA, control=Control("empirical"), bound="auto")
+
+
+def _calibrated(candidate: Candidate, request: Calibration) -> Policy:
     record, score = candidate
-    if score is not None:
-        options["score"] = score
-    return calibrate(record, **options)
+    policy: Any = replace(request, rule=replace(request.rule, score=score)).run(record)
+    found: Policy = policy
+    return found
 
 
-def _chosen(policy: Policy, selection: Selection, delta: float) -> Policy:
+def with_selection(policy: Policy, selection: Selection, delta: float) -> Policy:
     """Return the policy with what chose it; δ is that of the whole choice."""
     changes = {"selection": selection, "delta": delta}
     certificate = policy.certificate.model_copy(update=changes)
@@ -171,10 +191,8 @@ def _cost(found: Mapping[str, Candidate], cost: str | None) -> str:
     return name
 
 
-def _pilot(
-    found: Mapping[str, Candidate], split: int | float, seed: int | None
-) -> tuple[int, SampleOrder]:
-    """Return how many pilot samples there are, and the seed that draws them from every record."""
+def _pilot(found: Mapping[str, Candidate], split: int | float) -> int:
+    """Return how many pilot samples there are; raise if the records are not of the same ones."""
     records: Sequence[Any] = [record for record, _ in found.values()]
     first = records[0]
     if any(not np.array_equal(first.ids, record.ids) for record in records):
@@ -187,4 +205,4 @@ def _pilot(
     size: Any = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
     if not 0 < checks.count("split", size) < first.n:
         raise ValueError(f"`split` must leave samples to calibrate on: below {first.n:,}.")
-    return size, first.order.replaced_by(seed)
+    return int(size)

@@ -1,7 +1,7 @@
 """`Calibration`: the request to calibrate, as one frozen value; and `calibrate`, its front door."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -275,6 +275,8 @@ def _control(given: Any, bound: str) -> Control:
         return Control(given, bound)
     if not isinstance(given, Control):
         raise TypeError(f"`control` must be a name or a Control, but got {given!r}.")
+    if given.bound == "auto" and bound != "auto":
+        return replace(given, bound=bound)
     if bound not in ("auto", given.bound):
         raise ValueError("`bound` is the Control's own; leave it out here.")
     return given

@@ -128,7 +128,7 @@ class Policy(_Frozen):
     """Names of the dials that were certified together, if there are several."""
     certificate: Certificate
     calibration: Request | None = None
-    """The request that made the policy; None for one that a compute budget chose."""
+    """The request that made the policy; with the level found, if a compute budget chose it."""
     metadata: Metadata = Field(default_factory=Metadata)
 
     def check(self, edited: bool = False) -> None:
@@ -337,7 +337,7 @@ class Policy(_Frozen):
 
     def _alone(self, record: Any) -> list[Any]:
         """Return the samples of each slice that the promise is about, or all samples."""
-        if self.certificate.samples.slices is None or len(self.certificate.samples.slices) == 1:
+        if self.certificate.samples.slices is None:
             return [record]
         names = record.slices.astype(str)
         part = replace(record, sampling=replace(record.sampling, part=True))

@@ -30,7 +30,17 @@ from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
 
-__all__ = ["Cell", "cells", "run", "walk_delta"]
+__all__ = [
+    "Cell",
+    "cells",
+    "fastest",
+    "overall",
+    "prepared",
+    "run",
+    "small_slices",
+    "walk_delta",
+    "within_costs",
+]
 
 Records = ExitRecord | ThresholdRecord | ShardedRecord
 Mask = NDArray[np.bool_]
@@ -63,15 +73,11 @@ def run(
                 " ask for it."
             )
         return sliced_policies(request, record, metadata)
-    _refuse_missing_theorems(request, record)
     asked = request
-    if isinstance(request.path, PilotPath):
-        record, request = _with_learned_path(request, record)
-    if isinstance(request.missing, Ask):
-        record, request = _labelled(request, record)
+    record, request = prepared(request, record)
     tested = cells(request, record)
     whole = overall(request, record, tested)
-    small = _small_slices(request, tested)
+    small = small_slices(request, tested)
     share = walk_delta(request)
     population = None if isinstance(record, RiskCurve) else record.sampling.population
     with ThreadPoolExecutor(1) as aside:  # hashing a large record takes as long as testing it
@@ -86,13 +92,13 @@ def run(
     conditions: tuple[Condition, ...] = ()
     if request.limits:
         curve, unit = whole[0], "groups" if whole[0].grouped else "samples"
-        mask &= _within_costs(request, record, len(mask), share)
+        mask &= within_costs(request, record, len(mask), share)
         # Costs are bounded over all samples together, whatever holds in slices.
         draws = curve.draws or Condition.of("draws", kind="same", unit=unit)
         conditions = (draws, curve.order.condition(unit))
     if small:
         mask[:] = False
-    index = _fastest(tested[0].curve, mask)
+    index = fastest(tested[0].curve, mask)
     chosen = replace(
         results[0],
         index=index,
@@ -112,6 +118,19 @@ def run(
         small_slices=small,
         metadata=metadata,
     )
+
+
+def prepared(request: Calibration, record: Any) -> tuple[Any, Calibration]:
+    """Return the samples that calibrate, and the request with a path that needs no pilot.
+
+    A pilot is set aside, and its path learned; labels are asked for.
+    """
+    _refuse_missing_theorems(request, record)
+    if isinstance(request.path, PilotPath):
+        record, request = _with_learned_path(request, record)
+    if isinstance(request.missing, Ask):
+        record, request = _labelled(request, record)
+    return record, request
 
 
 def cells(request: Calibration, record: Any) -> list[Cell]:
@@ -241,7 +260,7 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
     return labelled, request
 
 
-def _small_slices(request: Calibration, tested: list[Cell]) -> dict[str, int]:
+def small_slices(request: Calibration, tested: list[Cell]) -> dict[str, int]:
     """Return slices with too few samples to certify anything, and how many they need.
 
     It depends on the numbers of samples alone, never on their losses.
@@ -257,7 +276,7 @@ def _small_slices(request: Calibration, tested: list[Cell]) -> dict[str, int]:
     return small
 
 
-def _within_costs(request: Calibration, record: Any, n_settings: int, delta: float) -> Mask:
+def within_costs(request: Calibration, record: Any, n_settings: int, delta: float) -> Mask:
     """Return the settings whose mean costs are certified, walking from the fast end.
 
     The first setting there whose mean cost is too high is certified with probability at most δ.
@@ -297,7 +316,7 @@ def _largest_cost(curve: RiskCurve, name: str) -> float:
     return float(values.max())
 
 
-def _fastest(curve: RiskCurve, mask: Mask) -> int | None:
+def fastest(curve: RiskCurve, mask: Mask) -> int | None:
     """Return the fastest of the certified settings: the last, or the cheapest on branches."""
     found = np.flatnonzero(mask)
     if not found.size:

@@ -23,7 +23,7 @@ from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotPath
 
-__all__ = ["SlicedPolicy", "joined_datasets", "sliced_policies"]
+__all__ = ["SlicedPolicy", "joined_datasets", "slice_by_slice", "sliced_policies"]
 
 FORMAT: Literal["swiftsure-sliced-policy"] = "swiftsure-sliced-policy"
 VERSION = 1
@@ -173,19 +173,25 @@ def sliced_policies(
             "`Path.learn` would learn another path in each slice: set a pilot aside with"
             " `record.split`, and give the path that `Path.pareto` learns on it to all slices."
         )
-    rows = slice_rows(record)
+    alone, parts = slice_by_slice(request, record)
+    policies = {
+        name: _about(alone.run(part, metadata=metadata), name, part.n, request)
+        for name, part in parts.items()
+    }
+    return SlicedPolicy(policies=policies, delta=request.delta, together=True)
+
+
+def slice_by_slice(request: Calibration, record: Any) -> tuple[Calibration, dict[str, Any]]:
+    """Return the request that each slice runs with its share of δ, and the samples of each."""
     promises = tuple(
         replace(each, within=None) if isinstance(each, Promise) else each
         for each in request.promises
     )
-    alone = replace(request, promises=promises, delta=request.delta / len(rows))
-    policies = {}
-    for name, each in rows.items():
-        part = record.take(each)
-        whole = replace(part, sampling=replace(part.sampling, part=True))
-        policy = alone.run(whole, metadata=metadata)
-        policies[name] = _about(policy, name, len(each), request)
-    return SlicedPolicy(policies=policies, delta=request.delta, together=True)
+    parts = {}
+    for name, rows in slice_rows(record).items():
+        part = record.take(rows)
+        parts[name] = replace(part, sampling=replace(part.sampling, part=True))
+    return replace(request, promises=promises, delta=request.delta / len(parts)), parts
 
 
 def _about(policy: Any, name: str, n: int, request: Calibration) -> Policy:

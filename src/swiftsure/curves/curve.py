@@ -434,14 +434,22 @@ class RiskCurve:
 
         If `selective`, over the samples that exit early; 0 where none does.
         """
-        sums = self.totals(rows)[0]
+        counted = np.asarray(self.counted(rows))
+        risk: Floats = self.totals(rows)[0] / np.where(counted > 0, counted, 1.0)
+        return risk
+
+    def counted(self, rows: Rows | None = None) -> Floats | float:
+        """Return what turns sums of losses into risks.
+
+        The weight of the rows, or if `selective` that of those that exit at each setting, (K,).
+        """
         if self.sizes is not None:
-            counted = (self.sizes if rows is None else self.sizes[rows]).sum(axis=0)
-            return sums / np.where(counted > 0, counted, 1.0)
+            exiting: Floats = (self.sizes if rows is None else self.sizes[rows]).sum(axis=0)
+            return exiting
         if self.selective:
-            left = (1 - self.exit_shares(rows)[:, -1]) * self.weight(rows)
-            return sums / np.maximum(np.rint(left), 1)
-        return sums / self.weight(rows)
+            left: Floats = np.rint((1 - self.exit_shares(rows)[:, -1]) * self.weight(rows))
+            return left
+        return self.weight(rows)
 
     def risk_at(self, index: int) -> float:
         """Return the mean loss at one setting; if `selective`, of the samples that exit early."""

@@ -202,7 +202,7 @@ def _threshold_ticks(found: Findings) -> list[tuple[float, str]]:
     texts = []
     for k in where:
         threshold = found.thresholds[k]
-        if isinstance(threshold, tuple):  # too long for a tick: the number of the setting
+        if isinstance(threshold, tuple | str):  # too long for a tick: the number of the setting
             texts.append(f"no. {found.shown[k]}")
         else:
             texts.append("never" if threshold is None else threshold_text(threshold))

@@ -16,7 +16,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.wording import average_words, percent
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.risks import risk_noun
-from swiftsure.study.evaluation import Study
+from swiftsure.study.results import Study
 
 __all__ = [
     "COLORS",
@@ -92,7 +92,7 @@ def study_figure(
         for axis in axes[1:, column]:
             axis.set_ylim(bottom=0)
         if column == 0:
-            kinds = {each.risk_words for each in named.values()}
+            kinds = {str(each.about) for each in named.values()}
             above.set_ylabel(f"test risk ({kinds.pop()})" if len(kinds) == 1 else "test risk")
             below.set_ylabel(UNITS.get(study.cost, f"mean {study.cost}") if study.cost else "cost")
             if speed is not None:
@@ -216,7 +216,7 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
     for study in several:
         title = f"n = {study.n_calibration:,}"
         if title in named:
-            title = f"{study.loss} {risk_noun(study.risk)}, {title}"
+            title = f"{study.about.loss} {risk_noun(study.about.risk)}, {title}"
         while title in named:
             title += " "
         named[title] = study

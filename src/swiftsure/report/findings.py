@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swiftsure.certify.policy import Policy
-from swiftsure.curves.paths import PathLike
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord
 from swiftsure.report import sensitivity
 from swiftsure.report.quality import ExitLoss, Reliability, exit_losses, reliability
 from swiftsure.report.recalibration import recalibrate
@@ -35,6 +34,9 @@ class Findings:
         One per promise.
     by_epsilon : tuple of ByEpsilon or None
         One per promise; None if a compute budget chose the setting.
+    separable : bool
+        Whether the safest of the settings that each promise allows keeps them all; else the
+        settings of `by_epsilon` are those with the others at their own levels.
     settings : dict
         Every setting that some level, δ or size chooses.
     by_delta, by_size
@@ -51,6 +53,7 @@ class Findings:
     cost: str | None
     risks: tuple[RiskAlong, ...]
     by_epsilon: tuple[ByEpsilon, ...] | None
+    separable: bool
     settings: dict[int, Setting]
     by_delta: ByDelta | None
     by_size: BySize | None
@@ -68,14 +71,10 @@ class Findings:
         return {"sentence": str(self.policy), **asdict(self), "policy": policy}
 
 
-def findings(
-    record: ExitRecord | ThresholdRecord,
-    policy: Policy,
-    path: PathLike = None,
-    cost: str | None = None,
-) -> Findings:
+def findings(record: Any, policy: Policy, cost: str | None = None) -> Findings:
     """Compute the numbers of a report; see `policy_page` for the arguments."""
-    calibration = recalibrate(record, policy, path)
+    calibration = recalibrate(record, policy)
+    record = calibration.record
     saved = sensitivity.savings(calibration)
     name = sensitivity.main_cost(calibration, saved, cost)
     main = None if name is None else saved[name]
@@ -93,11 +92,12 @@ def findings(
         policy=policy,
         chosen=calibration.index,
         shown=tuple(shown.tolist()),
-        thresholds=tuple(calibration.curves[0].threshold_at(int(k)) for k in shown),
+        thresholds=tuple(sensitivity.threshold_of(calibration, int(k)) for k in shown),
         saved={each: tuple(share[shown].tolist()) for each, share in saved.items()},
         cost=name,
         risks=tuple(sensitivity.risk_along(calibration, k, shown) for k in promises),
         by_epsilon=by_epsilon,
+        separable=calibration.separable,
         settings={k: sensitivity.setting_at(calibration, saved, k) for k in sorted(reached)},
         by_delta=by_delta,
         by_size=by_size,

@@ -17,8 +17,6 @@ from swiftsure.certify.wording import (
     promise_sentence,
     voids,
 )
-from swiftsure.curves.paths import PathLike
-from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report import drawings, sentences
 from swiftsure.report.charts import Chart
 from swiftsure.report.findings import Findings, findings
@@ -30,13 +28,7 @@ TABLE_ROWS = 10
 """Rows in the table of levels, of the sixty or so that were tried."""
 
 
-def policy_page(
-    record: ExitRecord | ThresholdRecord,
-    policy: Policy,
-    *,
-    path: PathLike = None,
-    cost: str | None = None,
-) -> str:
+def policy_page(record: Any, policy: Policy, *, cost: str | None = None) -> str:
     """Return an HTML page about a policy: what it promises, what it saves, what it rests on.
 
     The page is self-contained: charts are inline SVG, and nothing is loaded. A slider shows the
@@ -45,18 +37,17 @@ def policy_page(
 
     Parameters
     ----------
-    record : ExitRecord or ThresholdRecord
-        The samples that the policy was calibrated on.
+    record : ExitRecord, ThresholdRecord or ShardedRecord
+        The samples that the policy was calibrated on, with those of its pilot if it had one.
     policy : Policy
-    path : as in `calibrate`
-        Needed only if the policy was calibrated along thresholds of your own.
+        Of a SlicedPolicy, that of one slice.
     cost : str, optional
         The cost to show; by default the one that `policy.evaluate` reports.
 
     Raises
     ------
     ValueError
-        If record and policy do not belong together; the message says what differs.
+        If calibrating again on the record gives another policy; the message says what differs.
 
     Examples
     --------
@@ -68,7 +59,7 @@ def policy_page(
     >>> page.splitlines()[0]
     '<!DOCTYPE html>'
     """
-    return rendered(findings(record, policy, path, cost))
+    return rendered(findings(record, policy, cost))
 
 
 def rendered(found: Findings) -> str:
@@ -145,7 +136,7 @@ def _what_if(found: Findings) -> dict[str, Any] | None:
 
     The setting that several promises allow together is the safest of theirs: the smallest index.
     """
-    if found.by_epsilon is None:
+    if found.by_epsilon is None or not found.separable:
         return None
     risks = [drawings.risk_chart(found, k) for k in range(len(found.risks))]
     first, last = found.shown[0], found.shown[-1]

@@ -1,6 +1,7 @@
-"""Rebuild what a policy was calibrated on from its record, and check that the two match."""
+"""Run a policy's own request again on its record, and check that it gives the policy."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isclose
 from typing import Any
@@ -9,78 +10,83 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._version import __version__
-from swiftsure.certify import bounds
-from swiftsure.certify.certificate import counted_costs, make_policy
-from swiftsure.certify.control import Control, ControlResult, joint
-from swiftsure.certify.labels import shortest
-from swiftsure.certify.policy import BUDGET, Policy
+from swiftsure.certify.best_of import with_selection
+from swiftsure.certify.calibration import Ask, Calibration
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.selection import (
+    Cell,
+    cells,
+    fastest,
+    overall,
+    prepared,
+    small_slices,
+    walk_delta,
+    within_costs,
+)
+from swiftsure.certify.slices import SlicedPolicy, slice_by_slice
 from swiftsure.curves.curve import RiskCurve
-from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
-from swiftsure.curves.risks import RISKS
-from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
+from swiftsure.study.budgets import budget_policy
 
 __all__ = ["Recalibration", "recalibrate"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-REMEDY = "Give the record that the policy was calibrated on, or calibrate again on this one."
-EDITED = "Was the file edited? Calibrate again."
+Mask = NDArray[np.bool_]
 
 RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
 ABSOLUTE_TOLERANCE = 1e-8
 
+ANOTHER = "Give the record that the policy was calibrated on, or calibrate again on this one."
+EDITED = "Was the file edited? Calibrate again."
 
-@dataclass(frozen=True)
+IDENTITY = ("score", "n_exits", "temperatures", "dtype", "dials", "certificate.provenance.model")
+"""Fields that say what a policy is about; a difference in them is named first."""
+
+DATA = (
+    "certificate.samples.n_samples",
+    "certificate.samples.unit",
+    "certificate.n_settings",
+    "certificate.provenance.data",
+)
+"""Fields that say what it was calibrated on."""
+
+
+@dataclass(frozen=True, eq=False)
 class Recalibration:
-    """A policy, its calibration record, and a curve and a control for each of its promises."""
+    """A policy, the samples that calibrated it, and what its request tests on them.
 
-    record: ExitRecord | ThresholdRecord
+    Attributes
+    ----------
+    record : ExitRecord or ThresholdRecord
+        The samples that calibrated, without a pilot.
+    request : Calibration
+        What was run on them.
+    tested : tuple of Cell
+        What each promise tests, in each slice.
+    curves : tuple of RiskCurve
+        One for each promise, of the samples of all slices.
+    """
+
     policy: Policy
+    record: ExitRecord | ThresholdRecord
+    request: Calibration
+    tested: tuple[Cell, ...]
     curves: tuple[RiskCurve, ...]
-    rules: tuple[Control, ...]
+    _costs: dict[float, Mask] = field(default_factory=dict, repr=False)
 
     @property
     def rows(self) -> Indices:
         """The samples behind the bounds; with a budget, earlier samples chose the setting."""
         n = self.curves[0].n
-        return np.arange(n - self.policy.certificate.n, n)
+        return np.arange(n - self.policy.certificate.samples.n, n)
 
     @property
-    def delta(self) -> float:
-        """The failure probability; controls without one ignore it."""
-        return self.policy.certificate.delta or 0.5
-
-    @cached_property
-    def tested(self) -> tuple[RiskCurve, ...]:
-        """The curves as the controls saw them: the same losses in the same order."""
-        seed = self.policy.certificate.seed
-        pairs = zip(self.rules, self.curves, strict=True)
-        prepared = (rule.prepare(curve) for rule, curve in pairs)
-        return tuple(curve if seed is None else curve.shuffled(seed) for curve in prepared)
-
-    def choices(
-        self,
-        promise: int,
-        epsilons: Floats,
-        delta: float | None = None,
-        rows: Indices | None = None,
-    ) -> Indices:
-        """Return the setting that one promise alone allows at each level; 0 is the full model."""
-        indices = self.rules[promise].indices(
-            self.tested[promise],
-            epsilons,
-            self.delta if delta is None else delta,
-            rows,
-            pool=self.policy.certificate.pool,
-        )
-        return np.maximum(indices, 0)
-
-    def choice(self, delta: float | None = None, rows: Indices | None = None) -> int:
-        """Return the setting that all promises allow at their levels: the safest of theirs."""
-        levels = [np.asarray([promise.epsilon]) for promise in self.policy.certificate.promises]
-        return min(int(self.choices(i, e, delta, rows)[0]) for i, e in enumerate(levels))
+    def population(self) -> int | None:
+        """Size of the finite population, if the samples are from one."""
+        found: int | None = self.record.sampling.population
+        return found
 
     @property
     def index(self) -> int:
@@ -88,293 +94,278 @@ class Recalibration:
         return self.policy.certificate.index or 0
 
     @property
-    def slow(self) -> bool:
-        """Whether a choice is slow: betting on every setting, without stopping early."""
-        return any(
-            rule.correction == "bonferroni"
-            and bounds.resolve(
-                rule.bound, curve.loss_range, curve.n, self.policy.certificate.pool
-            ).uses_order
-            for rule, curve in zip(self.rules, self.tested, strict=True)
+    def delta(self) -> float:
+        """The failure probability of each walk; controls without one ignore it."""
+        return walk_delta(self.request)
+
+    def in_order(self, curve: RiskCurve) -> RiskCurve:
+        """Return a curve as its control sees it: the same losses in the same order."""
+        control, certificate = self.request.control, self.policy.certificate
+        known = control.prepare(curve)
+        if certificate.by_budget:
+            return (
+                known
+                if certificate.provenance.seed is None
+                else known.shuffled(certificate.provenance.seed)
+            )
+        if not control.uses_bound:
+            return known
+        ordered = control.bound_for(known, known.n, self.population).uses_order
+        return known.shuffled(known.order.seed) if ordered else known
+
+    @cached_property
+    def ordered(self) -> tuple[RiskCurve, ...]:
+        """The tested curves, as their control sees them."""
+        return tuple(self.in_order(each.curve) for each in self.tested)
+
+    @property
+    def plain(self) -> bool:
+        """Whether one walk over all samples decides, so that it can be drawn from."""
+        return (
+            not self.request.limits
+            and self.policy.certificate.samples.horizon is None
+            and self.curves[0].branches is None
+            and all(each.slice_name is None for each in self.tested)
+            and not any(curve.selective for curve in self.curves)
         )
 
+    @property
+    def separable(self) -> bool:
+        """Whether the safest of the settings that each promise allows alone keeps them all."""
+        exits = any(each.among == "exits" for each in self.request.risks)
+        one_walk = not exits and not self.request.limits and self.curves[0].branches is None
+        return len(self.request.risks) == 1 or one_walk
 
-def recalibrate(
-    record: ExitRecord | ThresholdRecord, policy: Policy, path: PathLike = None
-) -> Recalibration:
-    """Rebuild the calibration behind a policy from its record; check that it gives the policy.
+    @property
+    def slow(self) -> bool:
+        """Whether a choice is slow: other than one walk that stops early."""
+        control = self.request.control
+        if not self.plain:
+            return True
+        return control.correction == "bonferroni" and any(
+            control.bound_for(curve, curve.n, self.population).uses_order for curve in self.ordered
+        )
+
+    def choices(self, promise: int, epsilons: Floats) -> Indices:
+        """Return the setting that a promise allows at each level; 0 is the full model.
+
+        If `separable`, that is what it allows alone; else the others are at their own levels.
+        """
+        if self.plain:
+            return np.maximum(self._indices(promise, epsilons, self.delta), 0)
+        kept = range(len(self.request.risks)) if not self.separable else [promise]
+        own = [each.epsilon for each in self.request.risks]
+        found = []
+        for level in epsilons.tolist():
+            levels = [level if k == promise else own[k] for k in range(len(own))]
+            found.append(self._choice(levels, self.request.delta, kept))
+        return np.asarray(found, np.int64)
+
+    def choice_at(self, delta: float) -> int:
+        """Return the setting that the promises allow together at another δ."""
+        # That of the certificate is shared among several candidates, if there were any.
+        share = self.request.delta * delta / (self.policy.certificate.delta or delta)
+        own = [each.epsilon for each in self.request.risks]
+        return self._choice(own, share, range(len(own)))
+
+    def choice_on(self, rows: Indices) -> int:
+        """Return the setting that the promises allow on some of the samples, if `plain`."""
+        levels = [np.asarray([each.promise.epsilon]) for each in self.tested]
+        chosen = [self._indices(k, each, self.delta, rows)[0] for k, each in enumerate(levels)]
+        return max(0, int(min(chosen)))
+
+    def _number(self, cell: int) -> int:
+        """Return which promise a cell tests."""
+        return next(
+            k for k, each in enumerate(self.request.risks) if each is self.tested[cell].promise
+        )
+
+    def _indices(
+        self, cell: int, epsilons: Floats, share: float, rows: Indices | None = None
+    ) -> Indices:
+        return self.request.control.indices(
+            self.ordered[cell], epsilons, share, rows, self.population
+        )
+
+    def _choice(self, levels: Sequence[float], delta: float, kept: Sequence[int]) -> int:
+        """Return the setting that some of the promises allow together."""
+        changed = tuple(
+            replace(each, epsilon=level)
+            for each, level in zip(self.request.risks, levels, strict=True)
+        )
+        limits = tuple(each for each in self.request.promises if each not in self.request.risks)
+        has_delta = self.request.control.guarantee == "probability"
+        request = replace(
+            self.request,
+            promises=(*changed, *limits),
+            delta=delta if has_delta else self.request.delta,
+        )
+        horizon = self.policy.certificate.samples.horizon
+        if horizon is not None:
+            alone = replace(request, promises=tuple(changed[k] for k in kept))
+            growing = alone.start(horizon)
+            growing.update(self.record)
+            return growing.index or 0
+        numbers = [k for k in range(len(self.tested)) if self._number(k) in kept]
+        tested = [replace(self.tested[k], promise=changed[self._number(k)]) for k in numbers]
+        if small_slices(request, tested):
+            return 0
+        share, curve = walk_delta(request), self.curves[0]
+        mask = np.ones(curve.n_settings, bool)
+        mask[: 1 if curve.full_model_first else 0] = False
+        along: list[tuple[RiskCurve, float]] = []
+        for k, each in zip(numbers, tested, strict=True):
+            level, ordered = each.promise.epsilon, self.ordered[k]
+            if each.curve.selective:
+                rows = np.arange(ordered.n)
+                alone_allowed = self.request.control.among_exits(
+                    ordered, level, share, rows, self.population
+                )
+                mask &= np.isin(np.arange(len(mask)), alone_allowed)
+            elif curve.branches is not None:
+                along.append((each.curve, level))
+            else:
+                index = int(self._indices(k, np.asarray([level]), share)[0])
+                mask &= np.arange(len(mask)) <= index
+        if along:
+            curves, epsilons = zip(*along, strict=True)
+            passed = self.request.control.on_branches(curves, epsilons, share, self.population)
+            mask &= np.isin(np.arange(len(mask)), passed)
+        if request.limits:
+            if share not in self._costs:
+                self._costs[share] = within_costs(request, self.record, len(mask), share)
+            mask &= self._costs[share]
+        return fastest(curve, mask) or 0
+
+
+def recalibrate(record: Any, policy: Policy) -> Recalibration:
+    """Run a policy's request again on its record; check that it gives the policy.
 
     Parameters
     ----------
-    record : ExitRecord or ThresholdRecord
-        The calibration samples.
+    record : ExitRecord, ThresholdRecord or ShardedRecord
+        The samples that the policy was calibrated on, with those of its pilot if it had one.
     policy : Policy
-    path : as in `calibrate`
-        Needed only if the policy was calibrated along thresholds of your own, which its file does
-        not hold.
 
     Raises
     ------
     ValueError
-        If record and policy do not belong together, or recalibrating gives another promise; the
-        message says what differs.
+        If calibrating again gives another policy; the message says what differs.
     """
+    if isinstance(record, ShardedRecord):
+        record = record.load()
     if not isinstance(record, ExitRecord | ThresholdRecord):
         raise TypeError(
             f"`record` must be an ExitRecord or a ThresholdRecord, but got {type(record).__name__}."
         )
-    promised = policy.certificate
-    for what, given in {
-        "a calibration that grows": promised.horizon,
-        "weighted samples": promised.max_weight,
-        "slices": promised.slices,
-        "tails": next((p for p in promised.promises if p.above is not None), None),
-        "the samples that exit": next((p for p in promised.promises if p.selective), None),
-        "a limit of a cost": promised.max_costs or None,
-        "the best of several candidates": promised.selection,
-        "several dials": policy.dials,
-    }.items():
-        if given is not None:
-            raise ValueError(
-                f"`policy` promises something about {what}, which reports do not show."
-            )
-    _check_system(record, policy)
-    _check_losses(record, policy)
-    certificate = policy.certificate
-    route = _path(record, policy, path)
-    curves = tuple(
-        shortest([_curve(record, policy, p.risk, p.loss, route) for p in certificate.promises])
-    )
-    _check_data(policy, curves)
-    _check_costs(policy, curves[0])
-    name = "ucb" if certificate.by_budget else certificate.control
-    rules = tuple(
-        Control(name, promise.bound or "auto", **certificate.options)
-        for promise in certificate.promises
-    )
-    calibration = Recalibration(record, policy, curves, rules)
-    _check_promise(calibration)
-    return calibration
-
-
-def _mismatch(what: str, of_policy: object, of_record: object, remedy: str = REMEDY) -> ValueError:
-    return ValueError(
-        f"`record` and `policy` do not belong together: {what} is {of_policy} in the policy, but"
-        f" {of_record} in the record. {remedy}"
-    )
-
-
-def _check_system(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
-    """Raise if record and policy are about different models."""
     kinds = {True: "a network with exits", False: "a dial of a whole run"}
     has_exits = isinstance(record, ExitRecord)
     if has_exits != (policy.n_exits is not None):
-        raise _mismatch("what it is about", kinds[not has_exits], kinds[has_exits])
-    if isinstance(record, ExitRecord):
-        if policy.score not in record.confidences:
-            raise _mismatch("the score", policy.score, " or ".join(record.confidences))
-        names = {"n_exits": "the number of exits"}
-        for name in ("n_exits", "temperatures", "dtype"):
-            if getattr(policy, name) != getattr(record, name):
-                what = names.get(name, f"`{name}`")
-                raise _mismatch(what, getattr(policy, name), getattr(record, name))
-    elif record.dial not in policy.settings:
-        raise _mismatch("the dial", " or ".join(policy.settings), record.dial)
-    model = policy.certificate.model
-    if model != record.fingerprint:
-        raise _mismatch("the model's fingerprint", _short(model), _short(record.fingerprint))
-
-
-def _check_losses(record: ExitRecord | ThresholdRecord, policy: Policy) -> None:
-    for promise in policy.certificate.promises:
-        tables = getattr(record, RISKS.choose(promise.risk).table)
-        if promise.loss not in tables:
-            in_policy = " or ".join(tables) or "not there"
-            raise _mismatch(f"the loss of the {promise.risk} risk", promise.loss, in_policy)
-    n_samples = policy.certificate.n_samples
-    if record.n != n_samples:
-        remedy = REMEDY
-        if n_samples < record.n:
-            remedy += " A policy made with `split` cannot be shown: use the figure of `calibrate`."
-        raise _mismatch("the number of samples", f"{n_samples:,}", f"{record.n:,}", remedy)
-    grouped = policy.certificate.unit == "groups"
-    if grouped != (record.groups is not None):
-        words = {True: "in groups", False: "one by one"}
-        raise _mismatch("how samples count", words[grouped], words[not grouped])
-
-
-def _path(record: ExitRecord | ThresholdRecord, policy: Policy, given: PathLike) -> PathLike:
-    """Return the path that the policy was calibrated along."""
-    certificate = policy.certificate
-    if isinstance(record, ThresholdRecord) or given is not None:
-        return given
-    if certificate.path == BREAKPOINTS:
-        return "breakpoints"
-    default = Path.logit_grid()
-    if (certificate.path, certificate.n_settings) == (default.kind, len(default)):
-        return default
-    raise ValueError(
-        f"`path` must be given: the policy was calibrated along a {certificate.path} of"
-        f" {certificate.n_settings:,} settings, which its file does not hold."
-    )
-
-
-def _curve(
-    record: ExitRecord | ThresholdRecord, policy: Policy, risk: str, loss: str, path: PathLike
-) -> RiskCurve:
-    counted: dict[str, Any] = {
-        "average": policy.certificate.average,
-        "max_group_size": policy.certificate.max_group_size,
-    }
-    if isinstance(record, ThresholdRecord):
-        return record.curve(risk, loss, path=path, **counted)
-    return record.curve(
-        risk,
-        loss,
-        policy.score,
-        path,
-        **counted,
-        # "worst" is the same curve as "raise" wherever that does not raise.
-        missing="worst" if policy.certificate.stopped_at is None else "stop",
-        strict=policy.strict,
-        min_exit=policy.min_exit,
-    )
-
-
-def _check_data(policy: Policy, curves: tuple[RiskCurve, ...]) -> None:
-    certificate = policy.certificate
-    if curves[0].n_path != certificate.n_settings:
-        raise _mismatch(
-            "the number of settings", f"{certificate.n_settings:,}", f"{curves[0].n_path:,}"
-        )
-    data = " ".join(curve.fingerprint() for curve in curves)
-    if data != certificate.data:
-        which = "the fingerprint of the calibration data"
-        raise _mismatch(which, _short(certificate.data), _short(data))
-    index = certificate.index
-    if policy.threshold != (None if index is None else curves[0].threshold_at(index)):
+        raise _mismatch("what it is about", kinds[not has_exits], kinds[has_exits], ANOTHER)
+    request = policy.calibration
+    if request is None:
         raise ValueError(
-            "`policy` contradicts itself: its threshold is not the one that its certificate speaks"
-            f" of. {EDITED}"
+            "`policy` does not say how it was calibrated, so nothing here can be checked:"
+            " calibrate again."
         )
+    certificate = policy.certificate
+    if isinstance(request.missing, Ask):
+        # A report asks nobody: the labels that were asked for are those that the record has.
+        request = replace(request, missing="stop")
+    best, slices = certificate.selection, certificate.samples.slices
+    if best is not None and best.n_pilot is not None:
+        record = record.split(best.n_pilot, record.order)[1]
+    again = _calibrated(record, request, policy)
+    if best is not None:
+        k = len(best.candidates) if best.method == "bonferroni" else 1
+        again = with_selection(again, best, request.delta * k)
+    _compare(policy, again.model_copy(update={"calibration": policy.calibration}))
+    if slices is not None and all(each.within == "each slice" for each in request.risks):
+        request, parts = slice_by_slice(request, record)
+        record = parts[next(iter(slices))]
+    if not certificate.by_budget and certificate.samples.horizon is None:
+        record, request = prepared(request, record)
+    tested = cells(request, record)
+    return Recalibration(
+        policy, record, request, tuple(tested), tuple(overall(request, record, tested))
+    )
 
 
-def _check_costs(policy: Policy, curve: RiskCurve) -> None:
-    costs = policy.certificate.costs
-    counted = counted_costs(curve, policy.certificate.cost)
-    if costs.keys() != set(counted):
-        names = (" and ".join(each) or "none" for each in (costs, counted))
-        raise _mismatch("what is counted as costs", *names)
-    for name, in_policy in costs.items():
-        full, index = curve.full_cost(name), policy.certificate.index
-        seen = full, full if index is None else float(curve.mean_cost(name)[index])
-        if not all(
-            isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in zip(in_policy, seen, strict=True)
-        ):
-            what = f"the mean {name} cost of the full model and of the policy's setting"
+def _calibrated(record: Any, request: Calibration, policy: Policy) -> Policy:
+    """Return the policy that the request makes of the record, as it made this one."""
+    certificate = policy.certificate
+    if certificate.by_budget:
+        n_choice = record.n_units - certificate.samples.n
+        if not 0 <= n_choice < record.n_units:
             raise _mismatch(
-                what, *(f"{full:.8g} and {here:.8g}" for full, here in (in_policy, seen))
+                "the number behind the bound", certificate.samples.n, record.n_units, EDITED
             )
+        chosen = certificate.index
+        if chosen is None and certificate.promises[0].upper_bound is None:
+            chosen = 0  # the budget allows the full model
+        return budget_policy(record, request, chosen, n_choice)
+    if certificate.samples.horizon is not None:
+        growing = request.start(certificate.samples.horizon)
+        growing.update(record)
+        return growing.policy()
+    found = request.run(record)
+    if isinstance(found, SlicedPolicy):
+        return found[next(iter(certificate.samples.slices or {"": 0}))]
+    return found
 
 
-def _check_promise(calibration: Recalibration) -> None:
-    """Raise if recalibrating gives a policy that differs in any field."""
-    policy = calibration.policy
-    again = _recomputed_budget if policy.certificate.by_budget else _recalibrated_policy
-    ignored = {"seed_drawn"}  # cannot be recomputed
-    if policy.certificate.by_budget or policy.metadata.swiftsure != __version__:
-        ignored.add("assumptions")  # not computed here; worded differently by other versions
-    in_policy, seen = (
-        each.model_dump(mode="json", exclude={"certificate": ignored})
-        for each in (policy, again(calibration))
-    )
-    found = _difference(in_policy, seen)
-    if found is not None:
-        where, of_policy, of_record = found
-        raise ValueError(
-            f"`policy` is not what this record gives: `{where}` is {of_policy} in the policy, but"
-            f" {of_record} when calibrated again in the same way. Was the file edited? Calibrate"
-            " again, or plan again if it was made for a budget."
+def _compare(policy: Policy, again: Policy) -> None:
+    """Raise if a policy differs from what calibrating again gives; dates do not count."""
+    hidden: dict[str, Any] = {"metadata": True}
+    if policy.metadata.swiftsure != __version__:  # conditions are worded differently there
+        hidden["certificate"] = {"assumptions"}
+    ours, theirs = (each.model_dump(mode="json", exclude=hidden) for each in (policy, again))
+    different = {where: (one, other) for where, one, other in _differences(ours, theirs)}
+    if not different:
+        return
+    first = next((name for name in (*IDENTITY, *DATA) if name in different), None)
+    where = first or next(iter(different))
+    remedy = ANOTHER if first is not None else EDITED
+    if policy.certificate.samples.horizon is not None:
+        remedy += (
+            " Bets are made in the order of the updates: a calibration that grew in several of them"
+            " cannot be made again from one record."
         )
-
-
-def _recalibrated_policy(calibration: Recalibration) -> Policy:
-    """Return the result of `calibrate` at the policy's levels."""
-    policy, certificate = calibration.policy, calibration.policy.certificate
-    curves = list(calibration.curves)
-    results = [
-        rule.run(curve, promise.epsilon, calibration.delta, certificate.seed, certificate.pool)
-        for rule, curve, promise in zip(
-            calibration.rules, curves, certificate.promises, strict=True
+    if policy.calibration is not None and isinstance(policy.calibration.missing, Ask):
+        remedy += (
+            " Labels were asked for as the walk went on: give the record with just these labels."
         )
-    ]
-    rule = calibration.rules[0]
-    if any(each != rule for each in calibration.rules):  # "auto" gave different bounds
-        rule = Control(rule.name, **certificate.options)
-    chosen = joint(rule, curves, results)
-    return make_policy(
-        calibration.record,
-        rule,
-        curves,
-        results,
-        chosen,
-        score=policy.score,
-        pool=certificate.pool,
-        cost=certificate.cost,
+    of_policy, of_record = different[where]
+    raise _mismatch(f"`{where}`", of_policy, of_record, remedy)
+
+
+def _mismatch(what: str, of_policy: object, of_record: object, remedy: str) -> ValueError:
+    return ValueError(
+        f"`policy` is not what this record gives: {what} is {_short(of_policy)} in the policy, but"
+        f" {_short(of_record)} when calibrated again in the same way. {remedy}"
     )
 
 
-def _recomputed_budget(calibration: Recalibration) -> Policy:
-    """Return the result of `lowest_epsilon` for the setting that the policy's budget chose."""
-    policy, certificate = calibration.policy, calibration.policy.certificate
-    rule, curve = calibration.rules[0], calibration.tested[0]
-    most = curve.n - 1 if curve.has_exits else curve.n  # exits need separate samples for costs
-    if not 1 <= certificate.n <= most:
-        raise _mismatch("the number behind the bound", f"{certificate.n:,}", f"at most {most:,}")
-    bound = bounds.resolve(rule.bound, curve.loss_range, certificate.n)
-    if calibration.index:
-        level = bound.upper(curve, calibration.rows, calibration.index, calibration.delta, 0)
-    else:  # the budget allows the full model, or no level below the largest loss was certified
-        level = 0.0 if certificate.promises[0].upper_bound is None else curve.loss_range.high
-    result = ControlResult(
-        index=certificate.index,
-        threshold=policy.threshold,
-        guarantee=rule.guarantee,
-        epsilon=level,
-        delta=calibration.delta,
-        control=BUDGET,
-        bound=bound.name,
-        n=certificate.n,
-        seed=certificate.seed,
-    )
-    return make_policy(
-        calibration.record,
-        rule,
-        [calibration.curves[0]],
-        [result],
-        result,
-        score=policy.score,
-        upper=level if calibration.index or level else None,
-    )
-
-
-def _difference(in_policy: Any, seen: Any, where: str = "") -> tuple[str, object, object] | None:
-    """Return the path of the first difference between two nested values, and both values."""
-    if isinstance(in_policy, dict) and isinstance(seen, dict) and in_policy.keys() == seen.keys():
-        pairs = [(f"{where}.{key}", in_policy[key], seen[key]) for key in in_policy]
-    elif isinstance(in_policy, list) and isinstance(seen, list) and len(in_policy) == len(seen):
-        pairs = [(f"{where}[{k}]", in_policy[k], seen[k]) for k in range(len(in_policy))]
-    elif isinstance(in_policy, float) and isinstance(seen, float):
-        same = isclose(in_policy, seen, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-        return None if same else (where[1:], f"{in_policy:.8g}", f"{seen:.8g}")
+def _differences(ours: Any, theirs: Any, where: str = "") -> list[tuple[str, object, object]]:
+    """Return the place of each difference between two nested values, and both values."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        pairs = [(f"{where}.{key}", ours[key], theirs[key]) for key in ours]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = [(f"{where}[{k}]", ours[k], theirs[k]) for k in range(len(ours))]
+    elif isinstance(ours, float | int) and isinstance(theirs, float | int):
+        same = isclose(ours, theirs, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+        return [] if same else [(where[1:], ours, theirs)]
     else:
-        return None if in_policy == seen else (where[1:], in_policy, seen)
-    differences = (_difference(of_held, of_seen, place) for place, of_held, of_seen in pairs)
-    return next((each for each in differences if each is not None), None)
+        return [] if ours == theirs else [(where[1:], ours, theirs)]
+    return [each for place, one, other in pairs for each in _differences(one, other, place)]
 
 
-def _short(fingerprint: str | None) -> str:
-    """Return the start of a fingerprint, for messages."""
-    if fingerprint is None:
+def _short(value: object) -> str:
+    """Return a value for messages: numbers briefly, and the start of a fingerprint."""
+    if value is None:
         return "none"
-    return " ".join(part[: len("sha256:") + 12] + "…" for part in fingerprint.split())
+    if isinstance(value, float):
+        return f"{value:.8g}"
+    parts = str(value).split()
+    long = len("sha256:") + 12
+    return " ".join(f"{part[:long]}…" if part.startswith("sha256:") else part for part in parts)

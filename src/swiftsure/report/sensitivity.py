@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.certify import bounds
+from swiftsure.certify.wording import setting_words
 from swiftsure.curves.costs import default_cost
 from swiftsure.exits import exit_indices
-from swiftsure.records import ExitRecord
+from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.report.recalibration import Recalibration
 
 __all__ = [
@@ -29,7 +29,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Threshold = float | tuple[float | None, ...] | None
+Threshold = float | tuple[float | None, ...] | str | None
+"""A threshold, those of several exits, or the values of several dials; None is the full model."""
 
 STEPS, FEW_STEPS = 30, 5
 """Levels on either side of the policy's own; fewer if each is slow."""
@@ -57,8 +58,8 @@ class Setting:
 
     Attributes
     ----------
-    threshold : float, tuple or None
-        None is the full model.
+    threshold : float, tuple, str or None
+        A text names the values of several dials; None is the full model.
     risks : tuple
         Mean loss of each promise.
     saved : dict
@@ -143,11 +144,20 @@ def setting_at(calibration: Recalibration, saved: dict[str, Floats], index: int)
     curve = calibration.curves[0]
     return Setting(
         index=index,
-        threshold=None if index == 0 else curve.threshold_at(index),
+        threshold=None if index == 0 else threshold_of(calibration, index),
         risks=tuple(each.risk_at(index) for each in calibration.curves),
         saved={name: float(share[index]) for name, share in saved.items()},
         shares=_exit_shares(calibration, curve.thresholds[index]),
     )
+
+
+def threshold_of(calibration: Recalibration, index: int) -> Threshold:
+    """Return the threshold of a setting, or the values of its dials."""
+    found = calibration.curves[0].threshold_at(index)
+    record = calibration.record
+    if isinstance(record, ThresholdRecord) and record.dials and isinstance(found, float):
+        return setting_words(record.setting(int(found)))
+    return found
 
 
 def _exit_shares(calibration: Recalibration, thresholds: Floats) -> tuple[float, ...] | None:
@@ -188,17 +198,21 @@ def _subsample(settings: Indices, most: int, kept: int) -> Indices:
 
 def risk_along(calibration: Recalibration, promise: int, settings: Indices) -> RiskAlong:
     """Return the risk of a promise along the path, with the bound that its control uses."""
-    rule, curve = calibration.rules[promise], calibration.curves[promise]
-    epsilon = calibration.policy.certificate.promises[promise].epsilon
+    rule, curve = calibration.request.control, calibration.curves[promise]
+    certificate = calibration.policy.certificate
+    epsilon = certificate.promises[promise].epsilon
     upper: Floats | None = None
     name, tested_at, where = "", epsilon, settings
-    if rule.uses_bound:
+    # Of slices, of the samples that exit, and at every moment, other means are tested.
+    one_mean = certificate.samples.slices is None or len(certificate.samples.slices) == 1
+    one_mean = one_mean and not curve.selective and certificate.samples.horizon is None
+    if rule.uses_bound and one_mean:
         # Each upper bound takes dozens of passes over the samples.
         own = max(calibration.index, int(settings[0]))
         where = _subsample(settings, int(np.clip(2_000_000 // curve.n, 16, 80)), own)
         upper, name, tested_at = _upper_bounds(calibration, promise, where)
-    elif rule.name == "crc":
-        sums, _ = calibration.tested[promise].totals(monotone=rule.is_monotone)
+    elif rule.name == "crc" and one_mean:
+        sums, _ = rule.prepare(curve).totals(monotone=rule.is_monotone)
         upper = ((sums + curve.loss_range.high) / (curve.weight() + 1))[where]
         name = "what CRC compares with ε"
     return RiskAlong(
@@ -215,18 +229,20 @@ def _upper_bounds(
     calibration: Recalibration, promise: int, settings: Indices
 ) -> tuple[Floats, str, float]:
     """Return upper bounds, their name, and the level they are compared with."""
-    rule, curve = calibration.rules[promise], calibration.tested[promise]
-    certificate = calibration.policy.certificate
-    epsilon, delta = certificate.promises[promise].epsilon, calibration.delta
+    rule, curve = calibration.request.control, calibration.in_order(calibration.curves[promise])
+    certificate, pool = calibration.policy.certificate, calibration.population
+    epsilon = certificate.promises[promise].epsilon
+    delta = calibration.delta if certificate.delta is not None else 0.5
     if rule.name == "crc":
         epsilon, delta = rule.split_epsilon(epsilon, curve.loss_range.high, curve.n)
     elif rule.correction == "bonferroni":
-        delta /= max(1, curve.n_settings - 1)
-    bound = bounds.resolve(
-        rule.bound, curve.loss_range, certificate.samples.n, certificate.samples.population
-    )
-    rows, pool = calibration.rows, certificate.samples.population or 0
-    upper = [bound.upper(curve, rows, int(k), delta, pool) if k else 0.0 for k in settings]
+        delta /= max(1, curve.n_settings - (1 if curve.full_model_first else 0))
+    bound = rule.bound_for(curve, certificate.samples.n, pool)
+    first = 1 if curve.full_model_first else 0
+    rows = calibration.rows
+    upper = [
+        bound.upper(curve, rows, int(k), delta, pool or 0) if k >= first else 0.0 for k in settings
+    ]
     return np.asarray(upper), f"{100 * (1 - delta):.4g} % upper bound", epsilon
 
 
@@ -254,7 +270,7 @@ def by_delta(calibration: Recalibration) -> ByDelta | None:
     if own is None:
         return None
     deltas = sorted({own, *DELTAS}, reverse=True)
-    return ByDelta(tuple(deltas), tuple(calibration.choice(delta) for delta in deltas))
+    return ByDelta(tuple(deltas), tuple(calibration.choice_at(delta) for delta in deltas))
 
 
 def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
@@ -263,7 +279,7 @@ def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
     This is an estimate, only as good as the record represents the population. Sets drawn with
     replacement say nothing about a finite pool.
     """
-    n, pool = calibration.curves[0].n, calibration.policy.certificate.samples.population
+    n, pool = calibration.curves[0].n, calibration.population
     long = calibration.slow or calibration.curves[0].n_settings > LONGEST
     if pool is not None or n > LARGEST or long:
         return None
@@ -272,7 +288,7 @@ def by_size(calibration: Recalibration, saved: Floats | None) -> BySize | None:
     chosen = []
     for size in sizes:
         drawn = (rng.integers(0, n, size) for _ in range(int(np.clip(ROWS // size, 10, 100))))
-        chosen.append(np.asarray([calibration.choice(rows=rows) for rows in drawn]))
+        chosen.append(np.asarray([calibration.choice_on(rows) for rows in drawn]))
     return BySize(
         sizes=tuple(sizes),
         settings=tuple(int(np.quantile(each, 0.5, method="lower")) for each in chosen),

@@ -38,6 +38,8 @@ def threshold_words(threshold: Threshold) -> str:
     """Format a threshold, or those of several exits; None is the full model."""
     if threshold is None:
         return "full model"
+    if isinstance(threshold, str):
+        return threshold
     if isinstance(threshold, tuple):
         return "(" + ", ".join("never" if t is None else threshold_text(t) for t in threshold) + ")"
     return f"{threshold:.4g}" if threshold < 0.995 else threshold_text(threshold)
@@ -59,7 +61,7 @@ def about_choice(policy: Policy) -> str:
     """Return what the threshold applies to, or why there is none."""
     certificate = policy.certificate
     if not policy.runs_full_model:
-        return f"of {policy.score}" if policy.score else next(iter(policy.settings))
+        return f"of {policy.score}" if policy.score else ", ".join(policy.dials or policy.settings)
     if certificate.by_budget and certificate.promises[0].upper_bound is None:
         return "the budget allows it"
     return f"nothing faster is {'found' if certificate.guarantee == 'none' else 'certified'}"

@@ -11,102 +11,84 @@ With `labels`, it also compares ways to spend a budget of labels.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from swiftsure._lib import checks
-from swiftsure._lib.html import html_card
 from swiftsure._lib.progress import steps
+from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.control import Control
 from swiftsure.certify.labels import LabelBudget
-from swiftsure.certify.policy import average_sentence, average_words, risk_words
-from swiftsure.curves.curve import Average, RiskCurve
+from swiftsure.certify.promise import Promise
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-    from matplotlib.figure import Figure
+from swiftsure.study.pools import Repeats, as_request, pool_curve
+from swiftsure.study.results import SECONDS, Outcomes, Rates, Studied, Study
 
 __all__ = ["Rates", "Study", "calibration_size", "evaluate"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Controls = Iterable[str | Control] | Mapping[str, str | Control]
-
-ROUNDING = 1e-12
-"""How far rounding alone may carry a risk above ε."""
+Controls = str | Control | Iterable[str | Control] | Mapping[str, str | Control]
 
 LARGEST_POOL = 1_000_000
 """Number of samples that are drawn of a record on the disk."""
 
-SECONDS = "seconds"
-"""Name of the cost that is a time."""
+EPSILONS = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Levels that are compared where no promise names one."""
 
 
 def evaluate(
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
-    risk: str | None = None,
+    risk: str | Promise | Calibration | None = None,
     loss: str | None = None,
     controls: Controls = ("crc", "ucb", "ltt"),
-    epsilons: ArrayLike = (0.01, 0.02, 0.05, 0.1, 0.2),
-    delta: float = 0.1,
+    epsilons: ArrayLike | None = None,
+    delta: float | None = None,
     n_calibration: int | float = 100,
-    splits: int = 100,
+    splits: int | Repeats = 100,
     seed: int = 0,
-    score: str | None = None,
     path: PathLike = None,
-    cost: str | None = None,
-    draws: int | None = None,
-    progress: bool | None = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
-    labels: int | None = None,
 ) -> "Study":
     """Split a record at random many times, calibrate on one part and test on the other.
+
+    To study several promises together, costs and slices, use `Calibration.evaluate`.
 
     Parameters
     ----------
     record : ExitRecord, ThresholdRecord, ShardedRecord or RiskCurve
         The pool; with groups, whole groups are split and drawn. Of a `ShardedRecord`, the pool is
         at most a million samples, drawn at random with `seed`.
-    risk, loss, score, path
-        As in `record.curve`; leave them out for a RiskCurve.
+    risk : str, Promise or Calibration, optional
+        The name of a risk of `loss`; or a promise, such as that of a tail; or a request, which also
+        has the exit rule, the path, δ, and the cost for `mean_cost` and `gain`: by default the one
+        that `policy.evaluate` reports. A request with `missing=Ask(None, budget=60)` gives each
+        calibration set a budget of labels, spent as `needs_label` says. For comparison, the study
+        then also holds each control with that many samples, all labelled ("ucb, random labels"),
+        and with all samples labelled ("ucb, all labels").
+    loss, path
+        As in `record.curve`; leave them out for a RiskCurve, or a request.
     controls : names, Controls, or a mapping of labels to Controls
+        They take the place of a request's own.
     epsilons : (m,)
-        Levels, in (0, B).
-    delta : float
-        Failure probability of `ucb` and `ltt`.
+        Levels, in (0, B); by default that of the promise, or .01 to .2.
+    delta : float, optional
+        Failure probability of `ucb` and `ltt`; by default the request's, or 0.1.
     n_calibration : int, or a fraction of the pool
-    splits : int
-        Number of random splits into calibration and test part.
-    cost : str, optional
-        The cost for `mean_cost` and `gain`; by default the one that `policy.evaluate` reports:
-        FLOPs, the price of a cascade, or the record's first. Gains are relative to running the full
-        model alone, which is also chosen where the certified setting would cost more.
-    draws : int, optional
-        Number of calibration sets drawn with replacement, for the violation rate; `splits` by
-        default.
-    progress : bool, optional
-        Show a progress bar; by default if standard error is a terminal.
-    average, max_group_size
-        For records with groups, as in `record.curve`.
-    labels : int, optional
-        A budget of labels for each calibration set of `n_calibration` samples, spent as
-        `needs_label` says, with `missing="stop"`. For comparison, the study then also holds each
-        control with that many samples, all labelled ("ucb, random labels"), and with all samples
-        labelled ("ucb, all labels").
+    splits : int or Repeats
+        Number of random splits into calibration and test part. `Repeats(splits, draws, progress)`
+        also says how many calibration sets are drawn for the violation rate.
 
     Returns
     -------
     study : Study
+        Gains are relative to running the full model alone, which is also chosen where the
+        certified setting would cost more.
 
     Examples
     --------
@@ -117,260 +99,72 @@ def evaluate(
     >>> study.test_risk["ucb"].shape
     (20, 1)
     """
+    named = risk is None or isinstance(risk, str)
+    request = _request(risk, loss, path)
     if isinstance(record, ShardedRecord):
         record = record.sample(LARGEST_POOL, seed)
-    if getattr(record, "groups", None) is not None and _is_breakpoints(path):
+    breakpoints = request.path == "breakpoints"
+    if breakpoints and getattr(record, "groups", None) is not None:
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
-    pool = curve_of(record, risk, loss, score, path, average, max_group_size)
+    pool = pool_curve(record, request)
     if not pool.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")
-    if pool.selective:
-        raise ValueError("`evaluate` does not know the risk of the samples that exit.")
     chosen = _named(controls)
     budget = None
-    if labels is not None:
-        budget = LabelBudget.of(record, pool, labels, score)
+    if isinstance(request.missing, Ask) and request.missing.budget is not None:
+        budget = LabelBudget.of(record, pool, request.missing.budget, request.rule)
         chosen = budget.compared(chosen)
+    if epsilons is None:
+        epsilons = EPSILONS if named else request.risks[0].epsilon
     levels = np.atleast_1d(checks.numbers("epsilons", epsilons, np.float64))
     checks.of_shape("epsilons", levels, {"m": None})
     for level in levels:
         checks.between("epsilons", level, 0.0, pool.loss_range.high)
-    checks.failure_probability(delta)
-    checks.count("splits", splits)
-    draws = splits if draws is None else checks.count("draws", draws)
+    chance = checks.failure_probability(request.delta if delta is None else delta)
+    repeats = Repeats.of(splits)
     n = calibration_size(n_calibration, pool.n)
     rng = np.random.default_rng(seed)
     if budget is not None and budget.labels > n:
-        raise ValueError(f"`labels` must be at most `n_calibration`, {n:,}, but got {labels:,}.")
-    runs = _Runs(pool, chosen, levels, delta, _is_breakpoints(path), cost, budget)
-    with steps("evaluating", splits + draws, progress) as advance:
-        for _ in range(splits):
+        raise ValueError(
+            f"The budget of labels must be at most `n_calibration`, {n:,}, but is"
+            f" {budget.labels:,}."
+        )
+    runs = _Runs(
+        pool,
+        chosen,
+        levels,
+        chance,
+        breakpoints=breakpoints,
+        cost=request.cost,
+        budget=budget,
+    )
+    with steps("evaluating", repeats.splits + repeats.n_draws, repeats.progress) as advance:
+        for _ in range(repeats.splits):
             order = rng.permutation(pool.n)
             runs.split(order[:n], order[n:])
             advance()
-        for _ in range(draws):
+        for _ in range(repeats.n_draws):
             runs.draw(rng.integers(0, pool.n, n))
             advance()
-    return runs.study(delta, n)
+    return runs.study(chance, n)
 
 
-@dataclass(frozen=True, eq=False)
-class Rates(NDArrayOperatorsMixin):
-    """Rates with 95 % (Clopper-Pearson) intervals; NumPy treats it as the array of rates.
-
-    Examples
-    --------
-    >>> rates = Rates.of(np.array([3, 0]), 100)
-    >>> bool((rates <= 0.1).all()), rates.high.round(3).tolist()
-    (True, [0.085, 0.036])
-    """
-
-    rate: Floats
-    low: Floats
-    high: Floats
-
-    @classmethod
-    def of(cls, counts: NDArray[Any], trials: int) -> "Rates":
-        """Return the rates of `counts` out of `trials`."""
-        k = np.asarray(counts, np.float64)
-        with np.errstate(invalid="ignore"):
-            low = special.betaincinv(k, trials - k + 1, 0.025)
-            high = special.betaincinv(k + 1, trials - k, 0.975)
-        return cls(k / trials, np.where(k == 0, 0.0, low), np.where(k == trials, 1.0, high))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        return np.array(self.rate, dtype=dtype, copy=copy)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        plain = [each.rate if isinstance(each, Rates) else each for each in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
-
-    def __getitem__(self, index: Any) -> "Rates":
-        return Rates(self.rate[index], self.low[index], self.high[index])
-
-    def __len__(self) -> int:
-        return len(self.rate)
-
-    def __float__(self) -> float:
-        return float(self.rate)
-
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the rates."""
-        return self.rate.shape
-
-
-@dataclass(frozen=True)
-class Study:
-    """Results of `evaluate`: arrays by control label, with axes (splits, epsilons).
-
-    Attributes
-    ----------
-    unit, average
-        What was split and drawn ("samples" or "groups"), and what has equal weight in risks and
-        costs ("sample" or "group").
-    n_labels : int or None
-        The budget of labels for each calibration set, if there is one.
-    above, worst : float or None
-        The limit or share, if the risk is that of a tail or of the worst share; see `RiskCurve`.
-    weighted : bool
-        Whether risks, costs and gains are those of production, by the samples' weights.
-    test_risk : {label: (splits, epsilons)}
-        Mean loss on the test part.
-    test_exceedance : {label: (splits, epsilons)}
-        Whether it is above ε. This is not the violation rate: it includes the test part's noise.
-    mean_cost, gain, flops_gain : {label: (splits, epsilons)}
-        Mean cost on the test part (of the cost that `cost` names), percentage of it saved relative
-        to the full model, and percentage of FLOPs saved.
-    thresholds : {label: (splits, epsilons) or (splits, epsilons, n_exits - 1)}
-        The chosen thresholds; infinity for the full model.
-    pool_risk : {label: (draws, epsilons)}
-        True risk (the pool's) at the setting chosen on each set drawn with replacement.
-    violations : {label: Rates of (epsilons,)}
-        How often the true risk is above ε: at most δ for `ucb` and `ltt`; `crc` promises only that
-        its mean is at most ε.
-    seconds : {label: (splits, epsilons)}
-        Mean time per answer in the test part, if the record has this cost; otherwise empty.
-        `full_seconds` is that of the full model.
-    """
-
-    labels: tuple[str, ...]
-    controls: Mapping[str, Control]
-    epsilons: Floats
-    delta: float
-    n_calibration: int
-    n_pool: int
-    splits: int
-    draws: int
-    risk: str
-    loss: str
-    cost: str | None
-    full_cost: float
-    test_risk: Mapping[str, Floats] = field(repr=False)
-    test_exceedance: Mapping[str, NDArray[np.bool_]] = field(repr=False)
-    mean_cost: Mapping[str, Floats] = field(repr=False)
-    gain: Mapping[str, Floats] = field(repr=False)
-    flops_gain: Mapping[str, Floats] = field(repr=False)
-    thresholds: Mapping[str, NDArray[Any]] = field(repr=False)
-    pool_risk: Mapping[str, Floats] = field(repr=False)
-    violations: Mapping[str, Rates] = field(repr=False)
-    seconds: Mapping[str, Floats] = field(default_factory=dict, repr=False)
-    full_seconds: float = float("nan")
-    unit: str = "samples"
-    average: str = "sample"
-    n_labels: int | None = None
-    above: float | None = field(default=None, repr=False)
-    worst: float | None = field(default=None, repr=False)
-    weighted: bool = field(default=False, repr=False)
-
-    def __str__(self) -> str:
-        """Return a summary of what was evaluated and which attributes hold the results."""
-        return (
-            f"Study of the {self.risk_words} under {', '.join(self.labels)}, at"
-            f" {len(self.epsilons)} level{'s' * (len(self.epsilons) > 1)} ε: {self.splits} splits"
-            f" of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}{self._budget_words}."
-            f" {average_sentence(self.unit, self.average)}".rstrip()
-            + " summary() has one row per control and ε, to_pandas() one per split."
-        )
-
-    @property
-    def risk_words(self) -> str:
-        """The loss and the risk, and how samples or groups are averaged."""
-        words = risk_words(self.loss, self.risk, self.above, self.worst)
-        how = "weighted" if self.weighted else average_words(self.unit, self.average)
-        return words + (f" ({how})" if how else "")
-
-    @property
-    def _budget_words(self) -> str:
-        return "" if self.n_labels is None else f" with {self.n_labels:,} labels"
-
-    def plot(self) -> "Figure":
-        """Plot test risk and mean cost against ε, with one line per control."""
-        from swiftsure.report import study_figure
-
-        return study_figure(self)
-
-    def _repr_html_(self) -> str:
-        facts = {
-            "risk": self.risk_words,
-            "controls": ", ".join(self.labels),
-            "ε": ", ".join(f"{epsilon:g}" for epsilon in self.epsilons),
-            "splits": f"{self.splits} of {self.n_pool:,} {self.unit}, n = {self.n_calibration:,}",
-            **{
-                f"saved by {label} (%)": ", ".join(
-                    f"{gain:.1f}" for gain in self.gain[label].mean(axis=0)
-                )
-                for label in self.labels
-            },
-        }
-        return html_card("Study", facts)
-
-    def legend(self, label: str) -> str:
-        """Return a control's label, with a warning if it promises nothing."""
-        promised = self.controls[label].guarantee != "none"
-        return label if promised else f"{label}: no guarantee"
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Return one row per control and ε: means, spreads over splits, rates, intervals."""
-        rows = []
-        for label in self.labels:
-            for j, epsilon in enumerate(self.epsilons):
-                exceeds = Rates.of(self.test_exceedance[label][:, j].sum(), self.splits)
-                violated = self.violations[label][j]
-                pool = self.pool_risk[label][:, j]
-                rows.append(
-                    {
-                        "control": label,
-                        "epsilon": float(epsilon),
-                        "unit": self.unit,
-                        "average": self.average,
-                        "test_risk": float(self.test_risk[label][:, j].mean()),
-                        "test_risk_sd": float(self.test_risk[label][:, j].std()),
-                        "test_exceedance": float(exceeds),
-                        "mean_cost": float(self.mean_cost[label][:, j].mean()),
-                        "gain": float(self.gain[label][:, j].mean()),
-                        "gain_sd": float(self.gain[label][:, j].std()),
-                        "flops_gain": float(self.flops_gain[label][:, j].mean()),
-                        "mean_risk": float(pool.mean()),
-                        "mean_risk_se": float(pool.std() / np.sqrt(self.draws)),
-                        "violations": float(violated),
-                        "violations_low": float(violated.low),
-                        "violations_high": float(violated.high),
-                    }
-                )
-        return rows
-
-    def to_arrow(self) -> "pa.Table":
-        """Return a tidy table with one row per control, split and ε."""
-        import pyarrow as pa
-
-        measures = ("test_risk", "test_exceedance", "mean_cost", "gain", "flops_gain")
-        n_epsilons = len(self.epsilons)
-        each = self.splits * n_epsilons
-        columns: dict[str, Any] = {
-            "control": np.repeat(self.labels, each),
-            "split": np.tile(np.repeat(np.arange(self.splits), n_epsilons), len(self.labels)),
-            "epsilon": np.tile(self.epsilons, self.splits * len(self.labels)),
-        }
-        for name in measures:
-            by_label = getattr(self, name)
-            columns[name] = np.concatenate([by_label[label].ravel() for label in self.labels])
-        columns["average"] = np.full(each * len(self.labels), self.average)
-        return pa.table(columns)
-
-    def to_pandas(self) -> "pd.DataFrame":
-        """Return the tidy table as a data frame; needs pandas."""
-        try:
-            import pandas  # noqa: F401, ICN001 (only to say what is missing)
-        except ImportError:
-            raise ImportError(
-                "`to_pandas` needs pandas: pip install 'swiftsure[pandas]'; `to_arrow` does not."
-            ) from None
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+def _request(
+    risk: str | Promise | Calibration | None, loss: str | None, path: PathLike
+) -> Calibration:
+    """Return what is studied, as a request."""
+    if risk is None or isinstance(risk, str):
+        # Any level will do, for those that are studied take its place.
+        promise = Promise(loss, epsilon=EPSILONS[0], risk=risk or "gap")
+        return Calibration(promise, path=path)  # type: ignore[arg-type]
+    if loss is not None:
+        raise ValueError("`loss` is the promise's own; leave it out.")
+    request = as_request(risk)
+    if path is None:
+        return request
+    if isinstance(risk, Calibration):
+        raise ValueError("`path` is the request's own; leave it out.")
+    return replace(request, path=path)  # type: ignore[arg-type]
 
 
 class _Runs:
@@ -382,6 +176,7 @@ class _Runs:
         controls: Mapping[str, Control],
         epsilons: Floats,
         delta: float,
+        *,
         breakpoints: bool,
         cost: str | None,
         budget: LabelBudget | None,
@@ -413,8 +208,12 @@ class _Runs:
         pool = self._means(curve, self.everything) if self.breakpoints else self.pool_means
         part = self._means(curve, calibration)
         # What is not in the calibration part is in the test part.
-        total, inside, outside = (curve.weight(r) for r in (self.everything, calibration, test))
-        means = {name: (total * pool[name] - inside * part[name]) / outside for name in pool}
+        total, inside = self._sizes(curve, self.everything), self._sizes(curve, calibration)
+        means = {}
+        for name in pool:
+            outside = np.asarray(total[name] - inside[name])
+            sums = total[name] * pool[name] - inside[name] * part[name]
+            means[name] = np.where(outside > 0, sums / np.where(outside > 0, outside, 1.0), 0.0)
         full = {name: self._full(name, curve, test) for name in means}
         full_part = {name: self._full(name, curve, calibration) for name in means}
         for label, chosen in self._choices(calibration).items():
@@ -424,6 +223,11 @@ class _Runs:
             for name, values in means.items():
                 row.setdefault(name, []).append(_at(values, index, full[name]))
                 row.setdefault(f"full {name}", []).append(np.full(len(index), full[name]))
+
+    def _sizes(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats | float]:
+        """Return what a sum over rows is divided by, for the risk and each cost."""
+        weight = curve.weight(rows)
+        return {name: curve.counted(rows) if name == "risk" else weight for name in self.names}
 
     def _full(self, name: str, curve: RiskCurve, rows: Rows) -> float:
         """Return the risk, or a cost, of the full model alone."""
@@ -444,12 +248,21 @@ class _Runs:
         for label, index in self._choices(calibration).items():
             self.found[label].setdefault("pool_risk", []).append(_at(risk, index, full=0.0))
 
+    @property
+    def names(self) -> list[str]:
+        """The risk and the costs that are measured."""
+        costs = [self.cost, *(name for name in ("flops", SECONDS) if name in self.pool.costs)]
+        costs += self.deciding
+        return ["risk", *(f"cost {name}" for name in dict.fromkeys(costs) if name)]
+
     def _means(self, curve: RiskCurve, rows: Rows) -> dict[str, Floats]:
         """Return mean loss and mean costs at each setting."""
-        names = [self.cost, *(name for name in ("flops", SECONDS) if name in self.pool.costs)]
-        names += self.deciding
-        costs = {f"cost {c}": curve.mean_cost(c, rows) for c in dict.fromkeys(names) if c}
-        return {"risk": curve.risk(rows), **costs}
+        return {
+            name: curve.risk(rows)
+            if name == "risk"
+            else curve.mean_cost(name.removeprefix("cost "), rows)
+            for name in self.names
+        }
 
     def _choices(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
         """Return the choice of each control; equivalent controls are run once."""
@@ -483,68 +296,38 @@ class _Runs:
             return curve
         return curve.along(Path.breakpoints(curve.confidences[rows]))
 
-    def _stacked(self, label: str, name: str) -> Floats:
-        """Return results by split and ε; NaN if there are none of this name."""
-        row = self.found[label]
-        missing = np.full((len(row["risk"]), len(self.epsilons)), np.nan)
-        return np.array(row[name]) if name in row else missing
-
-    def _saving(self, label: str, name: str | None) -> Floats:
-        full = self._stacked(label, f"full cost {name}")
-        cost = self._stacked(label, f"cost {name}")
-        return np.asarray(100 * (1 - cost / np.where(full > 0, full, np.nan)))
-
     def study(self, delta: float, n: int) -> Study:
-        found = self.found
-        risk = {k: np.array(row["risk"]) for k, row in found.items()}
-        pool_risk = {k: np.array(row["pool_risk"]) for k, row in found.items()}
-        limit = self.epsilons + ROUNDING
-        draws = len(next(iter(pool_risk.values())))
+        costs = [name.removeprefix("cost ") for name in self.names if name != "risk"]
         return Study(
-            labels=tuple(self.controls),
             controls=self.controls,
             epsilons=self.epsilons,
             delta=delta,
             n_calibration=n,
             n_pool=self.pool.n,
-            splits=len(next(iter(risk.values()))),
-            draws=draws,
-            risk=self.pool.risk_name,
-            loss=self.pool.loss_name,
-            unit="groups" if self.pool.grouped else "samples",
-            average=self.pool.average,
-            n_labels=None if self.budget is None else self.budget.labels,
-            above=self.pool.above,
-            worst=self.pool.worst,
-            weighted=self.pool.max_weight is not None,
+            about=Studied.of(self.pool, None if self.budget is None else self.budget.labels),
             cost=self.cost,
-            full_cost=self.pool.full_cost(self.cost) if self.cost else float("nan"),
-            test_risk=risk,
-            test_exceedance={k: values > limit for k, values in risk.items()},
-            mean_cost={k: self._stacked(k, f"cost {self.cost}") for k in found},
-            gain={k: self._saving(k, self.cost) for k in found},
-            flops_gain={k: self._saving(k, "flops") for k in found},
-            thresholds={k: np.array(row["threshold"]) for k, row in found.items()},
-            pool_risk=pool_risk,
-            violations={
-                k: Rates.of((values > limit).sum(axis=0), draws) for k, values in pool_risk.items()
-            },
-            seconds={
-                k: np.array(row[f"cost {SECONDS}"])
-                for k, row in found.items()
-                if f"cost {SECONDS}" in row
-            },
-            full_seconds=self.pool.full_cost(SECONDS) if SECONDS in self.pool.costs else np.nan,
+            full_costs={name: self.pool.full_cost(name) for name in costs},
+            outcomes={label: self._outcomes(row, costs) for label, row in self.found.items()},
+        )
+
+    def _outcomes(self, row: Mapping[str, list[NDArray[Any]]], costs: list[str]) -> Outcomes:
+        stacked = {name: np.array(each) for name, each in row.items()}
+        gains = {}
+        for name in costs:
+            full = stacked[f"full cost {name}"]
+            gains[name] = 100 * (1 - stacked[f"cost {name}"] / np.where(full > 0, full, np.nan))
+        return Outcomes(
+            thresholds=stacked["threshold"],
+            test_risk=stacked["risk"],
+            costs={name: stacked[f"cost {name}"] for name in costs},
+            gains=gains,
+            pool_risk=stacked["pool_risk"],
         )
 
 
 def _at(values: Floats, index: NDArray[np.int64], full: float) -> Floats:
     """Return values at settings; -1 is the full model, which has the value `full`."""
     return np.where(index < 0, full, values[np.maximum(index, 0)])
-
-
-def _is_breakpoints(path: PathLike) -> bool:
-    return isinstance(path, str) and path == "breakpoints"
 
 
 def _named(controls: Controls) -> dict[str, Control]:
@@ -563,6 +346,7 @@ def _named(controls: Controls) -> dict[str, Control]:
 
 
 def calibration_size(n_calibration: int | float, n_pool: int) -> int:
+    """Return the number of calibration samples: itself, or a share of the pool."""
     if isinstance(n_calibration, float) and 0 < n_calibration < 1:
         n_calibration = max(1, round(n_calibration * n_pool))
     if isinstance(n_calibration, float):

@@ -1,8 +1,8 @@
-"""Planning: how many samples a promise needs, and which ε a compute budget allows."""
+"""Planning: how many samples a promise needs, and what more of them would save."""
 
 from dataclasses import dataclass
 from functools import cache
-from math import ceil, floor
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +11,17 @@ from scipy import special
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
 from swiftsure.certify.bounds import trinomial
-from swiftsure.certify.calibration import curve_of
-from swiftsure.certify.certificate import make_policy
-from swiftsure.certify.control import Control, ControlResult
-from swiftsure.certify.policy import BUDGET, Policy, percent
-from swiftsure.curves.curve import Average, RiskCurve
-from swiftsure.curves.paths import BREAKPOINTS, PathLike
+from swiftsure.certify.calibration import Calibration
+from swiftsure.certify.promise import Promise
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.records.checks import choose
+from swiftsure.study.budgets import Budget, BudgetPlan, lowest_epsilon
+from swiftsure.study.pools import as_request, cost_name, pool_curve
 from swiftsure.study.unlabelled import PoolPlan, unlabelled_pool
 
 __all__ = [
+    "Budget",
     "BudgetPlan",
     "GainPlan",
     "PoolPlan",
@@ -121,7 +120,7 @@ def samples_needed(
     if pilot is not None:
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
-        curve = curve_of(pilot, None, loss)
+        curve = pool_curve(pilot, as_request(Promise(loss, epsilon=epsilon)))
         if curve.selective:
             raise ValueError("`pilot` must not be a curve of the samples that exit.")
         if curve.weights is not None:
@@ -320,47 +319,51 @@ class GainPlan:
 
 def gain_by_samples(
     pilot: Record,
-    risk: str | None = None,
-    loss: str | None = None,
+    request: Promise | Calibration,
     *,
-    epsilon: float = 0.05,
-    delta: float = 0.1,
-    control: str | Control = "ucb",
     target: float = 0.0,
     power: float = 0.9,
     sizes: tuple[int, ...] = (50, 100, 200, 500, 1000, 2000, 5000),
-    cost: str | None = None,
     draws: int = 200,
     seed: int = 0,
-    score: str | None = None,
-    path: PathLike = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
 ) -> GainPlan:
     """Estimate what more calibration samples would save, by resampling a pilot with replacement.
 
     This is not a guarantee, and only as good as the pilot. Do not calibrate on the pilot's
-    samples at an ε or size that was chosen with it. `average` and `max_group_size` are those of
-    `record.curve`, for pilots with groups; sizes then count groups.
+    samples at an ε or size that was chosen with it.
+
+    Parameters
+    ----------
+    pilot : record or RiskCurve
+        With groups, sizes count groups.
+    request : Promise or Calibration
+        What is to be promised, of one risk; a request also says δ, control, path, exit rule and
+        the cost to save.
+    target : float
+        The percentage to save.
+    power : float
+        The share of calibration sets that must reach the target.
 
     Examples
     --------
     >>> from swiftsure.study.simulate import Population
     >>> sample = Population().sample(500, seed=0)
     >>> pilot = ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> plan = gain_by_samples(pilot, loss="zero_one", sizes=(100, 1000), draws=20)
+    >>> promise = Promise("zero_one", epsilon=0.05)
+    >>> plan = gain_by_samples(pilot, promise, sizes=(100, 1000), draws=20)
     >>> bool(plan.gain[0] < plan.gain[1])
     True
     """
-    curve = curve_of(pilot, risk, loss, score, path, average, max_group_size)
-    rule = control if isinstance(control, Control) else Control(control)
+    request = as_request(request)
+    curve = pool_curve(pilot, request)
+    rule, delta = request.control, request.delta
+    epsilon = request.risks[0].epsilon
     level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.failure_probability(delta)
     checks.between("power", power, 0.0, 1.0)
     checks.count("draws", draws)
     if not sizes:
         raise ValueError("`sizes` must not be empty.")
-    saved = 100 * curve.saving(_cost_name(curve, cost))
+    saved = 100 * curve.saving(cost_name(curve, request.cost))
     rng = np.random.default_rng(seed)
     gains = np.zeros((len(sizes), draws))
     certified = np.zeros((len(sizes), draws), bool)
@@ -380,179 +383,3 @@ def gain_by_samples(
         unit="groups" if curve.grouped else "samples",
         average=curve.average,
     )
-
-
-@dataclass(frozen=True)
-class BudgetPlan:
-    """The lowest ε that can be certified within a compute budget.
-
-    Attributes
-    ----------
-    epsilon : float or None
-        The level; None if none below the largest loss is certified.
-    threshold
-        The setting that meets the budget; None for the full model.
-    cost, full_cost : float
-        Mean cost at that setting and of the full model, on the samples not used to choose it.
-    policy : Policy
-        Ready to run, with `epsilon` in its certificate.
-    """
-
-    epsilon: float | None
-    threshold: float | tuple[float | None, ...] | None
-    budget: float
-    cost: float
-    full_cost: float
-    n_choice: int
-    n_bound: int
-    policy: Policy
-
-
-def lowest_epsilon(
-    record: Record,
-    budget: float | None = None,
-    risk: str | None = None,
-    loss: str | None = None,
-    *,
-    saving: float | None = None,
-    cost: str | None = None,
-    delta: float = 0.1,
-    bound: str = "auto",
-    choice: float = 0.25,
-    seed: int | None = None,
-    score: str | None = None,
-    path: PathLike = None,
-    average: Average | None = None,
-    max_group_size: int | None = None,
-) -> BudgetPlan:
-    """Return the lowest ε that can be certified within a compute budget.
-
-    The setting is the safest one whose mean cost on a random part of the record meets the budget;
-    ε is the upper bound of its risk on the rest. If the cost of each setting is known beforehand,
-    no part is needed for the choice.
-
-    **Guarantee**: P(risk of the setting ≤ ε) ≥ 1 − δ over the draw of the record, for the ε that is
-    returned. Choosing the setting and bounding its risk on the same samples would void it. The
-    budget holds for the mean cost as estimated; `cost` is an unbiased estimate.
-
-    Parameters
-    ----------
-    budget : float
-        Largest mean cost, in the unit of `cost`.
-    saving : float
-        Instead of `budget`: the smallest fraction of the full model's cost to save, in (0, 1).
-    cost : str, optional
-        Which cost; by default the one that `policy.evaluate` reports.
-    choice : float
-        Fraction of the samples, or groups, used to choose the setting.
-    average, max_group_size
-        For records with groups, as in `record.curve`: what is weighted equally in risk and costs.
-    seed : int, optional
-        Fixes which samples choose the setting, and the order of the others for betting bounds. By
-        default the record's own seed, as in `calibrate`.
-
-    Examples
-    --------
-    >>> from swiftsure.study.simulate import Population
-    >>> sample = Population().sample(4000, seed=0)
-    >>> record = ExitRecord.from_logits(sample.logits, sample.labels)
-    >>> plan = lowest_epsilon(record, saving=0.5, loss="zero_one", seed=0)
-    >>> plan.epsilon < 0.01
-    True
-    """
-    curve = curve_of(record, risk, loss, score, path, average, max_group_size)
-    if not curve.relative:
-        raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
-    if curve.selective:
-        raise ValueError("`lowest_epsilon` does not know the risk of the samples that exit.")
-    if curve.branches is not None:
-        raise ValueError("`lowest_epsilon` needs a path without branches.")
-    if curve.path_kind == BREAKPOINTS and curve.strict:
-        raise ValueError(
-            "`path` must not be the breakpoints where exits are strict: the samples that bound the"
-            " risk would then choose the setting too. Give a grid of thresholds."
-        )
-    checks.failure_probability(delta)
-    name = _cost_name(curve, cost)
-    unit = "group" if curve.grouped else "sample"
-    order = curve.order.replaced_by(seed)
-    ordered = curve.shuffled(order.seed)
-    known = not curve.has_exits and curve.costs[name].ndim == 1
-    size = 0 if known else max(1, round(checks.between("choice", choice, 0.0, 1.0) * curve.n))
-    if size >= curve.n:
-        raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
-    part, rest = np.split(np.arange(curve.n), [size])
-    mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
-    full = ordered.full_cost(name, None if known else part)
-    if (budget is None) == (saving is None):
-        raise ValueError("`budget` or `saving` must be given, and not both.")
-    if saving is not None:
-        limit = full * (1 - checks.between("saving", saving, 0.0, 1.0))
-    else:
-        limit = checks.between("budget", budget, 0.0, np.inf)  # type: ignore[arg-type]
-    affordable = np.flatnonzero(mean_cost <= limit)
-    if not affordable.size:
-        fastest = float(mean_cost.min())
-        if saving is not None:
-            most = floor(1000 * (1 - fastest / full) + 1e-6) / 1000
-            raise ValueError(
-                f"`saving` must be at most {most:g}, since the fastest setting saves"
-                f" {percent(most)} of {'exits' if name == 'exit' else name}, but got {saving:g}."
-            )
-        raise ValueError(
-            f"`budget` must be at least {fastest:g}, the cost of the fastest setting, but got"
-            f" {limit:g}."
-        )
-    index = int(affordable[0])
-    source = "each setting" if known else f"{size:,} other {unit}{'s' if size > 1 else ''}"
-    rule = Control("ucb", bound)
-    prepared = rule.prepare(ordered)
-    chosen_bound = bounds.resolve(bound, prepared.loss_range, len(rest))
-    tested = index > 0 or not curve.full_model_first
-    level = chosen_bound.upper(prepared, rest, index, delta, 0) if tested else 0.0
-    certified = level < curve.loss_range.high
-    used = order if size or chosen_bound.uses_order else None
-    rests = rule.assumptions(curve, chosen_bound, order=used)
-    result = ControlResult(
-        index=index if certified and tested else None,
-        threshold=curve.threshold_at(index) if certified and tested else None,
-        guarantee="probability",
-        epsilon=level,
-        delta=delta,
-        control=BUDGET,
-        bound=chosen_bound.name,
-        n=len(rest),
-        seed=None if used is None else used.seed,
-        seed_drawn=None if used is None else used.drawn,
-        assumptions=(
-            rests[0],
-            f"{name} costs of {source} chose the setting, and its risk's upper bound is the level",
-            "path, losses, budget and method were fixed before the calibration losses were seen",
-            *rests[2:],
-        ),
-    )
-    if isinstance(record, ExitRecord | ShardedRecord):
-        held = record.first if isinstance(record, ShardedRecord) else record
-        score = choose("score", score, held.confidences, preferred="top1")
-    policy = make_policy(
-        record, rule, [curve], [result], result, score=score, upper=level if tested else None
-    )
-    outcome = ordered.mean_cost(name, rest)
-    return BudgetPlan(
-        epsilon=level if certified else None,
-        threshold=result.threshold,
-        budget=limit,
-        cost=float(outcome[index]),
-        full_cost=ordered.full_cost(name, rest),
-        n_choice=size,
-        n_bound=len(rest),
-        policy=policy,
-    )
-
-
-def _cost_name(curve: RiskCurve, cost: str | None) -> str:
-    """Return the cost to plan with; raise if there is none."""
-    name = curve.default_cost(cost)
-    if name is None:
-        raise ValueError("`record` must have costs: without them no saving is known.")
-    return name

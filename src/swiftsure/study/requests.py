@@ -14,9 +14,13 @@ from swiftsure._lib import checks
 from swiftsure._lib.progress import steps
 from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.policy import Policy, PolicyEvaluation
+from swiftsure.certify.promise import CostPromise, Promise
 from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pilots import PilotPath
-from swiftsure.study.evaluation import ROUNDING, Rates, calibration_size
+from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
+from swiftsure.study.evaluation import LARGEST_POOL, calibration_size
+from swiftsure.study.results import ROUNDING, Rates
 
 __all__ = ["RequestPlan", "RequestStudy", "evaluate_request", "plan_request"]
 
@@ -33,16 +37,19 @@ class RequestStudy:
     request : Calibration
     n_calibration, n_pool : int
         Samples, or groups, in each calibration set and in the pool.
+    unit : str
+        "samples" or "groups".
     test_risk : (splits, promises)
-        What is promised, on the test part: the risk, or for slices the largest of theirs.
+        What is promised, on the test part: a risk or a mean cost, or the largest of the slices'.
     test_exceedance : (splits, promises)
-        Whether it is above ε. This is not the violation rate: it includes the test part's noise.
+        Whether it is above its limit. This is not the violation rate: it includes the test part's
+        noise.
     pool_risk : (draws, promises)
-        True risk (the pool's) of the policy made on each set drawn with replacement.
-    violations : Rates of (promises,)
-        How often the true risk is above ε.
-    any_violation : Rates of ()
-        How often any of them is: at most δ, for promises with a probability.
+        Its true value (the pool's) for the policy made on each set drawn with replacement. For
+        samples `drawn_from` a finite population, each set is drawn without replacement from such a
+        population, which is drawn from the pool with replacement, and the value is its own.
+    violated : (draws, promises)
+        Whether something was certified there and its true value is above the limit.
     savings : mapping of costs to (splits,)
         Share of the full model's cost that is saved on the test part.
     certified : (splits,)
@@ -56,20 +63,29 @@ class RequestStudy:
     test_risk: Floats = field(repr=False)
     test_exceedance: NDArray[np.bool_] = field(repr=False)
     pool_risk: Floats = field(repr=False)
-    violations: Rates = field(repr=False)
-    any_violation: Rates = field(repr=False)
+    violated: NDArray[np.bool_] = field(repr=False)
     savings: dict[str, Floats] = field(repr=False)
     certified: NDArray[np.bool_] = field(repr=False)
+
+    @property
+    def violations(self) -> Rates:
+        """How often each promise is violated, (promises,)."""
+        return Rates.of(self.violated.sum(axis=0), max(len(self.violated), 1))
+
+    @property
+    def any_violation(self) -> Rates:
+        """How often any promise is: at most δ, for promises with a probability."""
+        return Rates.of(np.asarray(self.violated.any(axis=1).sum()), max(len(self.violated), 1))
 
     def summary(self) -> list[dict[str, Any]]:
         """Return one row per promise: mean risk on the test part, rates and their intervals."""
         rows = []
-        for j, promise in enumerate(self.request.risks):
+        for j, promise in enumerate(self.request.promises):
             exceeds = Rates.of(self.test_exceedance[:, j].sum(), len(self.test_exceedance))
             rows.append(
                 {
                     "promise": str(promise),
-                    "epsilon": promise.epsilon,
+                    "limit": _limit(promise),
                     "test_risk": float(self.test_risk[:, j].mean()),
                     "test_risk_sd": float(self.test_risk[:, j].std()),
                     "test_exceedance": float(exceeds),
@@ -87,11 +103,12 @@ class RequestStudy:
         saved = ", ".join(f"{100 * v.mean():.1f} % of {k}" for k, v in self.savings.items())
         lines = [
             f"{len(self.test_risk)} splits of {self.n_pool:,} {self.unit}, n ="
-            f" {self.n_calibration:,}: {100 * self.certified.mean():.0f} % certified; saved {saved}."
+            f" {self.n_calibration:,}: {100 * self.certified.mean():.0f} % certified;"
+            f" saved {saved}."
         ]
         lines += [
-            f"{row['promise']}: {row['test_risk']:.4g} on average on the test part; true risk"
-            f" above ε in {100 * row['violations']:.1f} % of draws."
+            f"{row['promise']}: {row['test_risk']:.4g} on average on the test part; violated in"
+            f" {100 * row['violations']:.1f} % of draws."
             for row in self.summary()
         ]
         return "\n".join(lines)
@@ -112,43 +129,46 @@ def evaluate_request(
     With groups, whole groups are split and drawn. Labels must be known where they matter, except
     for `missing="stop"` and `"worst"`. A pilot of `Path.learn` is a part of each calibration set.
     """
-    if isinstance(request.missing, Ask):
-        raise ValueError("`missing=Ask(...)` would ask again in each split; use missing='stop'.")
-    sampler = _Sampler(record)
+    sampler = _Sampler.of(request, record, seed)
     n = calibration_size(n_calibration, sampler.n)
-    draws = checks.count("splits", splits) if draws is None else checks.count("draws", draws, 0)
+    checks.count("splits", splits)
+    draws = splits if draws is None else checks.count("draws", draws, 0)
     rng = np.random.default_rng(seed)
-    found: list[tuple[list[float], dict[str, float], bool]] = []
-    pool_risk = []
+    found: list[_Outcome] = []
+    true: list[_Outcome] = []
     with steps("evaluating", splits + draws, progress) as advance:
         for _ in range(splits):
             order = rng.permutation(sampler.n)
             policy = request.run(sampler.take(order[:n]))
-            found.append(_outcome(policy, sampler.take(order[n:])))
+            found.append(_Outcome.of(policy, sampler.take(order[n:])))
             advance()
         for _ in range(draws):
-            policy = request.run(sampler.take(rng.integers(0, sampler.n, n)))
-            pool_risk.append(_outcome(policy, record)[0])
+            drawn, pool = sampler.draw(n, rng)
+            true.append(_Outcome.of(request.run(drawn), pool))
             advance()
-    risks = np.asarray([each[0] for each in found])
-    levels = np.asarray([each.epsilon for each in request.risks]) + ROUNDING
-    true = np.asarray(pool_risk).reshape(draws, len(levels))
-    above = true > levels
+    limits = np.asarray([_limit(each) for each in request.promises]) + ROUNDING
+    values = np.asarray([each.values for each in found])
+    pool_values = np.asarray([each.values for each in true]).reshape(draws, len(limits))
+    certified = np.asarray([each.certified for each in true], bool)
     return RequestStudy(
         request=request,
         n_calibration=n,
         n_pool=sampler.n,
-        unit="samples" if sampler.codes is None else "groups",
-        test_risk=risks,
-        test_exceedance=risks > levels,
-        pool_risk=true,
-        violations=Rates.of(above.sum(axis=0), max(draws, 1)),
-        any_violation=Rates.of(np.asarray(above.any(axis=1).sum()), max(draws, 1)),
+        unit=sampler.record.unit,
+        test_risk=values,
+        test_exceedance=values > limits,
+        pool_risk=pool_values,
+        violated=(pool_values > limits) & certified[:, None],
         savings={
-            name: np.asarray([each[1].get(name, 0.0) for each in found]) for name in found[0][1]
+            name: np.asarray([each.savings.get(name, 0.0) for each in found])
+            for name in found[0].savings
         },
-        certified=np.asarray([each[2] for each in found]),
+        certified=np.asarray([each.certified for each in found]),
     )
+
+
+def _limit(promise: Promise | CostPromise) -> float:
+    return promise.epsilon if isinstance(promise, Promise) else promise.at_most
 
 
 class _Sampler:
@@ -164,6 +184,31 @@ class _Sampler:
             order = np.argsort(self.codes, kind="stable")
             self._members = np.split(order, np.cumsum(np.bincount(self.codes))[:-1])
 
+    @classmethod
+    def of(cls, request: Calibration, record: Any, seed: int) -> "_Sampler":
+        """Return the sampler of a record, for a request that can be run many times."""
+        if isinstance(request.missing, Ask):
+            raise ValueError(
+                "`missing=Ask(...)` would ask again in each split; use missing='stop', or"
+                " `swiftsure.evaluate`, which compares budgets of labels."
+            )
+        if isinstance(record, ShardedRecord):
+            record = record.sample(LARGEST_POOL, seed)
+        if not isinstance(record, ExitRecord | ThresholdRecord):
+            raise TypeError(
+                "`record` must be an ExitRecord or a ThresholdRecord, whose samples can be drawn"
+                f" again, but got {type(record).__name__}; `swiftsure.evaluate` takes a RiskCurve."
+            )
+        return cls(record)
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
+        """Return n units drawn as the record's were, and the record of which they are draws."""
+        population = self.record.sampling.population
+        if population is None:
+            return self.take(rng.integers(0, self.n, n)), self.record
+        units = rng.integers(0, self.n, population)  # its first n are drawn without replacement
+        return self.take(units[: checks.count("n_calibration", n)]), self.take(units)
+
     def take(self, units: Rows) -> Any:
         """Return a record of these units; each repetition is a sample, or group, of its own."""
         if self.codes is None:
@@ -173,21 +218,48 @@ class _Sampler:
         return self.record.resampled(np.concatenate(members), groups)
 
 
-def _outcome(
-    policy: Policy | SlicedPolicy, record: Any
-) -> tuple[list[float], dict[str, float], bool]:
-    """Return risks, savings, and whether anything was certified, on other samples."""
-    if isinstance(policy, SlicedPolicy):
+@dataclass(frozen=True)
+class _Outcome:
+    """What a policy does on other samples: its value of each promise, and what it saves."""
+
+    values: list[float]
+    savings: dict[str, float]
+    certified: bool
+
+    @classmethod
+    def of(cls, policy: Policy | SlicedPolicy, record: Any) -> "_Outcome":
+        """Return what a policy does; of several policies by slice, the largest values."""
+        if isinstance(policy, Policy):
+            return cls(
+                *_values(policy, record, policy.evaluate(record)), not policy.runs_full_model
+            )
         parts = policy.evaluate(record)
+        found = [_values(policy[name], record, each) for name, each in parts.items()]
         sizes = np.asarray([each.n for each in parts.values()], np.float64)
-        risks = np.max([each.risks for each in parts.values()], axis=0)
         savings = {
-            name: float(sizes @ [each.savings[name] for each in parts.values()] / sizes.sum())
-            for name in next(iter(parts.values())).savings
+            name: float(sizes @ [each[name] for _, each in found] / sizes.sum())
+            for name in found[0][1]
         }
-        return risks.tolist(), savings, not policy.runs_full_model
-    result: PolicyEvaluation = policy.evaluate(record)
-    return list(result.risks), result.savings, not policy.runs_full_model
+        values = np.max([each for each, _ in found], axis=0).tolist()
+        return cls(values, savings, not policy.runs_full_model)
+
+
+def _values(
+    policy: Policy, record: Any, result: PolicyEvaluation
+) -> tuple[list[float], dict[str, float]]:
+    """Return what a policy promised, on other samples; the full model promises nothing."""
+    if policy.calibration is None or policy.runs_full_model:
+        n = 0 if policy.calibration is None else len(policy.calibration.promises)
+        return [0.0] * n, result.savings
+    risks, values = iter(result.risks), []
+    for each in policy.calibration.promises:
+        if isinstance(each, Promise):
+            values.append(next(risks))
+        else:
+            full = record.costs[each.cost][-1 if policy.n_exits is not None else 0]
+            full = getattr(record, "full_costs", {}).get(each.cost, full)
+            values.append(float(full * (1 - result.savings[each.cost])))
+    return values, result.savings
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,25 +317,28 @@ def plan_request(
     The number of calibration samples must be fixed before the model is run on them: take it from
     here, and calibrate on samples that are not in the pilot.
     """
-    if isinstance(request.missing, Ask):
-        raise ValueError("`missing=Ask(...)` cannot be planned; plan with missing='stop'.")
     checks.between("power", power, 0.0, 1.0)
     if isinstance(request.path, PilotPath) and not isinstance(request.path.share, float):
         raise ValueError("`Path.learn` must be a share, like 0.3, to plan for several sizes.")
-    sampler, rng = _Sampler(pilot), np.random.default_rng(seed)
+    sampler, rng = _Sampler.of(request, pilot, seed), np.random.default_rng(seed)
     certified, saving = np.zeros(len(sizes)), np.zeros(len(sizes))
     cost: str | None = None
+    named = request.cost
+    checks.count("draws", draws)
+    if not sizes:
+        raise ValueError("`sizes` must not be empty.")
     with steps("planning", len(sizes) * draws, progress) as advance:
         for i, size in enumerate(sizes):
             for _ in range(draws):
-                drawn = sampler.take(rng.integers(0, sampler.n, checks.count("sizes", size)))
-                policy = request.run(drawn)
-                _, savings, some = _outcome(policy, pilot)
-                cost = next(iter(savings), None) if cost is None else cost
-                certified[i] += some / draws
-                saving[i] += savings.get(cost or "", 0.0) / draws
+                drawn, pool = sampler.draw(checks.count("sizes", size), rng)
+                found = _Outcome.of(request.run(drawn), pool)
+                if cost is None:
+                    cost = default_cost(found.savings, getattr(pilot, "full_costs", {}), named)
+                certified[i] += found.certified
+                saving[i] += found.savings.get(cost or "", 0.0)
                 advance()
-    enough = np.flatnonzero(certified >= power - ROUNDING)
+    certified, saving = certified / draws, saving / draws
+    enough = np.flatnonzero(certified >= power)
     return RequestPlan(
         n=int(sizes[enough[0]]) if enough.size else None,
         sizes=np.asarray(sizes),

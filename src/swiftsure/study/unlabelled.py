@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure.certify.control import Control
+from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.labels import LabelBudget
-from swiftsure.curves.paths import PathLike
+from swiftsure.certify.promise import Promise
 from swiftsure.records import ExitRecord
-from swiftsure.records.checks import choose
+from swiftsure.study.pools import as_request, pool_curve
 
 __all__ = ["PoolPlan", "unlabelled_pool"]
 
@@ -62,15 +62,9 @@ class PoolPlan:
 
 def unlabelled_pool(
     budget: int,
-    epsilon: float,
+    request: Promise | Calibration,
     pilot: ExitRecord,
     *,
-    delta: float = 0.1,
-    loss: str = "zero_one",
-    score: str | None = None,
-    path: PathLike = None,
-    control: str | Control = "ucb",
-    cost: str | None = None,
     sizes: tuple[int, ...] | None = None,
     draws: int = 200,
     seed: int = 0,
@@ -86,15 +80,12 @@ def unlabelled_pool(
     ----------
     budget : int
         Number of labels.
-    epsilon, delta : float
-        The promise to be made.
+    request : Promise or Calibration
+        What is to be promised, of one loss whose gap is 0 where answers agree ("zero_one" by
+        default); a request also says δ, control, path, exit rule and the cost to save.
     pilot : ExitRecord
         Other samples. Labels may be missing: it is then assumed that where an exit and the full
         model disagree, the full model is right in half of the cases and the exit in a quarter.
-    loss : str
-        A loss whose gap is 0 where answers agree.
-    cost : str, optional
-        The cost to save; by default the one that `policy.evaluate` reports.
     sizes : tuple of int, optional
         Pools to compare; by default 1 to 24 times the budget.
 
@@ -102,7 +93,8 @@ def unlabelled_pool(
     --------
     >>> from swiftsure.study.simulate import Population
     >>> pilot = ExitRecord.from_logits(Population().sample(500, seed=0).logits)
-    >>> plan = unlabelled_pool(50, 0.05, pilot, sizes=(50, 200), draws=20)
+    >>> promise = Promise("zero_one", epsilon=0.05)
+    >>> plan = unlabelled_pool(50, promise, pilot, sizes=(50, 200), draws=20)
     >>> plan.n
     200
     """
@@ -113,23 +105,29 @@ def unlabelled_pool(
     compared = sizes if sizes is not None else tuple(round(budget * each) for each in SIZES)
     if not compared:
         raise ValueError("`sizes` must not be empty.")
+    request = as_request(request)
+    promise, rule = request.risks[0], request.control
+    loss = promise.loss or "zero_one"
     labelled = loss in pilot.losses and not np.isnan(pilot.losses[loss]).any()
     rng = np.random.default_rng(seed)
     known = pilot if labelled else _with_assumed_labels(pilot, loss, rng)
-    score = choose("score", score, pilot.confidences, preferred="top1")
-    curve = known.curve("gap", loss, score, path)
-    level = np.asarray([checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)])
-    checks.failure_probability(delta)
-    rule = control if isinstance(control, Control) else Control(control)
-    name = str(curve.default_cost(cost))  # a record of exits has at least their numbers
-    spent = LabelBudget.of(known, curve, budget, score)
+    request = replace(request, promises=(replace(promise, loss=loss),), missing="raise")
+    curve = pool_curve(known, request)
+    if curve.selective:
+        raise ValueError(
+            "`among='exits'` has several walks, each of which may lack a label elsewhere: plan the"
+            " number of samples with `request.plan`."
+        )
+    level = np.asarray([checks.between("epsilon", promise.epsilon, 0.0, curve.loss_range.high)])
+    name = str(curve.default_cost(request.cost))  # a record of exits has at least their numbers
+    spent = LabelBudget.of(known, curve, budget, request.rule)
     saved = 100 * (1 - curve.mean_cost(name) / curve.full_cost(name))
     gains = np.zeros((len(compared), draws))
     certified = np.zeros((len(compared), draws), bool)
     for i, size in enumerate(compared):
         for j in range(draws):
             rows = rng.integers(0, curve.n, checks.count("sizes", size))
-            index = int(spent.stop(rows, rule.indices(curve, level, delta, rows))[0])
+            index = int(spent.stop(rows, rule.indices(curve, level, request.delta, rows))[0])
             gains[i, j] = saved[max(index, 0)]
             certified[i, j] = index > 0
     gain = gains.mean(axis=1)
@@ -142,7 +140,7 @@ def unlabelled_pool(
         certified=certified.mean(axis=1),
         budget=int(budget),
         epsilon=float(level[0]),
-        delta=delta,
+        delta=request.delta,
         labelled_pilot=labelled,
     )
 
