@@ -23,6 +23,7 @@ from swiftsure.certify.wording.numbers import (
     number,
     percent,
     risk_words,
+    setting_words,
     slice_names,
     surety,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "promise_words",
     "risk_words",
     "selection_words",
+    "setting_words",
     "slice_names",
     "statement",
     "surety",

@@ -21,7 +21,7 @@ __all__ = [
     "percent",
     "risk_words",
     "rounded_up",
-    "settings_words",
+    "setting_words",
     "share_words",
     "slice_names",
     "surety",
@@ -139,10 +139,10 @@ def dial(value: Any) -> str:
     """Return the value of a dial in words; for one with a name and details, only the name."""
     if not isinstance(value, Mapping):
         return number(value, 6)
-    return str(value["name"]) if "name" in value else f"({settings_words(value)})"
+    return str(value["name"]) if "name" in value else f"({setting_words(value)})"
 
 
-def settings_words(settings: Mapping[str, Any]) -> str:
+def setting_words(settings: Mapping[str, Any]) -> str:
     """Return the dials in words; for a dial with a name and details, only the name."""
     return ", ".join(f"{name} = {dial(value)}" for name, value in settings.items())
 

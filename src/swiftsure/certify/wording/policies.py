@@ -10,7 +10,7 @@ from swiftsure.certify.wording.numbers import (
     one_line,
     percent,
     rounded_up,
-    settings_words,
+    setting_words,
 )
 from swiftsure.certify.wording.plain import plain_promises, strength
 
@@ -107,7 +107,7 @@ SCORES = {"top1": "top-1 confidence", "confidence": "confidence"}
 
 def _action(policy: "Policy") -> str:
     if policy.n_exits is None:
-        return f"It runs at {settings_words(policy.settings)}"
+        return f"It runs at {setting_words(policy.settings)}"
     sign = "above" if policy.strict else "at least"
     score = SCORES.get(policy.score or "", f"{policy.score} confidence")
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
