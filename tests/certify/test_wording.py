@@ -267,3 +267,11 @@ def test_a_loss_of_its_own_by_a_known_name_is_not_counted_per_100():
     )
     policy = ss.calibrate(curve, epsilon=0.5)
     assert policy.sentence.startswith("Its mean zero_one is at most 0.5 higher than the full")
+
+
+def test_the_first_setting_of_losses_is_certified_where_it_is_not_the_full_model(tmp_path):
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.tile([0.05, 1.0], (400, 1)))
+    policy = ss.calibrate(curve, epsilon=0.2)
+    assert policy.certificate.index == 0
+    policy.save(tmp_path / "policy.json")
+    assert ss.Policy.load(tmp_path / "policy.json") == policy

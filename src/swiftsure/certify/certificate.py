@@ -263,7 +263,7 @@ class Certificate(_Frozen):
         control = (*CONTROLS, BUDGET)
         _require(self.control in control, f"control must be one of {', '.join(control)}")
         _require(
-            self.index != 0 or self.baseline == "first setting",
+            self.index != 0 or self.costs.baseline == "first setting",
             "index must not be that of the full model, which nothing certifies",
         )
         _require(

@@ -173,7 +173,9 @@ def known_condition(value: Any) -> Condition:
     for name, fact in facts.items():
         allowed = kind.facts[name]
         fits = fact in allowed if isinstance(allowed, tuple) else type(fact) is allowed
-        if not fits or (allowed in (int, float) and not 0 <= fact < math.inf):
+        if isinstance(fact, int | float):
+            fits &= 0 <= fact < math.inf
+        if not fits:
             raise ValueError(f"{name} of the condition {condition.key!r} cannot be {fact!r}")
     return condition
 

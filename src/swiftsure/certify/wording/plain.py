@@ -73,10 +73,10 @@ def _plain_promise(promise: "PromiseResult", inputs: str, most: float = 1.0) -> 
     if gap and isinstance(words, _Counted):
         return where + _more_failures(words, promise.epsilon, kind != promise.risk)
     if gap:
-        by = _difference(promise.epsilon, words or _Measured(promise.loss))
+        measured = words if isinstance(words, _Measured) else _Measured(promise.loss)
+        by = _difference(promise.epsilon, measured)
         better = ", with inputs where it is better counted as equal" * (kind != promise.risk)
-        noun = promise.loss if words is None else words.noun
-        return f"{where}its mean {noun} is {by} than the full model's{better}"
+        return f"{where}its mean {measured.noun} is {by} than the full model's{better}"
     if promise.relative and kind == "consistency":
         if isinstance(words, _Counted):
             what = "tags" if promise.loss == "token_error" else "answers"
