@@ -57,7 +57,7 @@ def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
     certified = policy_of(
         ExitRecord.load(zoo.records.IMAGE_CLASSIFICATION / f"{name}.parquet"), epsilon
     )
-    shares = np.asarray(certified.certificate.exit_shares)
+    shares = np.asarray(certified.certificate.costs.exit_shares)
     with torch.no_grad():
         seen = collect(model, x.split(64), losses=["zero_one"]).confidences["top1"]
     left, levels = np.arange(len(x)), []

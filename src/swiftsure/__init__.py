@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from swiftsure.certify.anytime.calibration import GrowingCalibration
     from swiftsure.certify.best_of import calibrate_best
     from swiftsure.certify.calibration import Ask, Calibration, calibrate
+    from swiftsure.certify.certificate import Certificate
     from swiftsure.certify.control import Control, ControlResult
-    from swiftsure.certify.policy import Certificate, Policy
+    from swiftsure.certify.policy import Policy
     from swiftsure.certify.promise import CostPromise, Promise
     from swiftsure.certify.slices import SlicedPolicy, joined_datasets
     from swiftsure.curves import paths

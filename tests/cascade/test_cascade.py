@@ -50,7 +50,7 @@ def test_functions_become_a_record(cascade):
     assert record.full_costs["usd"].tolist() == [10.0] * 400
     assert record.fingerprint is None
     policy = cascade.calibrate(record, epsilon=0.02)
-    assert policy.certificate.costs["usd"] == (10.0, pytest.approx(6.0))
+    assert policy.certificate.costs.means["usd"] == (10.0, pytest.approx(6.0))
     out = cascade.run(policy)(range(10))
     assert out.answers == LABELS[:10]
     assert out.exits.tolist() == [1, 0] * 5
@@ -116,7 +116,7 @@ def test_a_cascade_that_costs_more_than_its_last_model_is_refused():
     record = cascade.collect(range(400), ["odd"] * 400, progress=False)
     policy = cascade.calibrate(record, epsilon=0.02, path=[0.8])
     assert policy.runs_full_model
-    assert policy.certificate.dearer_costs == {"cost": pytest.approx(4 + 5 * 0.8)}
+    assert policy.certificate.costs.dearer == {"cost": pytest.approx(4 + 5 * 0.8)}
     assert "costs more than the full model alone (8 cost instead of 5, 60 % more" in str(policy)
     asked = []
     cascade = ss.Cascade({"small": asked.append, "large": lambda n: ("odd", 1, 5.0)})
@@ -154,7 +154,7 @@ def test_savings_are_against_the_last_model_on_the_same_samples(tmp_path):
     exits = policy.exits(sure[rows])
     paid = np.cumsum(own, axis=1)[rows, exits].sum()
     assert policy.evaluate(rest).saving == pytest.approx(1 - paid / own[rows, 1].sum())
-    full, here = policy.certificate.costs["usd"]
+    full, here = policy.certificate.costs.means["usd"]
     assert full == pytest.approx(calibration.full_costs["usd"].mean())
     assert here < full
     joined = ss.ExitRecord.concatenate([calibration, rest])

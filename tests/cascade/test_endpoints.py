@@ -131,7 +131,7 @@ def test_collect_calibrate_and_run(server, tmp_path):
     assert len(server.requests) == 400  # nothing is paid twice
     np.testing.assert_array_equal(again.confidences["confidence"], record.confidences["confidence"])
     policy = cascade.calibrate(record, epsilon=0.05)
-    assert policy.certificate.model == cascade.fingerprint
+    assert policy.certificate.provenance.model == cascade.fingerprint
     out = cascade.run(policy)(["7", "20"])
     assert out.answers == ["odd", "even"]
     assert out.exits.tolist() == [0, 1]

@@ -34,7 +34,7 @@ def test_it_is_an_estimator(estimator, check):
 
 def test_it_answers_as_its_policy_says():
     model = cascade(epsilon=0.1, costs=[1, 20]).fit(X[:2500], Y[:2500])
-    assert model.policy_.certificate.n == 750
+    assert model.policy_.certificate.samples.n == 750
     assert not model.policy_.runs_full_model
     exits = model.exits(X[2500:])
     assert set(exits) == {0, 1}

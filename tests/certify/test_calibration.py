@@ -47,21 +47,21 @@ def test_the_certificate_by_hand(name, rule):
     gap = losses[at] - losses[:, -1]
     assert promise.calibration_risk == pytest.approx(gap.mean())
     assert promise.calibration_risk <= promise.upper_bound <= promise.epsilon == 0.1
-    assert certificate.exit_shares == pytest.approx(np.bincount(exits, minlength=4) / 600)
+    assert certificate.costs.exit_shares == pytest.approx(np.bincount(exits, minlength=4) / 600)
     expected = {"exit": (4.0, np.mean(at[1] + 1))}
     for cost, values in record.costs.items():
         table = np.broadcast_to(values, (600, 4))
         expected[cost] = (table[:, -1].mean(), table[at].mean())
-    assert certificate.costs == {k: pytest.approx(v) for k, v in expected.items()}
+    assert certificate.costs.means == {k: pytest.approx(v) for k, v in expected.items()}
     assert (promise.risk, promise.loss, promise.loss_range) == ("gap", "brier", (-2.0, 2.0))
-    assert (certificate.n, certificate.n_samples, certificate.unit) == (600, 600, "samples")
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (600, 600, "samples")
     assert (certificate.guarantee, certificate.delta, certificate.control) == (
         "probability",
         0.1,
         "ucb",
     )
-    assert (promise.bound, certificate.pool) == ("star", None)
-    assert (certificate.seed, certificate.seed_drawn) == (record.order.seed, True)
+    assert (promise.bound, certificate.samples.population) == ("star", None)
+    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (record.order.seed, True)
     assert (certificate.path, certificate.n_settings) == ("logit grid", len(ss.Path.logit_grid()))
     assert ss.Path.logit_grid().thresholds[certificate.index] == policy.threshold
     assert (policy.strict, policy.min_exit) == (rule.get("strict", False), rule.get("min_exit", 0))
@@ -85,8 +85,8 @@ def test_the_certificate_of_groups():
     record = records()["groups"]
     policy = ss.calibrate(record, loss="brier", epsilon=0.15)
     certificate = policy.certificate
-    assert (certificate.n, certificate.n_samples, certificate.unit) == (300, 600, "groups")
-    assert certificate.exit_shares is None
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (300, 600, "groups")
+    assert certificate.costs.exit_shares is None
     curve = record.curve(loss="brier")
     assert certificate.index == control.ucb(curve, 0.15).index is not None
     assert certificate.promises[0].calibration_risk == pytest.approx(
@@ -109,7 +109,7 @@ def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
         losses = curve.loss_at(policy.certificate.index)
         upper = bounds.upper_bound(losses, 0.1, bound=bound, loss_range=curve.loss_range)
         assert policy.certificate.promises[0].upper_bound == pytest.approx(upper), bound
-        assert policy.certificate.seed == (4 if bounds.BOUNDS[bound].uses_order else None)
+        assert policy.certificate.provenance.seed == (4 if bounds.BOUNDS[bound].uses_order else None)
 
 
 @pytest.mark.parametrize("name", ["empirical", "crc", "ucb", "ltt"])
@@ -171,9 +171,9 @@ def test_the_only_score_and_loss_need_not_be_named():
 def test_the_models_fingerprint_is_carried_along():
     record = ss.ExitRecord([[0.9]] * 100, losses={"mine": [[0.0, 0.0]] * 100}, fingerprint="abc")
     policy = ss.calibrate(record, epsilon=0.1)
-    assert policy.certificate.model == "abc"
+    assert policy.certificate.provenance.model == "abc"
     assert "not bound to a particular model" not in str(policy)
-    assert ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.model is None
+    assert ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.provenance.model is None
 
 
 def test_what_the_model_ran_with_is_carried_along():
@@ -222,7 +222,7 @@ def test_several_risks_with_one_that_fails_run_the_full_model():
     ]
     policy = ss.calibrate(RECORD, risks)
     assert policy.threshold is None
-    assert policy.certificate.exit_shares == (0.0, 0.0, 0.0, 1.0)
+    assert policy.certificate.costs.exit_shares == (0.0, 0.0, 0.0, 1.0)
     assert [p.upper_bound for p in policy.certificate.promises] == [None, None]
     assert [p.calibration_risk for p in policy.certificate.promises] == [0.0, 0.0]
 
@@ -265,8 +265,8 @@ def test_a_threshold_record_sets_its_dials():
     certificate = policy.certificate
     assert certificate.index == 1
     assert certificate.promises[0].calibration_risk == pytest.approx(10 / 300)
-    assert certificate.costs == {"layers": (8.0, 5.0), "ms": (1.0, 1.0)}
-    assert certificate.exit_shares is None
+    assert certificate.costs.means == {"layers": (8.0, 5.0), "ms": (1.0, 1.0)}
+    assert certificate.costs.exit_shares is None
     assert certificate.path == "given settings"
 
 
@@ -278,7 +278,7 @@ def test_a_dial_stands_at_its_safe_end_where_nothing_is_certified(safe, written)
     policy = ss.calibrate(record, epsilon=0.001)
     assert policy.threshold is None
     assert policy.settings == {"rollback": written, "fallback": 0.4}
-    assert policy.certificate.costs == {"layers": (8.0, 8.0), "ms": (1.0, 1.0)}
+    assert policy.certificate.costs.means == {"layers": (8.0, 8.0), "ms": (1.0, 1.0)}
 
 
 def test_a_fixed_setting_may_not_bear_the_name_of_the_dial():
@@ -333,7 +333,7 @@ def test_a_curve_is_calibrated_as_it_is():
     policy = ss.calibrate(curve, epsilon=0.1)
     assert policy.threshold == 0.5
     assert policy.settings == {"threshold": 0.5}
-    assert (policy.n_exits, policy.certificate.n_samples) == (None, 200)
+    assert (policy.n_exits, policy.certificate.samples.n_samples) == (None, 200)
     gap = ss.RiskCurve.from_losses([None, 0], [[0, 1], [0, -1]] * 100)
     bounded = ss.calibrate(gap, epsilon=0.2, control=ss.Control("ucb", zero_bounded=True))
     assert bounded.threshold is None
@@ -442,7 +442,7 @@ def test_a_pool_is_passed_on():
     assert ss.calibrate(record, **promise).threshold is None
     policy = ss.calibrate(record.drawn_from(210), **promise)
     assert policy.threshold == 0.0
-    assert policy.certificate.pool == 210
+    assert policy.certificate.samples.population == 210
     upper = bounds.upper_bound(losses[:, 1], 0.1, bound="binomial", pool=210)
     assert policy.certificate.promises[0].upper_bound == pytest.approx(upper)
 
@@ -477,17 +477,17 @@ def test_the_seed_matters_to_bets_only(bound):
     upper = {policy.certificate.promises[0].upper_bound for policy in policies}
     if bounds.BOUNDS[bound].uses_order:
         assert len(upper) > 1
-        assert [policy.certificate.seed for policy in policies] == [0, 1, 2]
+        assert [policy.certificate.provenance.seed for policy in policies] == [0, 1, 2]
     else:
         assert policies[0] == policies[1] == policies[2]
 
 
 def test_the_data_is_part_of_the_certificate():
-    first = ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.data
+    first = ss.calibrate(RECORD, loss="brier", epsilon=0.05).certificate.provenance.data
     assert first == RECORD.curve(loss="brier").fingerprint()
     assert (
         first
-        != ss.calibrate(RECORD.take(np.arange(599)), loss="brier", epsilon=0.05).certificate.data
+        != ss.calibrate(RECORD.take(np.arange(599)), loss="brier", epsilon=0.05).certificate.provenance.data
     )
 
 

@@ -97,7 +97,7 @@ def test_the_policy_holds_all_samples_and_its_words():
     records = [draw(200, seed) for seed in range(3)]
     policy = grown(records).policy({"name": "grown"})
     certificate = policy.certificate
-    assert (certificate.n, certificate.labels, certificate.horizon) == (600, 600, 400)
+    assert (certificate.samples.n, certificate.samples.labels, certificate.samples.horizon) == (600, 600, 400)
     joined = ss.ExitRecord.concatenate(
         [replace(r, ids=r.ids + 200 * k, order=1) for k, r in enumerate(records)]
     )
@@ -105,7 +105,7 @@ def test_the_policy_holds_all_samples_and_its_words():
     assert certificate.promises[0].calibration_risk == pytest.approx(
         curve.risk_at(certificate.index)
     )
-    full, here = certificate.costs["flops"]
+    full, here = certificate.costs.means["flops"]
     assert here == pytest.approx(curve.mean_cost("flops")[certificate.index])
     assert full == pytest.approx(curve.full_cost("flops"))
     text = str(policy)
@@ -130,7 +130,7 @@ def test_missing_labels_are_a_condition_whichever_update_had_them():
     records = [replace(r, costs={}, losses={"zero_one": r.losses["zero_one"]}) for r in records]
     policy = grown(records, missing="worst").policy()
     assert "whether a sample's label is missing depends on that sample alone" in str(policy)
-    assert policy.certificate.labels == 380
+    assert policy.certificate.samples.labels == 380
 
 
 def test_several_risks_and_other_systems():
@@ -159,7 +159,7 @@ def test_groups_are_units_and_must_be_whole():
     second = draw(300, 1, groups=np.repeat(np.arange(100), 3) + 100)
     calibration = grown([first, second], epsilon=0.1)
     certificate = calibration.policy().certificate
-    assert (certificate.n, certificate.n_samples, certificate.unit) == (200, 600, "groups")
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (200, 600, "groups")
     with refused("record"):
         calibration.update(draw(3, 2, groups=[7, 7, 7]))
 

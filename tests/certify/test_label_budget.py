@@ -56,9 +56,9 @@ def test_the_walk_stops_at_the_first_setting_that_lacks_a_label(sample, record, 
     certificate = policy.certificate
     assert (certificate.index or 0) == expected
     assert certificate.stopped_at == stop
-    assert certificate.labels == len(rows)
+    assert certificate.samples.labels == len(rows)
     assert certificate.n_settings == len(PATH)
-    assert certificate.n == 600
+    assert certificate.samples.n == 600
 
 
 @pytest.mark.parametrize("bound", ["star", "wsr", "hoeffding"])
@@ -98,7 +98,7 @@ def test_the_labeller_is_asked_only_as_the_walk_goes_on(sample, record, labelled
     assert flat == needed[: len(flat)]
     assert len(flat) < len(needed)
     assert len(asked) > 3
-    assert policy.certificate.labels == len(flat)
+    assert policy.certificate.samples.labels == len(flat)
     # The walk failed at the setting after the chosen one, whose labels were the last to be needed.
     until = PATH.thresholds[: policy.certificate.index + 2]
     assert set(flat) == set(record.needs_label("zero_one", path=ss.Path(until, PATH.kind)))
@@ -327,4 +327,4 @@ def test_labels_are_asked_for_with_every_draw_and_promise(sample, labelled, reco
     expected = request.run(full)
     assert expected.threshold is not None
     assert found.threshold == expected.threshold
-    assert len(set(asked)) == len(asked) == found.certificate.labels
+    assert len(set(asked)) == len(asked) == found.certificate.samples.labels

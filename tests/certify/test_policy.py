@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.certify.policy import percent
+from swiftsure.certify.wording import percent
 from swiftsure.exits import exit_indices
 from tests.builders import random_record, request_of, table_curve
 
@@ -86,7 +86,7 @@ def test_policies_cannot_be_changed(policy):
     with pytest.raises(ValueError, match="frozen"):
         policy.threshold = 0.1
     with pytest.raises(ValueError, match="frozen"):
-        policy.certificate.n = 1
+        policy.certificate.samples.n = 1
 
 
 # Files that are no policies
@@ -126,7 +126,7 @@ def test_foreign_json_is_refused(saved, foreign):
         ("strict", "perhaps", "strict"),
         ("version", "one", "version"),
         ("extra", 1, "extra"),
-        ("certificate.n", "many", r"certificate\.n"),
+        ("certificate.samples.n", "many", r"certificate\.n"),
         ("certificate.guarantee", "certain", r"certificate\.guarantee"),
         ("certificate.promises", [], r"certificate\.promises"),
         ("certificate.promises.0.epsilon", None, r"certificate\.promises\.0\.epsilon"),
@@ -206,7 +206,7 @@ def test_the_sentence_says_what_is_promised(name):
         assert "no guarantee is made" in text
         assert "provided" not in text
         return
-    assert f"the {certificate.n:,} calibration samples" in text
+    assert f"the {certificate.samples.n:,} calibration samples" in text
     for promise in certificate.promises:
         kind = "gap to" if "gap" in promise.risk else "inconsistency with"
         assert (
@@ -231,7 +231,7 @@ def test_the_sentence_says_what_the_policy_does():
     assert str(run_policy()).startswith(
         "Runs at rollback = 2, fallback = 0.4, draft = small, saving "
     )
-    saved = 1 - policy.certificate.costs["exit"][1] / 4
+    saved = 1 - policy.certificate.costs.means["exit"][1] / 4
     assert f", saving {percent(saved)} of exits on the calibration samples: " in str(policy)
     assert ", saving 50 % of layers on the calibration samples: " in str(run_policy())
     assert "not bound to a particular model" in str(policy)
@@ -303,7 +303,7 @@ def test_exits_are_those_of_the_exit_rule(name):
     )
     assert np.array_equal(policy.exits(confidences), expected)
     shares = np.bincount(expected, minlength=4) / 600
-    np.testing.assert_allclose(policy.certificate.exit_shares, shares)
+    np.testing.assert_allclose(policy.certificate.costs.exit_shares, shares)
     if name == "strict":  # its threshold is some sample's confidence, which does not exceed itself
         assert (confidences[:, 1:] == np.float32(policy.threshold)).any()
     assert (expected == 3).all() == (name == "full model")

@@ -152,11 +152,11 @@ def test_a_setting_that_costs_more_than_the_full_model_is_not_chosen():
     record = ss.ExitRecord(confidences, losses=losses, costs=costs, full_costs={"usd": 3.0})
     made = ss.calibrate(record, epsilon=0.1, path=[0.5])
     assert made.runs_full_model  # the exit's number is saved, but that is not a price
-    assert made.certificate.costs["usd"] == (3.0, 3.0)
-    assert made.certificate.dearer_costs == {"usd": pytest.approx(3.25)}
+    assert made.certificate.costs.means["usd"] == (3.0, 3.0)
+    assert made.certificate.costs.dearer == {"usd": pytest.approx(3.25)}
     assert "(3.25 usd instead of 3, 8.3 % more, on the calibration samples)" in str(made)
     kept = request_of(epsilon=0.1, path=[0.5], cost="exit").run(record)
-    assert kept.certificate.costs["usd"] == (3.0, pytest.approx(3.25))
+    assert kept.certificate.costs.means["usd"] == (3.0, pytest.approx(3.25))
     assert kept.evaluate(record).saving == pytest.approx(-0.25 / 3)
     table = ss.ThresholdRecord([1.0, 0.5], losses, costs={"usd": [3.0, 3.25]})
     made = ss.calibrate(table, epsilon=0.1)
@@ -177,7 +177,7 @@ def test_a_setting_is_not_given_up_for_a_full_model_that_was_not_recorded():
         )
         made = ss.calibrate(curve, epsilon=0.1)
         assert made.threshold == 0.5
-        assert not made.certificate.not_worth
+        assert not made.certificate.costs.not_worth
 
 
 def test_gains_are_against_the_full_model_alone(tmp_path):
@@ -277,7 +277,7 @@ def resaved(path, change):
         (lambda c: c["certificate"].update(delta=-1), "delta"),
         (lambda c: c["certificate"].update(delta=1.5), "delta"),
         (lambda c: c["certificate"].update(delta=None), "delta"),
-        (lambda c: c["certificate"].update(n=0), "certificate.n"),
+        (lambda c: c["certificate"].update(n=0), "certificate.samples.n"),
         (lambda c: c["certificate"].update(n=10**9), "n must not exceed n_samples"),
         (lambda c: c["certificate"].update(index=None), "no setting was certified"),
         (lambda c: c["certificate"].update(index=10**6), "index"),
@@ -332,8 +332,8 @@ def resaved(path, change):
         (lambda c: c.update(dtype="int3"), "dtype"),
         (lambda c: c.update(min_exit=10**400), "min_exit"),
         (lambda c: c.update(temperatures=[1e-320] * 4), "temperatures"),
-        (lambda c: c["certificate"].update(n=True), "certificate.n"),
-        (lambda c: c["certificate"].update(n=10**400), "certificate.n"),
+        (lambda c: c["certificate"].update(n=True), "certificate.samples.n"),
+        (lambda c: c["certificate"].update(n=10**400), "certificate.samples.n"),
         (lambda c: c["certificate"].update(n=2), "n is too small"),
         (lambda c: c["certificate"].update(delta=1e-300), "n is too small"),
         (lambda c: c["certificate"].update(index=0), "index"),
@@ -603,7 +603,7 @@ def test_a_promise_about_weighted_samples_is_evaluated_with_weights():
     assert found.risk == pytest.approx(made.certificate.promises[0].calibration_risk)
     spent = record.costs["flops"][made.exits(record.confidences["top1"])]
     assert found.saving == pytest.approx(1 - (weights * spent).mean() / weights.mean() / 5)
-    full, here = made.certificate.costs["flops"]
+    full, here = made.certificate.costs.means["flops"]
     assert (full, 1 - here / full) == (pytest.approx(5), pytest.approx(found.saving))
     with pytest.raises(ValueError, match=r"must have weights.* of 1 if it was drawn in production"):
         made.evaluate(record)

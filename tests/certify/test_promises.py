@@ -70,7 +70,7 @@ def test_a_tail_of_groups_is_averaged_over_them(record, average):
     promise = policy.certificate.promises[0]
     gaps = record.losses["brier"] - record.losses["brier"][:, -1:]
     here = gaps[np.arange(1000), exits_at(record, policy)]
-    assert (policy.certificate.n, policy.certificate.unit) == (500, "groups")
+    assert (policy.certificate.samples.n, policy.certificate.samples.unit) == (500, "groups")
     assert promise.calibration_risk == pytest.approx((here > 0.2).mean())
     assert policy.evaluate(groups).risk == pytest.approx(promise.calibration_risk)
     assert "that the brier gap to the full model is above 0.2" in str(policy)
@@ -169,13 +169,13 @@ def test_those_that_exit_in_groups(record, average):
     policy = request.run(groups)
     exits = exits_at(record, policy)
     apart = record.inconsistencies["zero_one"][np.arange(1000), exits]
-    assert policy.certificate.unit == "groups"
+    assert policy.certificate.samples.unit == "groups"
     # Σy / Σz with groups of one size: the mean over the samples that exit.
     risk = policy.certificate.promises[0].calibration_risk
     assert risk == pytest.approx(apart[exits < 3].mean())
     assert risk <= 0.15
     spent = record.costs["flops"][exits].mean()  # of all samples, whether they exit early or not
-    assert policy.certificate.costs["flops"] == (5, pytest.approx(spent))
+    assert policy.certificate.costs.means["flops"] == (5, pytest.approx(spent))
     found = policy.evaluate(groups)
     assert (found.risk, found.saving) == (pytest.approx(risk), pytest.approx(1 - spent / 5))
 
@@ -203,7 +203,7 @@ def test_risk_and_cost_together(record):
     assert policy.certificate.delta == 0.1
     assert "is at most 0.05 and the mean flops is at most 3" in str(policy)
     assert "the samples were tested in an order drawn at random" in str(policy)
-    here = policy.certificate.costs["flops"][1]
+    here = policy.certificate.costs.means["flops"][1]
     limit = ss.CostPromise("flops", at_most=here + 0.01)
     close = ss.calibrate(record, [promise, limit], path=PATH)
     assert close.runs_full_model  # the mean is below the limit, but that may be chance
@@ -243,7 +243,7 @@ def test_costs_are_promised_where_labels_are_missing(record):
     )
     policy = request.run(labels)
     assert policy.certificate.stopped_at is not None
-    assert policy.certificate.costs["flops"][1] < 4.9
+    assert policy.certificate.costs.means["flops"][1] < 4.9
     rows = labels.needs_label(path=PATH)
     asked = []
 
@@ -266,12 +266,12 @@ def test_the_mean_cost_of_weighted_samples_and_of_groups(record):
         record.grouped(np.arange(1000) // 4).weighted(weights, max_weight=1.5),
     ):
         policy = ss.calibrate(facts, [promise, limit], path=PATH)
-        assert policy.certificate.costs["flops"][1] < 3.0
+        assert policy.certificate.costs.means["flops"][1] < 3.0
         exits = exits_at(record, policy)
         spent = record.costs["flops"][exits]
         counted = weights if facts.sampling.weights is not None else np.ones(1000)
         mean = (counted * spent).sum() / counted.sum()
-        assert policy.certificate.costs["flops"][1] == pytest.approx(mean)
+        assert policy.certificate.costs.means["flops"][1] == pytest.approx(mean)
         close = ss.CostPromise("flops", at_most=mean + 0.001)
         assert ss.calibrate(facts, [promise, close], path=PATH).threshold != policy.threshold
 
@@ -288,7 +288,7 @@ def test_weights_move_the_promise_to_another_distribution(record):
     promise = policy.certificate.promises[0]
     assert promise.calibration_risk == pytest.approx((weights * gaps).mean())
     assert (promise.loss_range, promise.bound) == ((-1.5, 1.5), "star")
-    assert policy.certificate.max_weight == 1.5
+    assert policy.certificate.samples.max_weight == 1.5
     text = str(policy)
     assert "gap to the full model under the distribution that the weights describe" in text
     assert "production samples of another whose density, relative to the first, is the" in text

@@ -42,13 +42,13 @@ def test_costs_are_means_over_all_samples_whatever_is_promised(record, known):
     one = ss.Path.family([[0.5, 0.5]])
     exits, mean = (ss.calibrate(made, each, path=one) for each in (EXITS, MEAN))
     assert not exits.runs_full_model
-    assert exits.certificate.costs["flops"] == pytest.approx(mean.certificate.costs["flops"])
+    assert exits.certificate.costs.means["flops"] == pytest.approx(mean.certificate.costs.means["flops"])
 
 
 def test_a_population_of_groups_is_a_number_of_groups(record):
     groups = np.arange(N) // 2
     drawn = record.grouped(groups).drawn_from(160)  # fewer than there are samples
-    assert ss.calibrate(drawn, MEAN, path=PATH).certificate.pool == 160
+    assert ss.calibrate(drawn, MEAN, path=PATH).certificate.samples.population == 160
     with pytest.raises(ValueError, match=r"number of groups"):
         record.drawn_from(1000).grouped(groups)
     with pytest.raises(ValueError, match=r"population"):
@@ -100,6 +100,6 @@ def test_savings_of_a_growing_calibration_are_those_of_all_its_samples(record):
     for rows in np.array_split(np.arange(N), 3):
         calibration.update(made.take(rows))
     grown, at_once = (
-        each.certificate.costs["flops"] for each in (calibration.policy(), request.run(made))
+        each.certificate.costs.means["flops"] for each in (calibration.policy(), request.run(made))
     )
     assert grown == pytest.approx(at_once)

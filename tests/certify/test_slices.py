@@ -46,7 +46,7 @@ def test_one_setting_is_the_safest_of_the_slices(case):
     assert policy.threshold == max(each.threshold for each in single)
     assert single[0].threshold != single[1].threshold
     certificate = policy.certificate
-    assert (certificate.n, certificate.slices) == (900, {"easy": 450, "hard": 450})
+    assert (certificate.samples.n, certificate.samples.slices) == (900, {"easy": 450, "hard": 450})
     assert certificate.delta == 0.1
     exits = policy.exits(record.confidences["top1"])
     gaps = record.losses["zero_one"] - record.losses["zero_one"][:, -1:]
@@ -76,7 +76,7 @@ def test_small_slices_run_the_full_model_by_name(case):
     policy = sliced("each slice", record.sliced(slices))
     assert policy.in_full == ("tiny",)
     assert policy["tiny"].threshold is None
-    assert policy["easy"].certificate.slices == {"easy": 430}
+    assert policy["easy"].certificate.samples.slices == {"easy": 430}
     assert "on 20 calibration samples of slice tiny" in str(policy["tiny"])
     exits = policy.exits(record.confidences["top1"], slices)
     assert (exits[:20] == 3).all()
@@ -101,8 +101,8 @@ def test_one_setting_is_not_certified_for_a_slice_that_is_too_small(case):
     policy = sliced("slices", record.sliced(slices), risk="consistency", epsilon=0.1)
     certificate = policy.certificate
     assert policy.runs_full_model
-    assert certificate.slices == {"easy": 430, "hard": 450, "tiny": 20}
-    assert certificate.small_slices == {"tiny": 22}
+    assert certificate.samples.slices == {"easy": 430, "hard": 450, "tiny": 20}
+    assert certificate.samples.small_slices == {"tiny": 22}
     assert "too few samples are of tiny (22)" in str(policy)
     without = record.sliced(slices).take(np.arange(20, 900))
     assert not sliced("slices", without, risk="consistency", epsilon=0.1).runs_full_model
@@ -236,7 +236,7 @@ def test_slices_grow(case, fact):
         grown.update(record.take(rows))
     policy = grown.policy()
     assert policy.threshold is not None
-    assert set(policy.certificate.slices) == {"easy", "hard"}
+    assert set(policy.certificate.samples.slices) == {"easy", "hard"}
     assert policy.evaluate(record).risk <= 0.2
 
 
@@ -260,4 +260,4 @@ def test_slices_do_not_learn_paths_of_their_own(within):
         return
     policy = request.run(record)
     assert policy.threshold is None
-    assert policy.certificate.pilot == 360
+    assert policy.certificate.samples.pilot == 360

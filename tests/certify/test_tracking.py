@@ -42,7 +42,7 @@ def test_a_policy_is_logged_and_fetched_again(mlflow, policy, tmp_path):
     assert float(run.data.params["setting.threshold"]) == policy.threshold
     assert run.data.metrics["calibration_risk"] == promise.calibration_risk
     assert run.data.metrics["upper_bound"] == promise.upper_bound
-    full, here = policy.certificate.costs["exit"]
+    full, here = policy.certificate.costs.means["exit"]
     assert run.data.metrics["saving.exit"] == 1 - here / full
     assert run.data.tags["swiftsure.promise"] == str(policy)
     fetched = mlflow.artifacts.download_artifacts(

@@ -65,7 +65,7 @@ def test_a_pipe_gets_lines_with_tabs(run, record):
     ]
     assert costs[0] == ["cost", "full model", "policy", "saved"]
     assert [cells[0] for cells in costs[1:]] == ["exit", "flops"]
-    full, here = policy.certificate.costs["flops"]
+    full, here = policy.certificate.costs.means["flops"]
     assert costs[2][1:] == ["5e+09", f"{here:.4g}", f"{100 * (1 - here / full):.1f} %"]
     assert "\x1b" not in done.out
 
@@ -322,16 +322,16 @@ def test_the_seed_drawn_for_a_file_that_keeps_none_is_named(run):
     star = ("--control", "ucb:bound=star")  # the exact test of gaps needs no order
     done = run("calibrate", "arrays.npz", *ZERO_ONE, *star, "-o", "first.json")
     policy = Policy.load("first.json")
-    seed = policy.certificate.seed
-    assert policy.certificate.seed_drawn
+    seed = policy.certificate.provenance.seed
+    assert policy.certificate.provenance.seed_drawn
     said = next(line for line in done.out.splitlines() if "drawn at random, with" in line)
     assert f"with seed {seed}, which arrays.npz does not keep: `--seed {seed}` repeats" in said
     assert "`swiftsure convert arrays.npz -o arrays.parquet`" in said
     again = run("calibrate", "arrays.npz", *ZERO_ONE, *star, "-o", "again.json", "--seed", seed)
     assert "drawn at random, with seed" not in again.out
     repeated = Policy.load("again.json")
-    assert (repeated.threshold, repeated.certificate.seed) == (policy.threshold, seed)
-    assert not repeated.certificate.seed_drawn
+    assert (repeated.threshold, repeated.certificate.provenance.seed) == (policy.threshold, seed)
+    assert not repeated.certificate.provenance.seed_drawn
     assert "or the seed was itself drawn at random, once" in str(repeated)
 
 
@@ -402,7 +402,7 @@ def test_a_calibration_that_grows(run, folder, record):
     assert [each["certificate"]["n"] for each in (first, second)] == [400, 800]
     assert first["certificate"]["index"] <= second["certificate"]["index"]
     assert "at every moment" in second["sentence"]
-    assert ss.Policy.load(folder / "policy.json").certificate.horizon == 1000
+    assert ss.Policy.load(folder / "policy.json").certificate.samples.horizon == 1000
     again = run("calibrate", "tuesday.parquet", *options)
     assert "holds tuesday.parquet already; nothing was added" in again.err
     assert json.loads(again.out) == second
@@ -451,7 +451,7 @@ def test_slices(run, folder):
     assert done.status == 0
     assert "in each of the slices north (300) and south (500) at once" in done.out
     shared = ss.Policy.load(folder / "policy.json")
-    assert shared.certificate.slices == {"north": 300, "south": 500}
+    assert shared.certificate.samples.slices == {"north": 300, "south": 500}
     each = ("--promise", "gap zero_one within each slice <= 0.05")
     done = run("calibrate", "tenants.parquet", *each, "-o", "policies.json")
     assert done.status == 0
@@ -508,7 +508,7 @@ def test_a_part_of_the_record_learns_the_path(run, dials, options, path, cost, s
     assert policy == wanted.run(dials)
     assert (done.status, done.err) == (0, "")
     pilot, fallback = settings
-    assert (policy.certificate.pilot, policy.certificate.n) == (pilot, 600 - pilot)
+    assert (policy.certificate.samples.pilot, policy.certificate.samples.n) == (pilot, 600 - pilot)
     assert policy.settings["fallback"] == fallback
     assert f"the path was learned on {pilot} others" in done.out
 

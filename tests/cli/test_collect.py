@@ -156,7 +156,7 @@ def test_from_a_model_to_a_policy(run, folder, made):
     done = run("calibrate", "mine.parquet", *arguments)
     assert (done.status, done.err) == (0, "")
     policy = ss.Policy.load("policy.json")
-    assert policy.certificate.model == record.fingerprint
+    assert policy.certificate.provenance.model == record.fingerprint
     assert not policy.runs_full_model
     assert json.loads(done.out)["threshold"] == policy.threshold
     assert made() == {"mine.parquet", "policy.json"}

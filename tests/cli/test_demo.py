@@ -29,8 +29,8 @@ def test_it_certifies_runs_and_leaves_its_files(run, folder, few):
     assert {path.name for path in output.iterdir()} == names
     policy = Policy.load(output / "policy.json")
     assert str(policy) in done.out
-    assert policy.certificate.model is not None  # bound to the network it is for
-    assert policy.certificate.n == 2000
+    assert policy.certificate.provenance.model is not None  # bound to the network it is for
+    assert policy.certificate.samples.n == 2000
     lines = done.out.splitlines()
     assert "ε\tthreshold\tFLOPs saved %\tmean exit\taccuracy lost" in lines
     assert any(line.startswith("in full\t") for line in lines)
@@ -106,7 +106,7 @@ def test_without_the_zoo_the_small_network_runs(run, folder, no_zoo):
     assert done.out.startswith("A small network on Fashion-MNIST")
     assert 'pip install "swiftsure[zoo]"' in done.out
     policy = Policy.load(folder / "results" / "demo" / "policy.json")
-    assert policy.certificate.model is not None
+    assert policy.certificate.provenance.model is not None
     names = {"policy.json", "policy.png", "images.png"}
     assert {path.name for path in (folder / "results" / "demo").iterdir()} == names
 

@@ -220,6 +220,6 @@ def test_plans_of_groups_count_groups_and_say_what_is_averaged(run):
 def test_the_seed_drawn_for_a_budget_is_named(run):
     budget = ("--loss", "zero_one", "--cost", "flops", "--saving", "0.2")
     done = run("plan", "arrays.npz", *budget, "-o", "policy.json")
-    seed = Policy.load("policy.json").certificate.seed
+    seed = Policy.load("policy.json").certificate.provenance.seed
     assert f"`--seed {seed}` repeats this result" in done.out
     assert "repeats this result" not in run("plan", "record.parquet", *budget).out

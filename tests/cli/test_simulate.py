@@ -41,7 +41,7 @@ def test_json_and_nothing_else(run, folder):
     assert shown["sentence"] == str(policy)
     assert shown["threshold"] == policy.threshold
     assert policy.certificate.promises[0].epsilon == 0.03
-    assert policy.certificate.n == 300
+    assert policy.certificate.samples.n == 300
     levels = [row["epsilon"] for row in shown["tradeoff"]]
     assert levels == [0.01, 0.02, 0.03, 0.05, 0.1]
     saved = [row["saved"] for row in shown["tradeoff"]]

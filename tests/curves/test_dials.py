@@ -187,7 +187,7 @@ def test_calibrating_on_samples_of_the_pilot_is_refused():
     policy = ss.calibrate(
         whole.take(np.arange(100, 600)), risk="consistency", epsilon=0.05, path=path
     )
-    assert policy.certificate.pilot == 100
+    assert policy.certificate.samples.pilot == 100
 
 
 def test_the_same_samples_without_ids_are_recognised():
@@ -255,7 +255,7 @@ def learned(pilot, epsilon=0.06, **given):
 
 def test_a_split_says_how_many_samples_went_where():
     policy = learned(0.25).run(record())
-    assert (policy.certificate.pilot, policy.certificate.n) == (150, 450)
+    assert (policy.certificate.samples.pilot, policy.certificate.samples.n) == (150, 450)
     assert "the 450 calibration samples (the path was learned on 150 others)" in str(policy)
     assert "the samples were split by a seed drawn at random from the operating system" in str(
         policy
@@ -281,8 +281,8 @@ def test_a_split_of_groups_counts_groups(kind, average):
     promise = {"risk": "consistency", "loss": "zero_one" if kind == "exits" else None}
     policy = ss.calibrate(whole, **promise, epsilon=0.2, split=50, **average)
     assert not policy.runs_full_model
-    assert (policy.certificate.pilot, policy.certificate.n) == (50, 150)
-    assert policy.certificate.n_samples == 450
+    assert (policy.certificate.samples.pilot, policy.certificate.samples.n) == (50, 150)
+    assert policy.certificate.samples.n_samples == 450
     assert "the 150 calibration groups (the path was learned on 50 others)" in str(policy)
     assert "no group of the pilot that the path was learned on is among them" in str(policy)
     assert "the groups were split by a seed drawn at random" in str(policy)
@@ -291,7 +291,7 @@ def test_a_split_of_groups_counts_groups(kind, average):
 def test_a_grouped_pilot_of_single_samples_counts_samples():
     path = ss.Path.pareto(record(groups=np.arange(600) // 3))
     policy = ss.calibrate(record(seed=1), risk="consistency", epsilon=0.2, path=path)
-    assert (policy.certificate.pilot, policy.certificate.n) == (600, 600)
+    assert (policy.certificate.samples.pilot, policy.certificate.samples.n) == (600, 600)
     assert "no sample of the pilot" in str(policy)
 
 
@@ -330,7 +330,7 @@ def test_a_path_is_learned_on_samples_as_they_count(facts):
     else:
         whole = whole.weighted(np.tile([1.5, 0.5], 300), max_weight=1.5)
     policy = learned(100, epsilon=0.1).run(whole)
-    assert (policy.certificate.pilot, policy.certificate.unit) == (
+    assert (policy.certificate.samples.pilot, policy.certificate.samples.unit) == (
         (200, "groups") if facts == "groups" else (100, "samples")
     )
     assert policy.threshold is not None
@@ -388,7 +388,7 @@ def test_the_cheapest_certified_setting_of_all_branches_is_chosen(flow):
     assert policy.settings["rollback"] == 2.0
     assert policy.settings["fallback"] == 0.2
     assert policy.certificate.path.startswith("2 branches of settings")
-    assert policy.certificate.n == 2000
+    assert policy.certificate.samples.n == 2000
 
 
 def test_a_cost_chooses_among_branches():

@@ -34,7 +34,7 @@ GAP = ss.Promise(epsilon=0.05)
 def uncorrected(records):
     """The broken way: calibrate all of them at δ and keep the cheapest."""
     made = [REQUEST.run(record) for record in records]
-    return min(made, key=lambda policy: policy.certificate.costs["usd"][1])
+    return min(made, key=lambda policy: policy.certificate.costs.means["usd"][1])
 
 
 def pilot_reused(records):
@@ -90,7 +90,7 @@ def test_the_certificate_says_how_it_was_chosen(tmp_path):
     policy.save(tmp_path / "policy.json")
     assert ss.Policy.load(tmp_path / "policy.json") == policy
     pilot = calibrate_best(record, GAP, split=300)
-    assert (pilot.certificate.n, pilot.certificate.selection.n_pilot) == (700, 300)
+    assert (pilot.certificate.samples.n, pilot.certificate.selection.n_pilot) == (700, 300)
     assert "on 300 pilot samples that were not used to calibrate" in str(pilot)
     assert calibrate_best(record, GAP, split=300).threshold == pilot.threshold
     named = calibrate_best({"x": (record, "b"), "y": (record, "a")}, GAP, split=0.3)
@@ -126,7 +126,7 @@ def test_the_certificate_says_what_the_split_rests_on(drawn):
         records = [dataclasses.replace(each, order=0) for each in records]
     request = dataclasses.replace(REQUEST, promises=ss.Promise(risk="consistency", epsilon=0.2))
     made = calibrate_best(records, request, split=0.2)
-    assert made.certificate.seed is None
+    assert made.certificate.provenance.seed is None
     stated = "split by a seed drawn at random" if drawn else "came in random order"
     assert stated in str(made)
 

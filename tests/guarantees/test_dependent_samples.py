@@ -84,8 +84,8 @@ def test_records_with_groups_are_tested_by_group():
         rng.random((400, 1)), losses={"zero_one": losses}, groups=np.arange(400) // 4
     )
     policy = ss.calibrate(record, epsilon=0.1)
-    assert (policy.certificate.unit, policy.certificate.n) == ("groups", 100)
-    assert policy.certificate.n_samples == 400
+    assert (policy.certificate.samples.unit, policy.certificate.samples.n) == ("groups", 100)
+    assert policy.certificate.samples.n_samples == 400
 
 
 def test_means_of_groups_are_not_taken_for_counts():
@@ -164,7 +164,7 @@ def test_the_default_says_that_groups_are_averaged():
     assert losses[:, 1].mean() > 0.5
     policy = ss.calibrate(record, epsilon=0.05)
     assert policy.threshold == 0.5
-    assert (policy.certificate.unit, policy.certificate.average) == ("groups", "group")
+    assert (policy.certificate.samples.unit, policy.certificate.samples.average) == ("groups", "group")
     assert policy.certificate.promises[0].calibration_risk < 0.04
     assert (
         "the average over groups of each group's average zero_one gap to the full model (every"
@@ -184,8 +184,8 @@ def test_per_sample_the_same_users_are_not_certified():
     assert "zero_one gap to the full model per sample" in str(policy)
     allowed = ss.calibrate(record, epsilon=0.8)
     certificate = allowed.certificate
-    assert (certificate.unit, certificate.average) == ("groups", "sample")
-    assert certificate.max_group_size == 200
+    assert (certificate.samples.unit, certificate.samples.average) == ("groups", "sample")
+    assert certificate.samples.max_group_size == 200
     promise = certificate.promises[0]
     assert promise.calibration_risk == pytest.approx(losses[:, 1].mean())
     assert promise.calibration_risk < promise.upper_bound <= 0.8
@@ -529,8 +529,8 @@ def test_a_curve_keeps_its_own_average():
     """Calls that take a curve do not average it again, nor can anybody else."""
     curve = grouped_curve(average="sample", max_group_size=3)
     certificate = ss.calibrate(curve, epsilon=0.9).certificate
-    assert (certificate.unit, certificate.average) == ("groups", "sample")
-    assert (certificate.n, certificate.max_group_size) == (3, 3)
+    assert (certificate.samples.unit, certificate.samples.average) == ("groups", "sample")
+    assert (certificate.samples.n, certificate.samples.max_group_size) == (3, 3)
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.5], n_calibration=2, splits=2)
     assert (study.about.unit, study.about.average) == ("groups", "sample")
     for again in (

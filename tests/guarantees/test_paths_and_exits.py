@@ -156,4 +156,4 @@ def test_breakpoints_may_end_at_the_setting_that_nobody_uses():
     record = ss.ExitRecord(np.full((60, 1), 0.5), losses={"zero_one": np.tile([1.0, 0.0], (60, 1))})
     policy = ss.calibrate(record, epsilon=0.1, path="breakpoints")
     assert policy.threshold == float(np.nextafter(np.float32(0.5), np.float32(1)))
-    assert policy.certificate.costs["exit"] == (2.0, 2.0)
+    assert policy.certificate.costs.means["exit"] == (2.0, 2.0)

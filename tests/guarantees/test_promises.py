@@ -241,7 +241,7 @@ def test_small_slices_are_chosen_by_their_size_alone():
         record = ss.ThresholdRecord([None, 0.5], inconsistencies={"zero_one": apart})
         policy = ss.calibrate(record.sliced(np.repeat(["large", "small"], [80, 20])), consistency)
         assert policy.threshold is None
-        assert policy.certificate.small_slices == {"small": 22}
+        assert policy.certificate.samples.small_slices == {"small": 22}
         assert "small (22)" in str(policy)
 
 
@@ -264,7 +264,7 @@ def test_mean_costs_keep_their_failure_probability():
     for _ in range(150):
         record = exits_half(200, 0.5 - TINY, rng)
         promises = [ss.Promise(epsilon=0.1, risk="consistency")]
-        plugged += ss.calibrate(record, promises, path=[0.5]).certificate.costs["flops"][1] <= 1.5
+        plugged += ss.calibrate(record, promises, path=[0.5]).certificate.costs.means["flops"][1] <= 1.5
         promises.append(ss.CostPromise("flops", at_most=1.5))
         certified += not ss.calibrate(record, promises, path=[0.5]).runs_full_model
     check_rate(certified, 150, 0.05)

@@ -153,7 +153,7 @@ def test_a_record_is_tested_in_one_order_and_so_is_its_file(tmp_path, kind):
     policies = [ss.calibrate(each, risk="consistency", epsilon=0.2) for each in [record, *copies]]
     assert all(policy == policies[0] for policy in policies)
     certificate = policies[0].certificate
-    assert (certificate.seed, certificate.seed_drawn) == (record.order.seed, True)
+    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (record.order.seed, True)
     assert 0 <= record.order.seed < 2**53  # JSON readers that use doubles keep it
 
 
@@ -178,7 +178,7 @@ def test_an_order_given_to_a_record_is_not_called_drawn(tmp_path):
     policy = ss.calibrate(
         ss.load_record(tmp_path / "record.parquet"), risk="consistency", epsilon=0.05
     )
-    assert (policy.certificate.seed, policy.certificate.seed_drawn) == (3, False)
+    assert (policy.certificate.provenance.seed, policy.certificate.provenance.seed_drawn) == (3, False)
 
 
 DRAWN = "the samples were tested in an order drawn at random from the operating system"
@@ -201,12 +201,12 @@ def test_the_certificate_names_what_the_order_rests_on(control):
     )
     assert DRAWN in str(drawn)
     assert GIVEN not in str(drawn)
-    assert drawn.certificate.seed_drawn is True
+    assert drawn.certificate.provenance.seed_drawn is True
     assert GIVEN in given.certificate.assumptions
     assert GIVEN in str(given)
-    assert given.certificate.seed_drawn is False
+    assert given.certificate.provenance.seed_drawn is False
     assert not any("order" in text for text in free.certificate.assumptions)
-    assert (free.certificate.seed, free.certificate.seed_drawn) == (None, None)
+    assert (free.certificate.provenance.seed, free.certificate.provenance.seed_drawn) == (None, None)
 
 
 @pytest.mark.parametrize(("seed", "said"), [(None, DRAWN), (2, GIVEN)])
@@ -222,5 +222,5 @@ def test_a_budget_names_what_its_split_rests_on(seed, said):
         plan = ss.planning.lowest_epsilon(record, saving=0.3, risk="consistency", bound=bound)
         certificate = plan.policy.certificate
         assert any(text.startswith(said) for text in certificate.assumptions)
-        assert certificate.seed == record.order.seed
-        assert certificate.seed_drawn is (seed is None)
+        assert certificate.provenance.seed == record.order.seed
+        assert certificate.provenance.seed_drawn is (seed is None)

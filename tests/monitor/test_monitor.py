@@ -708,7 +708,7 @@ def test_no_warning_while_requests_are_like_the_calibration(policy, record):
     for row in rng.integers(0, record.n, 5000):
         drift.update(exit=int(exits[row]), confidence=float(confidences[row, 0]))
     assert drift.warnings() == []
-    full, here = policy.certificate.costs["exit"]
+    full, here = policy.certificate.costs.means["exit"]
     assert drift.saving == pytest.approx(1 - here / full, abs=0.05)
 
 

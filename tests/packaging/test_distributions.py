@@ -170,7 +170,7 @@ def test_the_wheel_needs_no_torch(python, clean, tmp_path):
     calibrate = ("calibrate", "r.parquet", "--loss", "zero_one", "--epsilon", "0.1")
     found = run(*alone, *calibrate, "-o", "policy.json", "--json", cwd=tmp_path, env=clean)
     assert json.loads(found)
-    assert swiftsure.Policy.load(tmp_path / "policy.json").certificate.n == 600
+    assert swiftsure.Policy.load(tmp_path / "policy.json").certificate.samples.n == 600
 
 
 def test_the_wheel_is_what_was_run(python, clean, tmp_path):

@@ -86,7 +86,7 @@ def test_what_a_record_says_of_its_draw_is_read_from_the_disk(tmp_path, loss):
         assert shown(request.run(save(record, tmp_path / name))) == shown(expected)
         assert not expected.runs_full_model
     few = save(record_of().drawn_from(3999 + 1), tmp_path / "few")
-    assert request_of(loss=loss, epsilon=0.1, bound="star").run(few).certificate.pool == 4000
+    assert request_of(loss=loss, epsilon=0.1, bound="star").run(few).certificate.samples.population == 4000
 
 
 @pytest.mark.parametrize("loss", ["brier", "zero_one"])
@@ -124,7 +124,7 @@ def test_slices_on_the_disk_say_how_to_go_on(tmp_path):
         with pytest.raises(ValueError, match=r"samples with slices\. Load the folder"):
             request.run(opened)
         assert not request.run(opened.load()).runs_full_model
-    assert ss.calibrate(opened, loss="brier", epsilon=0.1).certificate.slices is None
+    assert ss.calibrate(opened, loss="brier", epsilon=0.1).certificate.samples.slices is None
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -294,7 +294,7 @@ def test_losses_that_some_files_lack_are_left_out(tmp_path):
     opened = ss.ShardedRecord(tmp_path / "record")
     assert list(opened.first.losses) == ["zero_one"]
     assert list(opened.first.inconsistencies) == ["zero_one", "brier"]
-    assert ss.calibrate(opened, loss="zero_one", epsilon=0.1).certificate.n == 4000
+    assert ss.calibrate(opened, loss="zero_one", epsilon=0.1).certificate.samples.n == 4000
 
 
 def test_a_shard_that_the_manifest_names_must_be_there(tmp_path):
@@ -389,7 +389,7 @@ def test_samples_of_a_pilot_are_refused_as_in_memory(tmp_path):
         ss.calibrate(each, loss="zero_one", epsilon=0.1, path=path) for each in (record, folder)
     ]
     assert found[0].model_dump() == found[1].model_dump()
-    assert found[1].certificate.pilot == 500
+    assert found[1].certificate.samples.pilot == 500
     same = ss.ExitRecord.from_logits(sample.logits[:600], sample.labels[:600])  # another drawn seed
     for given in (record, folder):
         for pilot in (record.take(range(400, 600)), same):

@@ -88,8 +88,8 @@ def test_every_level_is_what_calibrate_would_choose(found, record):
         assert setting.threshold == other.threshold
         promise = other.certificate.promises[0]
         assert setting.risks == pytest.approx((promise.calibration_risk,))
-        assert setting.shares == pytest.approx(other.certificate.exit_shares)
-        full, here = other.certificate.costs["layers"]
+        assert setting.shares == pytest.approx(other.certificate.costs.exit_shares)
+        full, here = other.certificate.costs.means["layers"]
         assert setting.saved["layers"] == pytest.approx(1 - here / full)
 
 
@@ -163,7 +163,7 @@ def test_where_no_size_certifies_the_fewest_that_can_are_named(options, said):
 
 def test_the_fewest_that_can_certify_do():
     policy = ss.calibrate(lossless(230), risk="consistency", epsilon=0.01)
-    full, here = policy.certificate.costs["exit"]
+    full, here = policy.certificate.costs.means["exit"]
     assert 1 - here / full == pytest.approx(2 / 3)
 
 
@@ -223,7 +223,7 @@ def test_the_page_says_the_promise_and_what_it_rests_on(record, policy):
     assert conditions in page
     for assumption in policy.certificate.assumptions:
         assert assumption in page
-    assert policy.certificate.data in page
+    assert policy.certificate.provenance.data in page
 
 
 def test_the_page_needs_nothing_but_itself(record, policy):
@@ -491,14 +491,14 @@ def edited(policy, **changes):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda r: r.take(range(700)), "`certificate.n_samples` is 800 in the policy, but 700"),
-        (lambda r: r.take(np.arange(800)[::-1]), "`certificate.data` is sha256:"),
-        (lambda r: replace(r, fingerprint="sha256:" + "0" * 64), "`certificate.model` is none"),
+        (lambda r: r.take(range(700)), "`certificate.samples.n_samples` is 800 in the policy, but 700"),
+        (lambda r: r.take(np.arange(800)[::-1]), "`certificate.provenance.data` is sha256:"),
+        (lambda r: replace(r, fingerprint="sha256:" + "0" * 64), "`certificate.provenance.model` is none"),
         (
             lambda r: replace(r, confidences={"entropy": r.confidences["entropy"]}),
             "`score` is top1 in the policy, but entropy",
         ),
-        (lambda r: replace(r, groups=np.arange(800)), "`certificate.unit` is samples"),
+        (lambda r: replace(r, groups=np.arange(800)), "`certificate.samples.unit` is samples"),
         (lambda r: replace(r, dtype="float16"), "`dtype`"),
     ],
 )
@@ -515,10 +515,10 @@ def test_a_record_of_something_else_is_refused(record, policy, change, named):
         (lambda r: replace(r, losses={"brier": r.losses["brier"]}), "`loss` must be one of: brier"),
         (
             lambda r: replace(r, costs={"layers": [1, 1, 1, 1000]}),
-            "`certificate.costs.layers[0]` is 12 in the policy, but 1000",
+            "`certificate.costs.means.layers[0]` is 12 in the policy, but 1000",
         ),
-        (lambda r: replace(r, costs={}), "`certificate.costs` is"),
-        (lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}), "`certificate.costs` is"),
+        (lambda r: replace(r, costs={}), "`certificate.costs.means` is"),
+        (lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}), "`certificate.costs.means` is"),
     ],
 )
 def test_other_losses_and_costs_are_refused(record, policy, change, named):
@@ -585,7 +585,7 @@ PROMISE = ("certificate", "promises", 0)
         (("certificate", "delta"), 1e-6, "`certificate.delta` is 1e-06 in"),
         (("certificate", "delta"), None, "`certificate.delta` is none in"),
         (("certificate", "guarantee"), "expectation", "guarantee` is expectation"),
-        (("certificate", "n"), 600, "certificate.n` is 600 in the policy, but 800 when"),
+        (("certificate", "n"), 600, "certificate.samples.n` is 600 in the policy, but 800 when"),
         (("certificate", "exit_shares"), [1, 0, 0, 0], "exit_shares[0]` is 1 in"),
         (("certificate", "control"), "budget", "promises[0].epsilon` is 0.05 in"),
         (("certificate", "costs", "layers"), [12, 1], "costs.layers[1]` is 1 in"),

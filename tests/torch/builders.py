@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import swiftsure as ss
-from swiftsure.certify.policy import Certificate, Policy, PromiseResult
+from swiftsure.certify.certificate import Certificate, PromiseResult
+from swiftsure.certify.policy import Policy
 from swiftsure.torch import Scored, Staged, collect
 
 SCORES = ["top1", "top_diff", "entropy"]

@@ -149,7 +149,7 @@ def test_dicts_with_ids_and_groups():
         groups=np.repeat(np.arange(10), 5),
     )
     assert_same(record, expected)
-    assert ss.calibrate(record, loss="zero_one", epsilon=0.05).certificate.unit == "groups"
+    assert ss.calibrate(record, loss="zero_one", epsilon=0.05).certificate.samples.unit == "groups"
 
 
 @pytest.mark.parametrize("name", ["labels", "groups"])
@@ -263,7 +263,7 @@ def test_what_the_policy_is_bound_to(tmp_path, dtype, temperatures):
         assert getattr(loaded, name) == getattr(record, name)
     policy = ss.calibrate(loaded, loss="zero_one", epsilon=0.05)
     assert (policy.dtype, policy.temperatures) == (dtype, temperatures)
-    assert policy.certificate.model == record.fingerprint
+    assert policy.certificate.provenance.model == record.fingerprint
 
 
 def test_the_fingerprint_is_of_the_model_before_it_ran(monkeypatch):

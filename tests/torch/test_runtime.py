@@ -426,7 +426,7 @@ def test_other_dtypes_are_refused():
 def test_a_model_certified_in_its_own_dtype_runs_in_no_other():
     model = network()
     policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one", epsilon=0.05)
-    assert policy.certificate.model is not None
+    assert policy.certificate.provenance.model is not None
     EarlyExit(model, policy, dtype="float32")  # the same thing
     with pytest.raises(ValueError, match="dtype"):
         EarlyExit(model, policy, dtype="bfloat16")
@@ -565,7 +565,7 @@ def test_other_weights_are_refused(tmp_path):
     policy = ss.calibrate(collect(model, [(inputs(50), labels(50))]), loss="zero_one", epsilon=0.05)
     policy.save(tmp_path / "policy.json")
     policy = ss.Policy.load(tmp_path / "policy.json")
-    assert policy.certificate.model == fingerprint(model)
+    assert policy.certificate.provenance.model == fingerprint(model)
     EarlyExit(model, policy)
     with torch.no_grad():
         model.heads[2].bias[1] += 1e-6

@@ -13,5 +13,5 @@ def html_card(title: str, facts: Mapping[str, object], text: str = "") -> str:
         f'<td style="text-align:left">{escape(str(value))}</td></tr>'
         for name, value in facts.items()
     )
-    below = f"<p>{escape(text)}</p>" if text else ""
+    below = f'<p style="white-space:pre-line">{escape(text)}</p>' if text else ""
     return f"<div><strong>{escape(title)}</strong><table>{rows}</table>{below}</div>"

@@ -310,7 +310,7 @@ class Cascade:
         if policy is not None:
             binding = PolicyBinding(policy, SYSTEM_NAME, RECORD_FROM)
             binding.exit_thresholds(len(self.models))
-            if policy.certificate.model is not None:
+            if policy.certificate.provenance.model is not None:
                 binding.check_model(lambda: self.fingerprint or "models without a fingerprint")
             score = str(policy.score)
             if score not in ANSWER_SCORES and score not in self.scores:

@@ -13,8 +13,9 @@ import numpy as np
 
 from swiftsure._lib import checks
 from swiftsure.certify.calibration import DELTA, Ask, Calibration
+from swiftsure.certify.certificate import Selection
 from swiftsure.certify.control import Control
-from swiftsure.certify.policy import Policy, Selection
+from swiftsure.certify.policy import Policy
 from swiftsure.certify.promise import Promise
 from swiftsure.curves.costs import default_cost
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -65,7 +66,7 @@ def calibrate_best(
     >>> scores = ["top1", "entropy"]
     >>> record = ExitRecord.from_logits(sample.logits, sample.labels, scores)
     >>> policy = calibrate_best(record, Promise("zero_one", epsilon=0.05), split=0.3)
-    >>> policy.certificate.selection.method, policy.certificate.n
+    >>> policy.certificate.selection.method, policy.certificate.samples.n
     ('pilot', 1050)
     """
     if (split is None) == (correction is None):
@@ -141,7 +142,7 @@ def with_selection(policy: Policy, selection: Selection, delta: float) -> Policy
 
 def _cheapest(policies: Mapping[str, Policy], cost: str) -> str:
     """Return the name of the policy with the least mean cost; the first of several."""
-    return min(policies, key=lambda name: policies[name].certificate.costs[cost][1])
+    return min(policies, key=lambda name: policies[name].certificate.costs.means[cost][1])
 
 
 def _named(candidates: Any, score: str | None) -> dict[str, Candidate]:

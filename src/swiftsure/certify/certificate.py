@@ -1,174 +1,417 @@
-"""Certification: makes a policy and its certificate from what a control chose."""
+"""Certificates: what a policy promises, in numbers, and what the promise rests on."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import math
+import re
+from typing import Annotated, Any, Literal
 
-from swiftsure.certify import bounds
-from swiftsure.certify.calibration import Calibration
-from swiftsure.certify.control import Control, ControlResult
-from swiftsure.certify.policy import Certificate, Metadata, Policy, PromiseResult
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftsure.certify import wording
+from swiftsure.certify.bounds import BOUNDS
+from swiftsure.certify.control import CONTROLS
 from swiftsure.certify.promise import Promise
-from swiftsure.curves.costs import price_of
-from swiftsure.curves.curve import RiskCurve
-from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
+from swiftsure.certify.wording import KnownCondition
+from swiftsure.curves.risks import RISKS
 
-__all__ = ["counted_costs", "curves_fingerprint", "make_policy"]
+__all__ = [
+    "BUDGET",
+    "Certificate",
+    "Costs",
+    "PromiseResult",
+    "Provenance",
+    "Samples",
+    "Selection",
+]
+
+BUDGET = "budget"
+"""The control of a certificate whose setting was chosen by a compute budget."""
+
+DATA = re.compile(r"(sha256:[0-9a-f]{64}( sha256:[0-9a-f]{64})*)?")
+"""Fingerprints of the curves of all promises."""
+
+Guarantee = Literal["probability", "expectation", "none"]
 
 
-def make_policy(
-    request: Calibration,
-    record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
-    curves: list[RiskCurve],
-    results: list[ControlResult],
-    chosen: ControlResult,
-    *,
-    data: str | None = None,
-    pool: int | None = None,
-    upper: float | None = None,
-    horizon: int | None = None,
-    slices: Mapping[str, int] | None = None,
-    small_slices: Mapping[str, int] | None = None,
-    metadata: Metadata | Mapping[str, str] | None = None,
-) -> Policy:
-    """Return the policy for a chosen setting.
+# Without control characters, which a terminal would obey.
+Name = Annotated[str, Field(max_length=1_000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Count = Annotated[int, Field(ge=1, le=2**53)]
 
-    There is one curve and one result for each promise about a risk. `upper` is the upper bound of
-    the risk if already computed; `horizon` is that of a calibration that grows; `slices` are those
-    that the promise is about, with their numbers of samples, and `small_slices` those that are too
-    small for any promise, with the numbers they need.
-    """
-    rule, cost = request.control, request.cost
-    curve = curves[0]
-    full = {name: curve.full_cost(name) for name in curve.costs}
-    here = full
-    shares = curve.exit_shares_at(chosen.index or 0) if curve.has_exits else None
-    if chosen.index is not None:
-        here = {name: curve.mean_cost_at(name, chosen.index, shares) for name in curve.costs}
-    deciding = curve.deciding_costs(cost)
-    # Only the full model may run instead: a first setting that is another one is not it.
-    not_worth = curve.full_model_first and bool(deciding)
-    not_worth = not_worth and all(here[name] > full[name] for name in deciding)
-    dearer = {name: here[name] for name in deciding} if not_worth else {}
-    if not_worth:  # The setting is certified, and so is the full model: either may be chosen.
-        chosen, here = replace(chosen, index=None, threshold=None), full
-        shares = curve.exit_shares_at(0) if curve.has_exits else None
-    full = {name: full[name] for name in counted_costs(curve, cost)}
-    certificate = Certificate(
-        guarantee=rule.guarantee,
-        delta=chosen.delta,
-        promises=tuple(
-            _promise(rule, asked, c, r, chosen.index, pool, upper)
-            for asked, c, r in zip(request.risks, curves, results, strict=True)
-        ),
-        control=chosen.control,
-        options=rule.options(),
-        n=chosen.n,
-        unit="groups" if curve.grouped else "samples",
-        average=curve.average,
-        max_group_size=curve.max_group_size,
-        n_samples=curve.n_samples or curve.n,
-        path=curve.path_kind,
-        n_settings=curve.n_path,
-        index=chosen.index,
-        seed=next((r.seed for r in results if r.seed is not None), None),
-        seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
-        pool=pool,
-        assumptions=tuple(dict.fromkeys(text for r in results for text in r.assumptions)),
-        costs={name: (full[name], here[name]) for name in full},
-        baseline="full model" if curve.full_model_first else "first setting",
-        labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
-        stopped_at=None if curve.cut_from is None else curve.n_settings,
-        horizon=horizon,
-        max_weight=curve.max_weight,
-        pilot=curve.n_pilot,
-        slices=None if slices is None else dict(slices),
-        small_slices=None if not small_slices else dict(small_slices),
-        max_costs=request.limits,
-        not_worth=not_worth,
-        dearer_costs=dearer,
-        cost=cost,
-        exit_shares=None if shares is None else tuple(shares.tolist()),
-        data=data or curves_fingerprint(curves),
-        model=None if isinstance(record, RiskCurve) else record.fingerprint,
-    )
-    exits = record if isinstance(record, ExitRecord | ShardedRecord) else None
-    known = record.first if isinstance(record, ShardedRecord) else exits
-    threshold = chosen.threshold
-    settings: dict[str, Any] = {
-        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold
-    }
-    if isinstance(record, ThresholdRecord):
-        if threshold is None:
-            settings = record.setting(0)
-        elif record.dials:  # thresholds number the settings
-            settings = record.setting(int(threshold))  # type: ignore[arg-type]
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _require(possible: bool, otherwise: str) -> None:
+    if not possible:
+        raise ValueError(otherwise)
+
+
+class PromiseResult(_Frozen):
+    """One promise of a policy in numbers, and its value in calibration."""
+
+    risk: Name
+    loss: Name
+    epsilon: float
+    loss_range: tuple[float, float]
+    bound: Name | None
+    calibration_risk: float
+    """Mean loss at the chosen setting, over the calibration samples or groups (`average`)."""
+    upper_bound: float | None
+    """Upper bound at δ, for display, as if this setting had been fixed beforehand."""
+
+    relative: bool = True
+    """Whether losses are relative to the full model."""
+
+    above: float | None = Field(default=None, ge=0)
+    """If the risk is the probability of a loss above a limit, and not its mean: that limit."""
+
+    worst: float | None = Field(default=None, gt=0, lt=1)
+    """If the risk is the mean of the worst share of the losses: that share."""
+
+    among: Literal["all", "exits"] = "all"
+    """Whether the loss of all samples counts, or that of those that exit early."""
+
+    within: Literal["slices", "each slice"] | None = None
+    """Whether it holds over all samples, or in every slice."""
+
+    def check(self, by_budget: bool = False) -> None:
+        """Raise if the numbers cannot belong together."""
+        low, high = self.loss_range
+        _require(low < high and high > 0, f"loss_range must be (low, high), not {(low, high)}")
+        if by_budget:
+            _require(low <= self.epsilon <= high, f"epsilon must lie in [{low:g}, {high:g}]")
         else:
-            settings = {record.dial: threshold}
-    settings |= getattr(record, "settings", {})
-    return Policy(
-        threshold=threshold,
-        score=None if known is None else known.score_of(request.rule),
-        n_exits=None if exits is None else exits.n_exits,
-        strict=curve.strict,
-        min_exit=curve.min_exit,
-        temperatures=None if exits is None else exits.temperatures,
-        dtype=None if exits is None else exits.dtype,
-        settings=settings,
-        dials=tuple(record.dials) or None if isinstance(record, ThresholdRecord) else None,
-        certificate=certificate,
-        calibration=request,
-        metadata=metadata if isinstance(metadata, Metadata) else Metadata(**dict(metadata or {})),
-    )
+            _require(0 < self.epsilon < high, f"epsilon must lie in (0, {high:g})")
+        slack = 1e-6 * high
+        least = 0.0 if self.worst is not None else low  # the full model loses nothing
+        inside = least - slack <= self.calibration_risk <= high + slack
+        _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
+        upper = self.upper_bound
+        _require(upper is None or low <= upper <= high + slack, f"upper_bound cannot be {upper}")
+        known = self.bound is None or self.bound in BOUNDS
+        _require(known, f"bound must be one of {', '.join(BOUNDS)}")
+
+    @property
+    def asked(self) -> Promise:
+        """The promise itself, about all the samples that it is given."""
+        return Promise(
+            self.loss,
+            epsilon=self.epsilon,
+            risk=self.risk if self.risk in RISKS else "gap",
+            above=self.above,
+            worst=self.worst,
+            among=self.among,
+        )
+
+    @property
+    def selective(self) -> bool:
+        """Whether the risk is the mean over the samples that exit early, and not over all."""
+        return self.among == "exits"
+
+    @property
+    def name(self) -> str:
+        """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
+        return wording.promise_name(self)
+
+    def __str__(self) -> str:
+        """Return the name in words, with the full model."""
+        return wording.promise_words(self)
 
 
-def counted_costs(curve: RiskCurve, cost: str | None) -> list[str]:
-    """Return the costs that a certificate states; the number of models of a cascade is not one."""
-    priced = price_of(curve.full_costs) is not None and cost != "exit"
-    return [name for name in curve.costs if not (priced and name == "exit")]
+class Selection(_Frozen):
+    """How a policy was chosen among several candidates; see `swiftsure.calibrate_best`."""
+
+    method: Literal["pilot", "bonferroni"]
+    candidates: tuple[Name, ...] = Field(min_length=1)
+    chosen: Name
+    cost: Name
+    """The cost by which it was chosen."""
+    n_pilot: Count | None = None
+    """Number of pilot samples that chose it, which calibrated nothing."""
+
+    def __str__(self) -> str:
+        """Return how it was chosen, as a clause."""
+        return wording.selection_words(self)
 
 
-def _promise(
-    rule: Control,
-    asked: Promise,
-    curve: RiskCurve,
-    result: ControlResult,
-    index: int | None,
-    pool: int | None,
-    upper: float | None,
-) -> PromiseResult:
-    first_tested = 1 if curve.full_model_first else 0
-    if (
-        upper is None
-        and not curve.selective
-        and result.bound is not None
-        and result.delta is not None
-        and result.tested is not None
-        and index is not None
-        and index >= first_tested
-    ):
-        bound, delta = bounds.BOUNDS[result.bound], result.delta
-        if rule.correction == "bonferroni":
-            delta /= max(1, curve.n_settings - first_tested)
-        upper = bound.upper(*result.tested, index, delta, pool or 0)
-    # If nothing is certified, the full model runs, and loses nothing against itself.
-    full_model = index is None and curve.relative
-    return PromiseResult(
-        risk=curve.risk_name,
-        loss=curve.loss_name,
-        epsilon=result.epsilon,
-        loss_range=(curve.loss_range.low, curve.loss_range.high),
-        bound=result.bound,
-        calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
-        upper_bound=upper,
-        relative=curve.relative,
-        above=curve.above,
-        worst=curve.worst,
-        among=asked.among,
-        within=asked.within,
-    )
+class Samples(_Frozen):
+    """How many samples calibrated a policy, and what is known of their draw."""
+
+    n: Count
+    unit: Literal["samples", "groups"]
+    """What was drawn independently."""
+    average: Literal["sample", "group"]
+    """What has equal weight in risks and costs: every sample, or every group, whatever its size."""
+    n_samples: Count
+    max_group_size: Count | None = None
+    """The declared largest group size, if risks of groups are averages over their samples."""
+    population: Count | None = None
+    """Size of the finite population that they were drawn from, which the promise is about."""
+    max_weight: float | None = Field(default=None, ge=1)
+    """The largest weight, if the promise is about another distribution given by weights."""
+    slices: dict[Name, Count] | None = None
+    """The slices that the promise is about, all at once, with their numbers of samples."""
+    small_slices: dict[Name, Count] | None = None
+    """Slices with too few samples for any promise, and how many they need; the full model runs."""
+    labels: int | None = Field(default=None, ge=0)
+    """How many of the samples have a label; None if the losses need none, or it is unknown."""
+    pilot: Count | None = None
+    """Number of separate samples, or groups, that the path was learned on, besides n."""
+    horizon: Count | None = None
+    """For a calibration that grows, valid at every moment: the samples its bets were tuned for."""
+
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
+        grouped = self.unit == "groups"
+        _require((self.average == "group") <= grouped, "average must be sample without groups")
+        _require(
+            (self.max_group_size is not None) == (grouped and self.average == "sample"),
+            "max_group_size must be given for averages per sample of groups, and only there",
+        )
+        _require(self.n <= self.n_samples, "n must not exceed n_samples")
+        _require(
+            self.population is None or self.population >= self.n,
+            f"population must hold all {self.unit}",
+        )
+        _require(
+            self.labels is None or self.labels <= self.n_samples, "labels must not exceed n_samples"
+        )
+        inside = 0 if self.slices is None else sum(self.slices.values())
+        _require(
+            self.slices is None or inside == self.n or (grouped and inside > self.n),
+            "slices must have n samples together",
+        )
 
 
-def curves_fingerprint(curves: list[RiskCurve]) -> str:
-    """Return a hash of the losses of several risks."""
-    return " ".join(curve.fingerprint() for curve in curves)
+class Costs(_Frozen):
+    """Mean costs on the calibration samples, and what they decided."""
+
+    means: dict[str, tuple[float, float]]
+    """Mean costs of the full model and of the policy."""
+    baseline: Literal["full model", "first setting"] = "full model"
+    """What the first number of each pair is the cost of."""
+    exit_shares: tuple[float, ...] | None = None
+    """Fraction of the calibration samples that take each exit."""
+    deciding: Name | None = None
+    """The cost that was named to decide whether the setting is worth it, if one was."""
+    dearer: dict[Name, float] = Field(default_factory=dict)
+    """Mean costs of a certified setting that exceed the full model's, which then runs instead."""
+
+    @property
+    def not_worth(self) -> bool:
+        """Whether the certified setting costs more than the full model, which then runs instead."""
+        return bool(self.dearer)
+
+    def check(self) -> None:
+        """Raise if the numbers cannot belong together."""
+        _require(
+            all(cost > self.means.get(k, (cost,))[0] for k, cost in self.dearer.items()),
+            "dearer costs must exceed the full model's",
+        )
+        _require(
+            all(cost >= 0 for pair in self.means.values() for cost in pair),
+            "costs must not be negative",
+        )
+        shares = self.exit_shares
+        _require(
+            shares is None
+            or (all(0 <= each <= 1 for each in shares) and abs(sum(shares) - 1) < 1e-6),
+            "exit_shares must be shares that add up to 1",
+        )
+
+
+class Provenance(_Frozen):
+    """Which data and model a certificate is about, and by which seed the samples were ordered."""
+
+    data: str
+    """Fingerprint of the calibration losses, confidences and settings."""
+    model: str | None = None
+    """Fingerprint of the model; None if the record has none."""
+    seed: int | None = Field(default=None, ge=0)
+    """Seed of the order in which samples were tested; None if the order does not matter."""
+    seed_drawn: bool | None = None
+    """Whether the seed was drawn at random for these samples; False for one that was given."""
+
+    def check(self) -> None:
+        """Raise if the facts cannot belong together."""
+        _require(self.seed_drawn is None or self.seed is not None, "seed_drawn must have a seed")
+        _require(DATA.fullmatch(self.data) is not None, "data must be SHA-256 hashes")
+
+
+class Certificate(_Frozen):
+    """What a policy promises, in numbers, and what the promise rests on."""
+
+    guarantee: Guarantee
+    delta: float | None = Field(gt=0, lt=1)
+    promises: tuple[PromiseResult, ...] = Field(min_length=1)
+    max_costs: dict[Name, float] = Field(default_factory=dict)
+    """Largest mean costs that are promised together with the risks."""
+    conditions: tuple[KnownCondition, ...]
+    control: Name
+    """Name of the control that chose the setting, or "budget" if a compute budget did."""
+    options: dict[str, Any]
+    path: Name
+    n_settings: Count
+    index: int | None = Field(ge=0)
+    stopped_at: Count | None = None
+    """The first setting that lacked a label, where the walk stopped; None if it never had to."""
+    selection: Selection | None = None
+    """How the policy was chosen among several candidates, if it was."""
+    samples: Samples
+    costs: Costs
+    provenance: Provenance
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The conditions in words."""
+        return wording.condition_texts(self)
+
+    def check(self, edited: bool = False) -> None:
+        """Raise if the numbers cannot belong together; an edited level need not be certified."""
+        for promise in self.promises:
+            promise.check(self.by_budget)
+            if self.index is not None and not edited:
+                self._check_certified(promise)
+        control = (*CONTROLS, BUDGET)
+        _require(self.control in control, f"control must be one of {', '.join(control)}")
+        _require(
+            self.index != 0 or self.costs.baseline == "first setting",
+            "index must not be that of the full model, which nothing certifies",
+        )
+        _require(
+            not self.costs.not_worth or self.index is None,
+            "index must be null if the full model costs less",
+        )
+        _require(
+            self.delta is not None or self.guarantee != "probability",
+            "delta must be given for a guarantee with a probability",
+        )
+        _require(self.index is None or self.index < self.n_settings, "index must be a setting")
+        if self.stopped_at is not None:
+            _require(self.stopped_at < self.n_settings, "stopped_at must be a setting")
+            _require((self.index or 0) < self.stopped_at, "index must be before stopped_at")
+        self.samples.check()
+        self.costs.check()
+        self.provenance.check()
+        self._check_shares()
+        self._check_conditions()
+        self._check_scope()
+
+    def _check_shares(self) -> None:
+        """Raise if counts, shares and costs cannot be those of the same samples."""
+        samples, costs, shares = self.samples, self.costs, self.costs.exit_shares
+        _require(
+            samples.unit == "groups" or samples.n == samples.n_samples or self.by_budget,
+            "n must be n_samples without groups",
+        )
+        if shares is not None and samples.unit == "samples" and samples.max_weight is None:
+            total = samples.n_samples
+            _require(
+                all(abs(each - round(each * total) / total) < 1e-9 for each in shares),
+                "exit_shares must be shares of n_samples",
+            )
+        _require(
+            costs.deciding is None or costs.deciding in costs.means,
+            "deciding must be one of the costs",
+        )
+
+    def _check_scope(self) -> None:
+        """Raise if no calibration makes a promise of this scope."""
+        weight = 1.0 if self.samples.max_weight is None else self.samples.max_weight
+        for promise in self.promises:
+            tail = promise.above is not None and promise.worst is None
+            _require(
+                not tail or promise.loss_range in ((0.0, weight), (0.0, 1.0)),
+                "loss_range must be that of a tail",
+            )
+            _require(
+                promise.worst is None
+                or promise.loss_range[0] == promise.above
+                or (promise.loss_range[0] == 0.0 and self.samples.max_weight is not None),
+                "above must be the lowest loss where worst is given",
+            )
+            _require(
+                promise.within is None or self.samples.slices is not None,
+                "slices must be given where a promise holds within them",
+            )
+        restricted = self.samples.slices is not None or any(
+            each.selective or each.worst is not None for each in self.promises
+        )
+        _require(
+            self.samples.population is None or (self.samples.max_weight is None and not restricted),
+            "population cannot be combined with weights, slices, worst shares or exits",
+        )
+        _require(
+            all(k in self.costs.means and limit > 0 for k, limit in self.max_costs.items()),
+            "max_costs must be limits of known costs",
+        )
+        _require(
+            self.samples.horizon is None
+            or (
+                self.samples.population is None
+                and all(each.bound == "star" for each in self.promises)
+            ),
+            "horizon must be null for other tests than bets",
+        )
+
+    def _check_conditions(self) -> None:
+        """Raise for names in conditions that the certificate does not know, or if all are gone."""
+        _require(
+            self.guarantee == "none" or len(self.conditions) > 0,
+            "conditions must be given where a guarantee is",
+        )
+        losses = {each.loss for each in self.promises}
+        for condition in self.conditions:
+            facts = dict(condition.facts)
+            _require(facts.get("loss") in (None, *losses), "conditions must be about its losses")
+            known = (None, *self.costs.means)
+            _require(facts.get("cost") in known, "conditions must be about its costs")
+
+    def _check_certified(self, promise: PromiseResult) -> None:
+        """Raise if no calibration can have certified this level."""
+        (low, high), level = promise.loss_range, promise.epsilon
+        slack = 1e-6 * (high - low)
+        bound = None if promise.bound is None else BOUNDS.get(promise.bound)
+        in_order = bound is None or bound.uses_order
+        if self.by_budget:
+            found = promise.upper_bound
+            _require(found is None or abs(found - level) <= slack, "epsilon must be upper_bound")
+        elif self.guarantee == "probability" and promise.upper_bound is not None:
+            # The upper bound inverts the test, for many samples roughly; the trinomial one does not
+            inverts = bound is not None and bound.name != "trinomial"
+            rough = (high - low) * 0.05 / math.sqrt(self.samples.n) if in_order else 0.0
+            _require(
+                not inverts or promise.upper_bound <= level + rough + slack,
+                "upper_bound must not exceed epsilon where a setting was certified",
+            )
+        if (
+            self.guarantee == "probability"
+            and self.samples.population is None
+            and self.delta is not None
+        ):
+            # A test that certifies some losses also certifies the lowest, and those come with this
+            # probability although the risk is ε.
+            chance = (
+                self.samples.n * math.log((high - level) / (high - low))
+                if level < high
+                else -math.inf
+            )
+            _require(chance <= math.log(self.delta) + 1e-9, "n is too small for epsilon and delta")
+        if not in_order and (self.delta or 1.0) <= 0.25 and promise.upper_bound is not None:
+            _require(
+                promise.upper_bound >= promise.calibration_risk - slack,
+                "upper_bound must not be below calibration_risk",
+            )
+        # Betting may end before the last sample, so that the mean of all may be above ε.
+        at_most = self.guarantee == "expectation" and self.options.get("method") != "ucb"
+        if self.guarantee == "probability" and not self.by_budget and not in_order:
+            at_most = (self.delta or 1.0) <= 0.25
+        _require(
+            not at_most or promise.calibration_risk <= level + slack,
+            "calibration_risk must not exceed epsilon where a setting was certified",
+        )
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether a compute budget chose the setting; ε is then the upper bound of its risk."""
+        return self.control == BUDGET

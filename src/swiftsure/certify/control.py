@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.storage import blocks
 from swiftsure.certify import bounds
+from swiftsure.curves.conditions import Condition, dropped
 from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, in_range
 from swiftsure.curves.paths import BREAKPOINTS, LEARNED
-from swiftsure.curves.risks import risk_noun
 from swiftsure.curves.sample_order import SampleOrder
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "crc",
     "empirical",
     "ltt",
-    "sample_number",
     "ucb",
 ]
 
@@ -80,8 +79,8 @@ class ControlResult:
         Seed of the order in which samples were tested; None if the order does not matter.
     seed_drawn : bool or None
         Whether that seed was drawn at random for these samples, rather than given.
-    assumptions : tuple of str
-        The conditions of the promise.
+    conditions : tuple of Condition
+        What the promise rests on.
     certified : tuple of int
         Every certified setting, for the samples that exit early, whose walks have several starts.
     tested : (RiskCurve, rows) or None
@@ -97,7 +96,7 @@ class ControlResult:
     bound: str | None
     n: int
     seed: int | None
-    assumptions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     seed_drawn: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     certified: tuple[int, ...] = field(default=(), repr=False)
@@ -454,63 +453,57 @@ class Control:
             bound=None if bound is None else bound.name,
             n=curve.n,
             seed=order.seed if ordered else None,
-            assumptions=self.assumptions(curve, bound, pool, order if ordered else None),
+            conditions=self.conditions(curve, bound, pool, order if ordered else None),
             seed_drawn=order.drawn if ordered else None,
             options=self.options(),
             certified=certified,
             tested=(prepared, rows),
         )
 
-    def assumptions(
+    def conditions(
         self,
         curve: RiskCurve,
         bound: bounds.Bound | None,
         pool: int | None = None,
         order: SampleOrder | None = None,
-    ) -> tuple[str, ...]:
-        """Return the conditions of the promise as clauses; `order` if the test depends on it."""
+    ) -> tuple[Condition, ...]:
+        """Return what the promise rests on; `order` if the test depends on it."""
         if self.guarantee == "none":
-            return ("no finite-sample guarantee: this rule is for comparison",)
+            return ()
         unit = "groups" if curve.grouped else "samples"
-        noun = risk_noun(curve.risk_name) if curve.relative else ""
-        tested = f"{curve.loss_name} {noun}".rstrip()
-        found = [
-            curve.population
-            or f"calibration and production {unit} are independent draws of one distribution",
-            "path, losses, ε, δ and method were fixed before the calibration losses were seen",
-            f"no {tested} exceeds {curve.loss_range.high:g}",
-        ]
+        draws = curve.draws or Condition.of("draws", kind="same", unit=unit)
         if pool is not None:
-            found[0] = f"calibration {unit} were drawn from that pool without replacement"
-        values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
-        if curve.worst is not None:
-            largest = curve.loss_range.low + curve.worst * (
-                curve.loss_range.high - curve.loss_range.low
-            )
-            found[-1] = f"no {tested} exceeds {largest:g}"
-        elif curve.max_weight is not None:
-            weighed = "weight" if curve.above is not None else f"{tested} times its weight"
-            found[-1] = f"no {weighed} exceeds {curve.loss_range.high:g}"
-        elif curve.above is not None:
-            found.pop()  # whether a loss is above a limit is 0 or 1, whatever the loss
-        elif bound is not None and bound.needs in values:
-            found[-1] = f"every {tested} is {values[bound.needs]}"
-            if self.zero_bounded and curve.loss_range.low < 0:
-                found[-1] = f"every {tested} above 0 is 1"
-        found.append(sample_number(unit))
+            draws = Condition.of("draws", kind="population", unit=unit)
+        found = [draws, Condition.of("fixed beforehand", what="calibration")]
+        found += self._loss_condition(curve, bound)
+        found.append(Condition.of("number of samples", unit=unit))
         if curve.max_group_size is not None:
-            found.append(
-                f"no group has more than {curve.max_group_size:,} samples, a limit fixed beforehand"
-            )
+            found.append(Condition.of("group size", most=curve.max_group_size))
         if curve.path_kind.startswith(LEARNED):
-            counted = unit.removesuffix("s")
-            found.append(f"no {counted} of the pilot that the path was learned on is among them")
+            found.append(Condition.of("pilot", unit=unit))
         monotone = bound is None or bound.monotone
-        found += [text for text in curve.conditions if not (monotone and text == LABELS_MISSING)]
+        found += dropped(curve.conditions, *[LABELS_MISSING.key] * monotone)
         found += curve.order.split_conditions(unit)
         if order is not None:
             found.append(order.condition(unit, bound is None or bound.uses_order))
         return tuple(found)
+
+    def _loss_condition(self, curve: RiskCurve, bound: bounds.Bound | None) -> list[Condition]:
+        """Return what the test takes for granted of the losses, if anything."""
+        values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
+        (low, high), kind = (curve.loss_range.low, curve.loss_range.high), "at most"
+        if curve.worst is not None:
+            high = low + curve.worst * (high - low)
+        elif curve.max_weight is not None:
+            kind = "weight" if curve.above is not None else "weighted"
+        elif curve.above is not None:
+            return []  # whether a loss is above a limit is 0 or 1, whatever the loss
+        elif bound is not None and bound.needs in values:
+            kind = values[bound.needs]
+            if self.zero_bounded and low < 0:
+                kind = "above 0 is 1"
+        risk = curve.risk_name if curve.relative else ""
+        return [Condition.of("loss", loss=curve.loss_name, risk=risk, kind=kind, most=float(high))]
 
     def options(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
@@ -527,11 +520,6 @@ def walk_starts(curve: RiskCurve, start: int) -> list[int]:
     places = np.linspace(start, curve.n_path, STARTS, endpoint=False).astype(int)
     starts: list[int] = np.unique(places).tolist()
     return starts
-
-
-def sample_number(unit: str) -> str:
-    """Return the condition of every test that is valid for one number of samples, or groups."""
-    return f"the number of calibration {unit} was fixed before the model was run on them"
 
 
 def _last(passes: NDArray[np.bool_]) -> int:

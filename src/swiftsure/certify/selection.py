@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
+from swiftsure.certify.building import curves_fingerprint, make_policy
 from swiftsure.certify.calibration import Ask, Calibration
-from swiftsure.certify.certificate import curves_fingerprint, make_policy
 from swiftsure.certify.control import ControlResult, certified_together
 from swiftsure.certify.labels import label_along, shortest
 from swiftsure.certify.policy import Metadata, Policy
 from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.certify.slices import SlicedPolicy, sliced_policies
+from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
 from swiftsure.curves.pilots import PilotPath, pilot_size
@@ -89,11 +90,13 @@ def run(
     mask = certified_together(
         request.control, [each.curve for each in tested], results, share, population
     )
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     if request.limits:
-        curve = tested[0].curve
+        curve, unit = whole[0], "groups" if whole[0].grouped else "samples"
         mask &= within_costs(request, record, len(mask), share)
-        conditions = (curve.order.condition(),)
+        # Costs are bounded over all samples together, whatever holds in slices.
+        draws = curve.draws or Condition.of("draws", kind="same", unit=unit)
+        conditions = (draws, curve.order.condition(unit))
     if small:
         mask[:] = False
     index = fastest(tested[0].curve, mask)
@@ -348,7 +351,10 @@ def fastest(curve: RiskCurve, mask: Mask) -> int | None:
 
 
 def _by_promise(
-    request: Calibration, tested: list[Cell], results: list[ControlResult], more: tuple[str, ...]
+    request: Calibration,
+    tested: list[Cell],
+    results: list[ControlResult],
+    more: tuple[Condition, ...],
 ) -> list[ControlResult]:
     """Return one result for each promise, with the conditions of all its slices."""
     found = []
@@ -356,13 +362,13 @@ def _by_promise(
         own = [
             result for each, result in zip(tested, results, strict=True) if each.promise is promise
         ]
-        stated = dict.fromkeys(text for each in own for text in each.assumptions)
+        stated = [condition for each in own for condition in each.conditions]
         sliced = promise.within is not None
         found.append(
             replace(
                 own[0],
                 delta=request.delta if own[0].delta is not None else None,
-                assumptions=(*stated, *(text for text in more if text not in stated)),
+                conditions=tuple(dict.fromkeys([*stated, *more])),
                 tested=None if sliced else own[0].tested,
             )
         )

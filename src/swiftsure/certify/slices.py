@@ -132,10 +132,10 @@ class SlicedPolicy(BaseModel):
         for name, policy in self.policies.items():
             policy.check()
             certificate = policy.certificate
-            if certificate.slices is None or name not in certificate.slices:
+            if name not in (certificate.samples.slices or {}):
                 raise ValueError(f"the policy of {name} must be about that slice")
             if not policy.runs_full_model:
-                chances[tuple(certificate.slices)] = certificate.delta or 1.0
+                chances[tuple(certificate.samples.slices or {})] = certificate.delta or 1.0
         wrong = sum(chances.values()) if self.together else max(chances.values(), default=0.0)
         if wrong > self.delta * (1 + 1e-9):
             raise ValueError("delta must cover those of all slices")
@@ -147,7 +147,10 @@ class SlicedPolicy(BaseModel):
         if not self.together:
             promise = f"each of these promises alone holds with probability at least {surety}"
         lines = [f"By slice; {promise}, and samples of other slices run the full model."]
-        lines += [f"{name}: {policy}" for name, policy in self.policies.items()]
+        lines += [f"{name}: {policy.sentence}" for name, policy in self.policies.items()]
+        lines.append(
+            "What voids this, and the exact terms, are those of each policy: policy[name]."
+        )
         return "\n".join(lines)
 
 
@@ -197,7 +200,8 @@ def slice_by_slice(request: Calibration, record: Any) -> tuple[Calibration, dict
 def _about(policy: Any, name: str, n: int, request: Calibration) -> Policy:
     """Return a policy whose certificate is about one slice."""
     certificate = policy.certificate
-    changed = certificate.model_copy(update={"slices": {name: n}})
+    samples = certificate.samples.model_copy(update={"slices": {name: n}})
+    changed = certificate.model_copy(update={"samples": samples})
     found: Policy = policy.model_copy(update={"certificate": changed, "calibration": request})
     return found
 

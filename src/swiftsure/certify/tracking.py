@@ -54,9 +54,9 @@ def parameters(policy: "Policy") -> dict[str, Any]:
     fixed: dict[str, Any] = {
         "control": certificate.control,
         "delta": certificate.delta,
-        "n": certificate.n,
+        "n": certificate.samples.n,
         "path": certificate.path,
-        "seed": certificate.seed,
+        "seed": certificate.provenance.seed,
         "score": policy.score,
         **certificate.options,
     }
@@ -73,10 +73,10 @@ def metrics(policy: "Policy") -> dict[str, float]:
     for promise, end in zip(certificate.promises, _ends(policy), strict=True):
         found[f"calibration_risk{end}"] = promise.calibration_risk
         found[f"upper_bound{end}"] = promise.upper_bound
-    for name, (full, here) in certificate.costs.items():
+    for name, (full, here) in certificate.costs.means.items():
         found[f"cost.{name}"] = here
         found[f"saving.{name}"] = 1 - here / full if full else None
-    for exit_, share in enumerate(certificate.exit_shares or ()):
+    for exit_, share in enumerate(certificate.costs.exit_shares or ()):
         found[f"exit_share.{exit_ + 1}"] = share
     return {name: value for name, value in found.items() if value is not None}
 
@@ -87,8 +87,8 @@ def tags(policy: "Policy") -> dict[str, str]:
     found = {
         "swiftsure.promise": str(policy)[:MOST_TEXT],
         "swiftsure.guarantee": certificate.guarantee,
-        "swiftsure.data": certificate.data,
-        "swiftsure.model": certificate.model,
+        "swiftsure.data": certificate.provenance.data,
+        "swiftsure.model": certificate.provenance.model,
     }
     return {name: value for name, value in found.items() if value is not None}
 

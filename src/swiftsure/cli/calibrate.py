@@ -20,7 +20,8 @@ from swiftsure.cli.requests import request_text
 
 if TYPE_CHECKING:
     from swiftsure.certify.calibration import Calibration
-    from swiftsure.certify.policy import Certificate, Policy
+    from swiftsure.certify.certificate import Certificate
+    from swiftsure.certify.policy import Policy
     from swiftsure.certify.slices import SlicedPolicy
 
 __all__ = ["calibrate"]
@@ -262,7 +263,7 @@ def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> Non
             [
                 [
                     name,
-                    f"{(each.certificate.slices or {}).get(name, each.certificate.n):,}",
+                    f"{each.certificate.samples.n:,}",
                     number(each.threshold),
                     number(each.certificate.promises[0].calibration_risk),
                 ]
@@ -278,9 +279,9 @@ def _show_slices(policy: "SlicedPolicy", output: Path | None, json: bool) -> Non
 
 def _print_tables(certificate: "Certificate") -> None:
     """Print tables of risks and costs and, for grouped samples, what they average over."""
-    from swiftsure.certify.policy import average_sentence, average_words
+    from swiftsure.certify.wording import average_sentence, average_words
 
-    how = average_words(certificate.unit, certificate.average)
+    how = average_words(certificate.samples.unit, certificate.samples.average)
     print_table(
         "Risks",
         ["risk", "level", "on calibration", "upper bound", "bound"],
@@ -295,7 +296,7 @@ def _print_tables(certificate: "Certificate") -> None:
             for p in certificate.promises
         ],
     )
-    if certificate.costs:
+    if certificate.costs.means:
         print_table(
             "Costs",
             ["cost", "full model", "policy", "saved"],
@@ -306,8 +307,8 @@ def _print_tables(certificate: "Certificate") -> None:
                     number(here),
                     f"{100 * (1 - here / full):.1f} %" if full else "–",
                 ]
-                for name, (full, here) in certificate.costs.items()
+                for name, (full, here) in certificate.costs.means.items()
             ],
         )
     if how:
-        print_text(average_sentence(certificate.unit, certificate.average))
+        print_text(average_sentence(certificate.samples.unit, certificate.samples.average))

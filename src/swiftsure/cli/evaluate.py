@@ -160,7 +160,7 @@ def _study(
     """Study one promise over all samples, at several levels."""
     import swiftsure as ss
     from swiftsure import Repeats
-    from swiftsure.certify.policy import average_words, percent
+    from swiftsure.certify.wording import average_words, percent
 
     if labels is not None:
         asked = replace(asked, missing=ss.Ask(None, labels))

@@ -189,12 +189,12 @@ def _requested_monitor(
 def _refuse_groups(policy: "Policy", file: Path, watched: "Monitor") -> None:
     """Refuse a policy about groups: a line may be a request, and does not say its group."""
     certificate = policy.certificate
-    if certificate.unit != "groups":
+    if certificate.samples.unit != "groups":
         return
     each = "the mean loss of a group"
-    if certificate.average == "sample":
+    if certificate.samples.average == "sample":
         each = (
-            f"Σℓ/M + ε (1 − m/M) for the m losses of a group, with M = {certificate.max_group_size}"
+            f"Σℓ/M + ε (1 − m/M) for the m losses of a group, with M = {certificate.samples.max_group_size}"
         )
     within = watched.loss_range
     raise ValueError(

@@ -67,9 +67,9 @@ def print_text(text: str, style: str = "") -> None:
 
 def print_policy(policy: "Policy") -> None:
     """Print a policy's sentence; in a terminal the promise is bold and its conditions dim."""
-    from swiftsure.certify.policy import sentence_parts
+    from swiftsure.certify.wording import statement
 
-    promise, conditions = sentence_parts(policy)
+    promise, conditions = statement(policy)
     _print(Text.assemble((printable(promise), "bold"), (printable(conditions), "dim")))
 
 
@@ -77,8 +77,8 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
     """Print the seed that was drawn for a file without one, and how to repeat the result."""
     from swiftsure.records.files import keeps_order
 
-    seed = policy.certificate.seed
-    if seed is not None and policy.certificate.seed_drawn and not keeps_order(record):
+    seed = policy.certificate.provenance.seed
+    if seed is not None and policy.certificate.provenance.seed_drawn and not keeps_order(record):
         print_text(
             f"The order of the samples was drawn at random, with seed {seed}, which {record} does"
             f" not keep: `--seed {seed}` repeats this result. Never choose among seeds. A Parquet"

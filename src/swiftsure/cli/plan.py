@@ -201,7 +201,7 @@ def _plan_sizes(
     seed: int,
     json: bool,
 ) -> None:
-    from swiftsure.certify.policy import average_sentence
+    from swiftsure.certify.wording import average_sentence
     from swiftsure.study.planning import gain_by_samples
 
     if len(asked.promises) > 1 or asked.risks[0].within is not None or hasattr(asked.path, "share"):
@@ -322,7 +322,7 @@ def _plan_budget(
 
 
 def _print_budget(found: Any, saving: float) -> None:
-    from swiftsure.certify.policy import percent
+    from swiftsure.certify.wording import percent
 
     largest = found.policy.certificate.promises[0].loss_range[1]
     if found.epsilon is None:
@@ -337,7 +337,7 @@ def _print_budget(found: Any, saving: float) -> None:
         f" (threshold {number(found.threshold)})."
     )
     if saved < saving - 0.0005:  # less, even after rounding for print
-        unit = found.policy.certificate.unit.removesuffix("s")
+        unit = found.policy.certificate.samples.unit.removesuffix("s")
         others = f"1 {unit}" if found.n_choice == 1 else f"{found.n_choice:,} {unit}s"
         print_text(
             f"That is less than the {percent(saving)} asked for: the setting was chosen on"

@@ -40,7 +40,7 @@ def simulate(
     """
     import swiftsure as ss
     from swiftsure._lib import checks
-    from swiftsure.certify.policy import percent
+    from swiftsure.certify.wording import percent
     from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.study.simulate import Population
 
@@ -59,7 +59,7 @@ def simulate(
     tradeoff = []
     for level in sorted({*LEVELS, epsilon}):
         each = ss.calibrate(record, loss="zero_one", epsilon=level, delta=delta)
-        full, here = each.certificate.costs["exit"]
+        full, here = each.certificate.costs.means["exit"]
         risk = float(truth[each.certificate.index or 0])
         tradeoff.append(
             {

@@ -12,6 +12,7 @@ from swiftsure._lib import checks
 from swiftsure._lib import kernels as _kernels
 from swiftsure._lib.storage import MEMORY, Storage, blocks
 from swiftsure.curves.branches import Branches
+from swiftsure.curves.conditions import Condition
 from swiftsure.curves.costs import deciding_costs, default_cost
 from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotSamples
@@ -25,12 +26,6 @@ Rows = NDArray[np.int64]
 Average = Literal["group", "sample"]
 """What a risk weights equally: every group, or every sample."""
 
-DRAWS_OF_SLICES = (
-    "calibration and production samples of each slice are independent draws of the slice's own"
-    " distribution"
-)
-"""What slices assume in place of one distribution: their shares may change."""
-
 SHUFFLE_STREAM = 0x5357495654
 SLACK = 1e-6
 """How far rounding may carry a loss out of its range, relative to the largest loss."""
@@ -38,7 +33,7 @@ SLACK = 1e-6
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
 
-LABELS_MISSING = "whether a sample's label is missing depends on that sample alone"
+LABELS_MISSING = Condition("labels missing")
 """The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
 
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
@@ -84,13 +79,13 @@ class RiskCurve:
         The same at each setting, if only the samples that exit there count.
     order : SampleOrder
         Seed of the order in which betting tests see the samples; drawn at random by default.
-    conditions : tuple of str
+    conditions : tuple of Condition
         Assumptions of a promise made from these losses, besides those that every promise has.
     cut_from : int or None
         Number of settings on the path if the curve holds only the first of them; see `cut`.
     n_labels : int or None
         How many samples have a label, if the losses need labels.
-    population : str or None
+    draws : Condition or None
         What calibration and production samples are, if not draws of one distribution.
     above : float or None
         If losses are 1 where another loss is above this, else 0: that limit; see `tail`.
@@ -127,10 +122,10 @@ class RiskCurve:
     sizes: Floats | None = field(repr=False, default=None)
     shuffled_with: int | None = None
     order: SampleOrder = field(default_factory=SampleOrder.draw)
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     cut_from: int | None = None
     n_labels: int | None = None
-    population: str | None = None
+    draws: Condition | None = None
     above: float | None = None
     worst: float | None = None
     max_weight: float | None = None
@@ -261,7 +256,7 @@ class RiskCurve:
         risk: str = "gap",
         loss: str = UNNAMED,
         order: SampleOrder | int | None = None,
-        conditions: tuple[str, ...] = (),
+        conditions: tuple[Condition, ...] = (),
         full_costs: Mapping[str, float | Floats] | None = None,
         n_labels: int | None = None,
         selective: bool = False,
@@ -308,7 +303,7 @@ class RiskCurve:
         """
         tables: dict[str, NDArray[Any]] = {}
         shortest: RiskCurve | None = None
-        conditions: dict[str, None] = {}
+        conditions: dict[Condition, None] = {}
         splits: dict[SampleOrder, None] = {}
         n_labels, done = 0, 0
         for part in parts:
@@ -597,8 +592,9 @@ class RiskCurve:
         of its mean is a test of the promise. For plain samples E[w] is 1, so z = 1 may stay.
         """
         curve = self
+        unit = "samples" if groups is None else "groups"
         if part:
-            curve = replace(self, population=DRAWS_OF_SLICES)
+            curve = replace(self, draws=Condition.of("draws", kind="slices", unit=unit))
         if weights is None and groups is None:
             return curve
         if self.grouped or self.weights is not None or self.max_weight is not None:
@@ -606,16 +602,9 @@ class RiskCurve:
         if self.shuffled_with is not None:
             raise ValueError("`groups` and `weights` must be given before samples are shuffled.")
         if weights is not None:
-            assumed = " (they were estimated, and the promise holds as far as they are exact)"
-            curve = replace(
-                self,
-                max_weight=max_weight,
-                population=(
-                    f"calibration {'samples' if groups is None else 'groups'} are independent draws"
-                    " of one distribution, and production samples of another whose density,"
-                    " relative to the first, is the weight of each sample" + assumed * estimated
-                ),
-            )
+            kind = "weighted slices" if part else "weights"
+            draws = Condition.of("draws", kind=kind, unit=unit, estimated=estimated)
+            curve = replace(self, max_weight=max_weight, draws=draws)
             if groups is None and not part and not self.selective:
                 low, high = self.loss_range.low, self.loss_range.high
                 return replace(

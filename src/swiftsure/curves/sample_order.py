@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
+from swiftsure.curves.conditions import Condition
 
 __all__ = ["SampleOrder"]
 
@@ -84,30 +85,19 @@ class SampleOrder:
         seeds = (SampleOrder(each.seed, each.drawn) for each in splits)
         return replace(self, splits=tuple(dict.fromkeys((*self.splits, *seeds))))
 
-    def condition(self, unit: str = "samples", tested: bool = True) -> str:
-        """Return the assumption about the order that a certificate states.
+    def condition(self, unit: str = "samples", tested: bool = True) -> Condition:
+        """Return the condition about the order that a certificate states.
 
         With `tested=False` the order only decided which samples, or groups, chose the setting.
         """
-        if self.drawn and tested:
-            return (
-                f"the {unit} were tested in an order drawn at random from the operating system,"
-                " independent of the data"
-            )
-        if self.drawn:
-            return f"the {unit} that chose the setting were drawn at random, whatever the data"
-        return (
-            f"the calibration {unit} came in random order, or the seed was itself drawn at random,"
-            " once"
-        )
+        how = "given" if not self.drawn else "drawn" if tested else "chose"
+        return Condition.of("order", how=how, unit=unit)
 
-    def split_conditions(self, unit: str = "samples") -> tuple[str, ...]:
-        """Return the assumptions about the splits that a certificate states."""
-        return tuple(
-            f"the {unit} were split by a seed drawn at random from the operating system,"
-            " independent of the data"
-            if each.drawn
-            else f"the {unit} came in random order before they were split by seed {each.seed}, or"
-            " that seed was itself drawn at random, once"
+    def split_conditions(self, unit: str = "samples") -> tuple[Condition, ...]:
+        """Return the conditions about the splits that a certificate states."""
+        drawn, given = Condition.of("split", unit=unit), "split by seed"
+        found = (
+            drawn if each.drawn else Condition.of(given, seed=each.seed, unit=unit)
             for each in self.splits
         )
+        return tuple(dict.fromkeys(found))

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from swiftsure._lib import checks
-from swiftsure.certify.policy import Policy, percent
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import percent
 from swiftsure.monitor.state import Section
 
 __all__ = ["Drift", "DriftState"]
@@ -118,11 +119,11 @@ class Drift:
     ) -> None:
         certificate = policy.certificate
         if cost is not None:
-            checks.choice("cost", cost, certificate.costs)
+            checks.choice("cost", cost, certificate.costs.means)
         self.cost = cost
-        self._full, self._then = certificate.costs.get(cost or "exit", (0.0, 0.0))
+        self._full, self._then = certificate.costs.means.get(cost or "exit", (0.0, 0.0))
         self._cost = _Recent([0.0])
-        self._exits = _Shares(list(certificate.exit_shares or ()))
+        self._exits = _Shares(list(certificate.costs.exit_shares or ()))
         self._edges: list[float] = []
         expected: list[float] = []
         if confidences is not None:

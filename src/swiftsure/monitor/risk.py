@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
-from swiftsure.certify.policy import Policy, PromiseResult, percent
+from swiftsure.certify.certificate import PromiseResult
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import percent
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
@@ -195,8 +197,8 @@ class Monitor:
         others. Of a promise within slices, a monitor may see the requests of one slice, or all.
 
         For a policy calibrated by groups, add one number per group: the mean loss of the group if
-        the policy averages over groups (`certificate.average == "group"`). If it averages per
-        sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
+        the policy averages over groups (`certificate.samples.average == "group"`). If it averages
+        per sample, add Σℓ/M + ε (1 − m/M) for a group of m losses, with M its `max_group_size`.
         Audits see single requests, so they cannot feed such a monitor.
 
         An alarm shows that the risk exceeds ε. A policy of `crc` promises ε only on average over
@@ -222,10 +224,10 @@ class Monitor:
             risk=promise.risk,
             loss=promise.loss,
             # A group's number is a mean of zeros and ones already.
-            above=promise.above if policy.certificate.unit == "samples" else None,
+            above=promise.above if policy.certificate.samples.unit == "samples" else None,
         )
         known: dict[str, Promised] = {"expectation": "mean", "none": "nothing"}
-        pool: Promised = "risk" if policy.certificate.pool is None else "pool"
+        pool: Promised = "risk" if policy.certificate.samples.population is None else "pool"
         monitor.promised = known.get(policy.certificate.guarantee, pool)
         return monitor
 
@@ -457,10 +459,10 @@ def _unweighted_range(policy: Policy, promise: PromiseResult) -> tuple[float, fl
     low, high = promise.loss_range
     certificate, asked = policy.certificate, policy.calibration
     # Only plain samples are tested as weight times loss; units of other kinds have sizes instead.
-    sized = promise.selective or certificate.unit == "groups"
+    sized = promise.selective or certificate.samples.unit == "groups"
     sized |= asked is not None and any(each.within == "each slice" for each in asked.risks)
-    sized |= promise.within == "slices" and certificate.horizon is not None
-    weight = 1.0 if sized or certificate.max_weight is None else certificate.max_weight
+    sized |= promise.within == "slices" and certificate.samples.horizon is not None
+    weight = 1.0 if sized or certificate.samples.max_weight is None else certificate.samples.max_weight
     return low / weight, high / weight
 
 

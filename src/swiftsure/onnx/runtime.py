@@ -137,14 +137,14 @@ class EarlyExit:
         """Return the fingerprint that the policy should have, of the stages or of the network."""
         manifest = self.stages.manifest
         own = manifest.fingerprint(self.policy.temperatures)
-        if self.policy.certificate.model == own or manifest.check is None:
+        if self.policy.certificate.provenance.model == own or manifest.check is None:
             return own
         return manifest.network or own
 
     @property
     def bound_to_network(self) -> bool:
         """Whether the policy was made for the PyTorch network, not for these stages."""
-        model = self.policy.certificate.model
+        model = self.policy.certificate.provenance.model
         return model is not None and model == self.stages.manifest.network
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
+from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, cost_array
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
@@ -37,7 +38,7 @@ Array = NDArray[Any]
 Missing = Literal["raise", "worst", "stop"]
 """What to do where a needed label is missing."""
 
-TEMPERATURES_FITTED = "the temperatures were fitted on other samples than the calibration's"
+TEMPERATURES_FITTED = Condition("temperatures")
 """A condition of a promise made from such a record."""
 
 
@@ -343,7 +344,7 @@ class ExitRecord(Record):
         route = Path.of(path, confidences)
         route.refuse(self)
         exits: dict[str, Any] = {"strict": rule.strict, "min_exit": rule.min_exit}
-        conditions: tuple[str, ...] = ()
+        conditions: tuple[Condition, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
         labelled, n_known = self.n, len(route)

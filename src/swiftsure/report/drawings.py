@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swiftsure.certify.policy import average_words, percent
+from swiftsure.certify.wording import average_words, percent
 from swiftsure.report.charts import Chart, Mark, bar_chart, chart, line, log_ticks, with_named_lines
 from swiftsure.report.figures import threshold_text
 from swiftsure.report.findings import Findings
@@ -31,7 +31,7 @@ def risk_chart(found: Findings, promise: int) -> Chart:
     kept, along = found.policy.certificate.promises[promise], found.risks[promise]
     highest = max(*along.risk, *(along.upper or ()), kept.epsilon)
     certificate = found.policy.certificate
-    how = average_words(certificate.unit, certificate.average)
+    how = average_words(certificate.samples.unit, certificate.samples.average)
     axes = chart(
         f"risk-{promise}",
         kept.name,
@@ -163,8 +163,8 @@ def movement_charts(found: Findings) -> list[Chart]:
         )
     if found.by_size is not None and found.by_size.saved is not None:
         sizes = found.by_size.sizes
-        own = sizes.index(found.policy.certificate.n)
-        unit = f"calibration {found.policy.certificate.unit}"
+        own = sizes.index(found.policy.certificate.samples.n)
+        unit = f"calibration {found.policy.certificate.samples.unit}"
         means = list(found.by_size.saved)
         charts.append(_movement("by-size", cost, unit, "n", sizes, means, own, True))
     return charts

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from swiftsure._lib.files import atomic_write
 from swiftsure.certify import bounds
-from swiftsure.certify.policy import Policy, average_words, percent
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import average_words, percent
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.risks import risk_noun
 from swiftsure.study.results import Study
@@ -140,19 +141,21 @@ def policy_figure(
     risk = curve.risk()
     figure = new_figure(7.2, 5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    how = average_words(policy.certificate.unit, policy.certificate.average)
-    seen = f"risk on the calibration {policy.certificate.unit}"
+    how = average_words(policy.certificate.samples.unit, policy.certificate.samples.average)
+    seen = f"risk on the calibration {policy.certificate.samples.unit}"
     above.plot(position, risk, color=COLORS[0], label=seen)
     # The bounds are for all samples and for one look at them.
-    bounded = not curve.selective and policy.certificate.horizon is None
+    bounded = not curve.selective and policy.certificate.samples.horizon is None
     if bounded and promise.bound is not None and policy.certificate.delta is not None:
         bound = bounds.BOUNDS[promise.bound]
         ordered = curve
         if policy.certificate.options.get("zero_bounded"):
             ordered = ordered.zero_bounded()
-        if policy.certificate.seed is not None:
-            ordered = ordered.shuffled(policy.certificate.seed)
-        rows = np.arange(ordered.n)[-policy.certificate.n :]  # earlier rows chose the setting
+        if policy.certificate.provenance.seed is not None:
+            ordered = ordered.shuffled(policy.certificate.provenance.seed)
+        rows = np.arange(ordered.n)[
+            -policy.certificate.samples.n :
+        ]  # earlier rows chose the setting
         upper = [bound.upper(ordered, rows, int(k), policy.certificate.delta, 0) for k in shown]
         sure = percent(1 - policy.certificate.delta)
         above.plot(shown, upper, color=COLORS[1], label=f"{sure} upper bound ({promise.bound})")

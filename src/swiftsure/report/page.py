@@ -9,7 +9,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import swiftsure
-from swiftsure.certify.policy import Policy, average_words, percent, sentence_parts
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import (
+    average_words,
+    not_promised,
+    percent,
+    promise_sentence,
+    voids,
+)
 from swiftsure.report import drawings, sentences
 from swiftsure.report.charts import Chart
 from swiftsure.report.findings import Findings, findings
@@ -59,13 +66,14 @@ def rendered(found: Findings) -> str:
     """Render the page."""
     environment = _environment()
     script = _source("report.js")
-    promise, conditions = sentence_parts(found.policy)
     return environment.get_template("report.html.j2").render(
         found=found,
         policy=found.policy,
         certificate=found.policy.certificate,
-        promise=promise.rstrip(".") + ".",
-        conditions=conditions.removeprefix(", ").removeprefix("; "),
+        promise=found.policy.sentence,
+        voids=voids(found.policy.certificate),
+        not_promised=not_promised(found.policy.certificate),
+        exact=promise_sentence(found.policy.certificate),
         script=Markup(script),  # our own file
         style=Markup(_source("report.css")),
         script_hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -78,7 +86,7 @@ def rendered(found: Findings) -> str:
         cost_words=drawings.cost_words,
         below_zero=drawings.BELOW_ZERO,
         average_words=average_words(
-            found.policy.certificate.unit, found.policy.certificate.average
+            found.policy.certificate.samples.unit, found.policy.certificate.samples.average
         ),
     )
 

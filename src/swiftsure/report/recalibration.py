@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._version import __version__
 from swiftsure.certify.best_of import with_selection
 from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.policy import Policy
@@ -41,10 +40,15 @@ ABSOLUTE_TOLERANCE = 1e-8
 ANOTHER = "Give the record that the policy was calibrated on, or calibrate again on this one."
 EDITED = "Was the file edited? Calibrate again."
 
-IDENTITY = ("score", "n_exits", "temperatures", "dtype", "dials", "certificate.model")
+IDENTITY = ("score", "n_exits", "temperatures", "dtype", "dials", "certificate.provenance.model")
 """Fields that say what a policy is about; a difference in them is named first."""
 
-DATA = ("certificate.n_samples", "certificate.unit", "certificate.n_settings", "certificate.data")
+DATA = (
+    "certificate.samples.n_samples",
+    "certificate.samples.unit",
+    "certificate.n_settings",
+    "certificate.provenance.data",
+)
 """Fields that say what it was calibrated on."""
 
 
@@ -75,7 +79,7 @@ class Recalibration:
     def rows(self) -> Indices:
         """The samples behind the bounds; with a budget, earlier samples chose the setting."""
         n = self.curves[0].n
-        return np.arange(n - self.policy.certificate.n, n)
+        return np.arange(n - self.policy.certificate.samples.n, n)
 
     @property
     def population(self) -> int | None:
@@ -98,7 +102,11 @@ class Recalibration:
         control, certificate = self.request.control, self.policy.certificate
         known = control.prepare(curve)
         if certificate.by_budget:
-            return known if certificate.seed is None else known.shuffled(certificate.seed)
+            return (
+                known
+                if certificate.provenance.seed is None
+                else known.shuffled(certificate.provenance.seed)
+            )
         if not control.uses_bound:
             return known
         ordered = control.bound_for(known, known.n, self.population).uses_order
@@ -114,7 +122,7 @@ class Recalibration:
         """Whether one walk over all samples decides, so that it can be drawn from."""
         return (
             not self.request.limits
-            and self.policy.certificate.horizon is None
+            and self.policy.certificate.samples.horizon is None
             and self.curves[0].branches is None
             and all(each.slice_name is None for each in self.tested)
             and not any(curve.selective for curve in self.curves)
@@ -191,7 +199,7 @@ class Recalibration:
             promises=(*changed, *limits),
             delta=delta if has_delta else self.request.delta,
         )
-        horizon = self.policy.certificate.horizon
+        horizon = self.policy.certificate.samples.horizon
         if horizon is not None:
             alone = replace(request, promises=tuple(changed[k] for k in kept))
             growing = alone.start(horizon)
@@ -263,7 +271,7 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
     if isinstance(request.missing, Ask):
         # A report asks nobody: the labels that were asked for are those that the record has.
         request = replace(request, missing="stop")
-    best, slices = certificate.selection, certificate.slices
+    best, slices = certificate.selection, certificate.samples.slices
     if best is not None and best.n_pilot is not None:
         record = record.split(best.n_pilot, record.order)[1]
     again = _calibrated(record, request, policy)
@@ -274,7 +282,7 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
     if slices is not None and all(each.within == "each slice" for each in request.risks):
         request, parts = slice_by_slice(request, record)
         record = parts[next(iter(slices))]
-    if not certificate.by_budget and certificate.horizon is None:
+    if not certificate.by_budget and certificate.samples.horizon is None:
         record, request = prepared(request, record)
     tested = cells(request, record)
     return Recalibration(
@@ -286,28 +294,28 @@ def _calibrated(record: Any, request: Calibration, policy: Policy) -> Policy:
     """Return the policy that the request makes of the record, as it made this one."""
     certificate = policy.certificate
     if certificate.by_budget:
-        n_choice = record.n_units - certificate.n
+        n_choice = record.n_units - certificate.samples.n
         if not 0 <= n_choice < record.n_units:
-            raise _mismatch("the number behind the bound", certificate.n, record.n_units, EDITED)
+            raise _mismatch(
+                "the number behind the bound", certificate.samples.n, record.n_units, EDITED
+            )
         chosen = certificate.index
         if chosen is None and certificate.promises[0].upper_bound is None:
             chosen = 0  # the budget allows the full model
         return budget_policy(record, request, chosen, n_choice)
-    if certificate.horizon is not None:
-        growing = request.start(certificate.horizon)
+    if certificate.samples.horizon is not None:
+        growing = request.start(certificate.samples.horizon)
         growing.update(record)
         return growing.policy()
     found = request.run(record)
     if isinstance(found, SlicedPolicy):
-        return found[next(iter(certificate.slices or {"": 0}))]
+        return found[next(iter(certificate.samples.slices or {"": 0}))]
     return found
 
 
 def _compare(policy: Policy, again: Policy) -> None:
     """Raise if a policy differs from what calibrating again gives; dates do not count."""
     hidden: dict[str, Any] = {"metadata": True}
-    if policy.metadata.swiftsure != __version__:  # conditions are worded differently there
-        hidden["certificate"] = {"assumptions"}
     ours, theirs = (each.model_dump(mode="json", exclude=hidden) for each in (policy, again))
     different = {where: (one, other) for where, one, other in _differences(ours, theirs)}
     if not different:
@@ -315,7 +323,7 @@ def _compare(policy: Policy, again: Policy) -> None:
     first = next((name for name in (*IDENTITY, *DATA) if name in different), None)
     where = first or next(iter(different))
     remedy = ANOTHER if first is not None else EDITED
-    if policy.certificate.horizon is not None:
+    if policy.certificate.samples.horizon is not None:
         remedy += (
             " Bets are made in the order of the updates: a calibration that grew in several of them"
             " cannot be made again from one record."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.certify.policy import setting_words
+from swiftsure.certify.wording import setting_words
 from swiftsure.curves.costs import default_cost
 from swiftsure.exits import exit_indices
 from swiftsure.records import ExitRecord, ThresholdRecord
@@ -204,8 +204,8 @@ def risk_along(calibration: Recalibration, promise: int, settings: Indices) -> R
     upper: Floats | None = None
     name, tested_at, where = "", epsilon, settings
     # Of slices, of the samples that exit, and at every moment, other means are tested.
-    one_mean = certificate.slices is None or len(certificate.slices) == 1
-    one_mean = one_mean and not curve.selective and certificate.horizon is None
+    one_mean = certificate.samples.slices is None or len(certificate.samples.slices) == 1
+    one_mean = one_mean and not curve.selective and certificate.samples.horizon is None
     if rule.uses_bound and one_mean:
         # Each upper bound takes dozens of passes over the samples.
         own = max(calibration.index, int(settings[0]))
@@ -237,7 +237,7 @@ def _upper_bounds(
         epsilon, delta = rule.split_epsilon(epsilon, curve.loss_range.high, curve.n)
     elif rule.correction == "bonferroni":
         delta /= max(1, curve.n_settings - (1 if curve.full_model_first else 0))
-    bound = rule.bound_for(curve, certificate.n, pool)
+    bound = rule.bound_for(curve, certificate.samples.n, pool)
     first = 1 if curve.full_model_first else 0
     rows = calibration.rows
     upper = [

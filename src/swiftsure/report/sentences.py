@@ -1,7 +1,9 @@
 """The sentences in a report."""
 
 from swiftsure.certify.bounds import minimum_samples
-from swiftsure.certify.policy import Certificate, Policy, average_sentence, fewest_samples, percent
+from swiftsure.certify.certificate import Certificate
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.wording import average_sentence, fewest_samples, percent
 from swiftsure.losses import LossRange
 from swiftsure.report.drawings import cost_words
 from swiftsure.report.figures import threshold_text
@@ -74,7 +76,7 @@ def success_words(certificate: Certificate) -> tuple[str, str]:
 
 def about_average(certificate: Certificate) -> str:
     """Return what has equal weight in risks and costs of grouped samples."""
-    return average_sentence(certificate.unit, certificate.average)
+    return average_sentence(certificate.samples.unit, certificate.samples.average)
 
 
 def about_bound(found: Findings) -> str:
@@ -98,7 +100,7 @@ def about_bound(found: Findings) -> str:
             " below ε."
         )
     running = certificate.guarantee == "expectation"
-    unit = certificate.unit.removesuffix("s")
+    unit = certificate.samples.unit.removesuffix("s")
     losses = f"the largest loss of each {unit} so far" if running else "the losses"
     return f"CRC compares with ε the mean of {losses}, with one more {unit} of the largest loss."
 
@@ -107,8 +109,8 @@ def about_exits(found: Findings) -> str:
     """Say which samples the exit shares refer to."""
     if found.setting.shares is None:
         return NO_EXITS
-    text = f"Of the {found.policy.certificate.n_samples:,} calibration samples"
-    if found.policy.certificate.unit == "groups":
+    text = f"Of the {found.policy.certificate.samples.n_samples:,} calibration samples"
+    if found.policy.certificate.samples.unit == "groups":
         text += ", each counted once, whatever its group"
     return f"{text}."
 
@@ -136,10 +138,11 @@ def about_order_of_exits(found: ExitLoss, n_samples: int) -> str:
 
 def about_order_of_samples(certificate: Certificate) -> str:
     """Say how the order of the samples was chosen."""
-    if certificate.seed is None:
+    seed, drawn = certificate.provenance.seed, certificate.provenance.seed_drawn
+    if seed is None:
         return "does not matter"
     origin = {True: "drawn at random", False: "given", None: "of unknown origin"}
-    return f"shuffled with seed {certificate.seed}, {origin[certificate.seed_drawn]}"
+    return f"shuffled with seed {seed}, {origin[drawn]}"
 
 
 def about_reliability(found: Findings) -> str:
@@ -162,14 +165,15 @@ def about_sizes(found: Findings) -> str:
     """Say what more samples would save: "collect 400 more samples and save 9 points more"."""
     sizes, certificate = found.by_size, found.policy.certificate
     if sizes is None:
-        if certificate.pool is not None:
+        if certificate.samples.population is not None:
             return "The effect of more samples is not shown for a finite pool."
-        if certificate.n > LARGEST:
+        if certificate.samples.n > LARGEST:
             return "The effect of more samples is not shown, because drawing so many is slow."
         return "The effect of more samples is not shown: it is slow for this path and control."
     if sizes.saved is None or found.cost is None:
         return ""
-    own = sizes.sizes.index(certificate.n)
+    samples = certificate.samples
+    own = sizes.sizes.index(samples.n)
     here, more = sizes.saved[own], sizes.saved[own + 1 :]
     of_cost = f"of {cost_words(found.cost)}"
     if not any(sizes.certified[own:]):
@@ -178,19 +182,21 @@ def about_sizes(found: Findings) -> str:
         return ""
     if max(more) - here < WORTH_SAYING:
         largest = sizes.sizes[-1]
-        return f"More {certificate.unit}, up to {largest:,}, would hardly save more {of_cost}."
+        return (
+            f"More {certificate.samples.unit}, up to {largest:,}, would hardly save more {of_cost}."
+        )
     # Suggest the first size that gains more than half of the possible extra saving.
     position = next(k for k, saved in enumerate(more) if saved - here > (max(more) - here) / 2)
-    extra, then = sizes.sizes[own + 1 + position] - certificate.n, more[position]
+    extra, then = sizes.sizes[own + 1 + position] - samples.n, more[position]
     return (
-        f"Collect {extra:,} more {certificate.unit} and save {100 * (then - here):.1f} points more"
+        f"Collect {extra:,} more {samples.unit} and save {100 * (then - here):.1f} points more"
         f" {of_cost}: on average {percent(then)} instead of {percent(here)}."
     )
 
 
 def _nothing_by_size(certificate: Certificate, sizes: BySize) -> str:
     """Say that no size that was tried finds a faster setting, and which size might."""
-    largest, unit = sizes.sizes[-1], certificate.unit
+    largest, unit = sizes.sizes[-1], certificate.samples.unit
     if certificate.guarantee == "none":
         return f"Nothing faster would be found with up to {largest:,} {unit}."
     text = f"Nothing would be certified with up to {largest:,} {unit}"

@@ -211,12 +211,12 @@ class AuditorBase(ABC):
                 f" {found.risk} of {found.loss} ≤ {found.epsilon:g}: make it with"
                 " Monitor.from_policy, or add `out.audit.losses(...)` to it yourself."
             )
-        if certificate.unit == "groups":
+        if certificate.samples.unit == "groups":
             each = "one mean of `out.audit.losses(...)` per group"
-            if certificate.average == "sample":
+            if certificate.samples.average == "sample":
                 each = (
                     "Σℓ/M + ε (1 − m/M) per group, for its m losses of `out.audit.losses(...)` and"
-                    f" M = {certificate.max_group_size}"
+                    f" M = {certificate.samples.max_group_size}"
                 )
             raise ValueError(
                 "`monitor` must not be fed by audits if the policy was calibrated by groups, as"

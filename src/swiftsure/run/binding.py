@@ -82,7 +82,7 @@ class PolicyBinding:
 
     def exit_thresholds(self, n_exits: int) -> list[float]:
         """Return the threshold of each of a network's exits but the last; infinity for never."""
-        if self.policy.score is None and self.policy.certificate.exit_shares is not None:
+        if self.policy.score is None and self.policy.certificate.costs.exit_shares is not None:
             raise ValueError(
                 "`policy` was calibrated from a curve, which does not say of which score and model"
                 " it is: calibrate from the record."
@@ -110,13 +110,13 @@ class PolicyBinding:
         """Return the inference dtype, the policy's by default; raises if another one is given."""
         if check_dtype(given) is None:
             return self._dtype
-        if self._dtype is not None or self.policy.certificate.model is not None:
+        if self._dtype is not None or self.policy.certificate.provenance.model is not None:
             check_same({"dtype": self._dtype or "float32"}, {"dtype": given})
         return given
 
     def check_model(self, fingerprint: Callable[[], str]) -> None:
         """Raise if the model's fingerprint is not the policy's."""
-        expected = self.policy.certificate.model
+        expected = self.policy.certificate.provenance.model
         if expected is None:
             return
         found = fingerprint()

@@ -56,7 +56,7 @@ def watched_monitor(
         it does not promise exactly one gap.
     """
     certificate = policy.certificate
-    if certificate.unit == "groups":
+    if certificate.samples.unit == "groups":
         raise ValueError(
             "`audit` must be 0 if the policy was calibrated by groups, since audits see single"
             " requests: write the losses of whole groups to a log, and watch it with `swiftsure"

@@ -7,11 +7,14 @@ import numpy as np
 
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
+from swiftsure.certify.building import make_policy
 from swiftsure.certify.calibration import Calibration
-from swiftsure.certify.certificate import make_policy
+from swiftsure.certify.certificate import BUDGET
 from swiftsure.certify.control import ControlResult
-from swiftsure.certify.policy import BUDGET, Policy, percent
+from swiftsure.certify.policy import Policy
 from swiftsure.certify.promise import Promise
+from swiftsure.certify.wording import percent
+from swiftsure.curves.conditions import Condition, replaced
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, PathLike
 from swiftsure.exits import ExitRule
@@ -214,9 +217,12 @@ def budget_policy(record: Record, request: Calibration, index: int | None, n_cho
         level = bound.upper(prepared, rest, index, request.delta, 0)
     certified = tested and level < high
     used = order if n_choice or bound.uses_order else None
-    rests = control.assumptions(curve, bound, order=used)
-    name, unit = cost_name(curve, request.cost), "group" if curve.grouped else "sample"
-    source = f"{n_choice:,} other {unit}{'s' if n_choice > 1 else ''}"
+    unit = "groups" if curve.grouped else "samples"
+    chosen = Condition.of(
+        "chosen by budget", cost=cost_name(curve, request.cost), n=n_choice, unit=unit
+    )
+    conditions = (chosen, *control.conditions(curve, bound, order=used))
+    conditions = replaced(conditions, Condition.of("fixed beforehand", what="budget"))
     result = ControlResult(
         index=index if certified else None,
         threshold=curve.threshold_at(index) if certified and index is not None else None,
@@ -228,13 +234,7 @@ def budget_policy(record: Record, request: Calibration, index: int | None, n_cho
         n=len(rest),
         seed=None if used is None else used.seed,
         seed_drawn=None if used is None else used.drawn,
-        assumptions=(
-            rests[0],
-            f"{name} costs of {source if n_choice else 'each setting'} chose the setting, and its"
-            " risk's upper bound is the level",
-            "path, losses, budget and method were fixed before the calibration losses were seen",
-            *rests[2:],
-        ),
+        conditions=conditions,
     )
     promised = replace(request.risks[0], epsilon=level)
     return make_policy(

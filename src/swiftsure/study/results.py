@@ -11,7 +11,7 @@ from scipy import special
 
 from swiftsure._lib.html import html_card
 from swiftsure.certify.control import Control
-from swiftsure.certify.policy import average_sentence, average_words, risk_words
+from swiftsure.certify.wording import average_sentence, average_words, risk_words
 from swiftsure.curves.curve import RiskCurve
 
 if TYPE_CHECKING:

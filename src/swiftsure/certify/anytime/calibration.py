@@ -21,11 +21,12 @@ from swiftsure._lib.files import shortened
 from swiftsure.certify import bounds
 from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.certify.anytime.state import Growth, UpdateFacts, packed_update, record_key
+from swiftsure.certify.building import make_policy
 from swiftsure.certify.calibration import Calibration
-from swiftsure.certify.certificate import make_policy
-from swiftsure.certify.control import Control, ControlResult, sample_number
+from swiftsure.certify.control import Control, ControlResult
 from swiftsure.certify.policy import Metadata, Policy
 from swiftsure.certify.selection import Cell, cells, walk_delta
+from swiftsure.curves.conditions import Condition, dropped, replaced
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.pilots import PilotPath
 from swiftsure.records import ExitRecord, ThresholdRecord, load_record
@@ -40,10 +41,6 @@ HORIZON = 1000
 """Default number of samples that the bets are tuned for."""
 
 RULE = Control("ucb", "star")
-
-ADDED = "{} were added in an order that does not depend on their losses"
-DRAWN = ADDED + ", each update in an order drawn at random"
-"""What the order of samples rests on; `DRAWN` if the seeds of all updates were drawn."""
 
 
 class GrowingCalibration:
@@ -231,13 +228,15 @@ class GrowingCalibration:
 
     def _result(self, curve: RiskCurve, epsilon: float, index: int | None) -> ControlResult:
         unit = "groups" if curve.grouped else "samples"
-        found = list(RULE.assumptions(curve, bounds.BOUNDS["star"]))
-        found[1] = (
-            "path, losses, ε, δ, horizon and method were fixed before any calibration loss was seen"
-        )
-        found.remove(sample_number(unit))  # the bets are valid for any number, at every moment
         drawn = self._grown is not None and self._grown.drawn
-        found.append((DRAWN if drawn else ADDED).format(unit))
+        conditions = RULE.conditions(curve, bounds.BOUNDS["star"])
+        # The bets are valid for any number of samples, at every moment.
+        conditions = dropped(conditions, "number of samples")
+        for condition in (
+            Condition.of("fixed beforehand", what="growing"),
+            Condition.of("order", how="added in drawn order" if drawn else "added", unit=unit),
+        ):
+            conditions = replaced(conditions, condition)
         return ControlResult(
             index=index,
             threshold=None if index is None else curve.threshold_at(index),
@@ -248,7 +247,7 @@ class GrowingCalibration:
             bound="star",
             n=curve.n,
             seed=None,
-            assumptions=tuple(found),
+            conditions=conditions,
         )
 
     def _cells(self, record: Record) -> list[Cell]:

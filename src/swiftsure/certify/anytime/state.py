@@ -12,6 +12,8 @@ from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import _bets
 from swiftsure.certify.control import walk_starts
 from swiftsure.certify.selection import Cell
+from swiftsure.certify.wording import KnownCondition
+from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ThresholdRecord
 
@@ -31,7 +33,7 @@ class UpdateFacts(BaseModel):
     n_samples: int = Field(ge=1)
     labels: list[int | None]
     """How many samples have a label."""
-    conditions: list[list[str]]
+    conditions: list[list[KnownCondition]]
     """Conditions of the promise."""
     drawn: bool
     """Whether the order within the update was drawn at random."""
@@ -62,7 +64,7 @@ class TestedRows:
         self.n = 0
         self.n_samples = 0
         self.n_labels: int | None = None if curve.n_labels is None else 0
-        self.conditions: tuple[str, ...] = ()
+        self.conditions: tuple[Condition, ...] = ()
 
     @property
     def parts(self) -> tuple["_Rows", ...]:
