@@ -54,14 +54,21 @@ def test_the_certificate_by_hand(name, rule):
         expected[cost] = (table[:, -1].mean(), table[at].mean())
     assert certificate.costs.means == {k: pytest.approx(v) for k, v in expected.items()}
     assert (promise.risk, promise.loss, promise.loss_range) == ("gap", "brier", (-2.0, 2.0))
-    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (600, 600, "samples")
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (
+        600,
+        600,
+        "samples",
+    )
     assert (certificate.guarantee, certificate.delta, certificate.control) == (
         "probability",
         0.1,
         "ucb",
     )
     assert (promise.bound, certificate.samples.population) == ("star", None)
-    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (record.order.seed, True)
+    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (
+        record.order.seed,
+        True,
+    )
     assert (certificate.path, certificate.n_settings) == ("logit grid", len(ss.Path.logit_grid()))
     assert ss.Path.logit_grid().thresholds[certificate.index] == policy.threshold
     assert (policy.strict, policy.min_exit) == (rule.get("strict", False), rule.get("min_exit", 0))
@@ -85,7 +92,11 @@ def test_the_certificate_of_groups():
     record = records()["groups"]
     policy = ss.calibrate(record, loss="brier", epsilon=0.15)
     certificate = policy.certificate
-    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (300, 600, "groups")
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (
+        300,
+        600,
+        "groups",
+    )
     assert certificate.costs.exit_shares is None
     curve = record.curve(loss="brier")
     assert certificate.index == control.ucb(curve, 0.15).index is not None
@@ -109,7 +120,9 @@ def test_the_upper_bound_is_that_of_the_bound_on_the_shuffled_losses():
         losses = curve.loss_at(policy.certificate.index)
         upper = bounds.upper_bound(losses, 0.1, bound=bound, loss_range=curve.loss_range)
         assert policy.certificate.promises[0].upper_bound == pytest.approx(upper), bound
-        assert policy.certificate.provenance.seed == (4 if bounds.BOUNDS[bound].uses_order else None)
+        assert policy.certificate.provenance.seed == (
+            4 if bounds.BOUNDS[bound].uses_order else None
+        )
 
 
 @pytest.mark.parametrize("name", ["empirical", "crc", "ucb", "ltt"])
@@ -121,7 +134,7 @@ def test_calibrate_chooses_what_the_control_does(name):
     assert policy.certificate.control == name
     assert policy.certificate.guarantee == run.guarantee
     assert policy.certificate.delta == run.delta
-    assert policy.certificate.assumptions == run.assumptions
+    assert policy.certificate.conditions == run.conditions
     assert (policy.certificate.promises[0].upper_bound is None) == (run.guarantee != "probability")
 
 
@@ -419,7 +432,7 @@ def test_a_curve_may_be_called_by_its_own_names_alone(risk):
 
 def test_a_pool_is_what_the_promise_rests_on():
     told = str(ss.calibrate(random_record(200).drawn_from(5000), loss="zero_one", epsilon=0.2))
-    assert "drawn from that pool without replacement" in told
+    assert "drawn from the finite population without replacement" in told
     assert "independent draws" not in told
 
 
@@ -487,7 +500,9 @@ def test_the_data_is_part_of_the_certificate():
     assert first == RECORD.curve(loss="brier").fingerprint()
     assert (
         first
-        != ss.calibrate(RECORD.take(np.arange(599)), loss="brier", epsilon=0.05).certificate.provenance.data
+        != ss.calibrate(
+            RECORD.take(np.arange(599)), loss="brier", epsilon=0.05
+        ).certificate.provenance.data
     )
 
 

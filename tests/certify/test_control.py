@@ -11,6 +11,7 @@ from scipy import stats
 import swiftsure as ss
 from swiftsure.certify import bounds, control
 from swiftsure.certify.control import Control
+from swiftsure.curves.conditions import Condition
 from tests.builders import exit_cases, random_record, refused, table_curve
 from tests.guarantees.rules import UP_TO_ONE
 
@@ -228,7 +229,7 @@ def test_crc_promises_only_what_holds(options, guarantee):
     result = control.crc(table_curve([0, 1]), EPSILON, **options)
     assert result.guarantee == guarantee
     assert result.delta is None
-    assert ("no finite-sample guarantee" in result.assumptions[0]) == (guarantee == "none")
+    assert (result.conditions == ()) == (guarantee == "none")
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "ucb"}, {"selection": "paper"}])
@@ -275,21 +276,25 @@ def test_a_result_says_what_was_done():
         bound="star",
         n=600,
         seed=7,
-        assumptions=result.assumptions,
+        conditions=result.conditions,
         seed_drawn=False,
         options={},
     )
     assert result.index is not None
-    assert len(result.assumptions) == 5
-    assert "samples are independent draws" in result.assumptions[0]
-    assert "no brier gap exceeds 2" in result.assumptions[2]
+    assert result.conditions == (
+        Condition.of("draws", kind="same", unit="samples"),
+        Condition.of("fixed beforehand", what="calibration"),
+        Condition.of("loss", loss="brier", risk="gap", kind="at most", most=2.0),
+        Condition.of("number of samples", unit="samples"),
+        Condition.of("order", how="given", unit="samples"),
+    )
 
 
-def test_assumptions_name_groups_and_binary_losses():
+def test_conditions_name_groups_and_binary_losses():
     grouped = table_curve([0, 1], groups=np.arange(200) // 2)
-    assert "groups are independent draws" in control.ucb(grouped, EPSILON).assumptions[0]
+    assert control.ucb(grouped, EPSILON).conditions[0]["unit"] == "groups"
     binary = control.ucb(table_curve([0, 1], binary=True), EPSILON)
-    assert "every loss gap is 0 or 1" in binary.assumptions
+    assert "0 or 1" in [dict(each.facts).get("kind") for each in binary.conditions]
     assert binary.seed is None
 
 

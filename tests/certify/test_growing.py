@@ -97,7 +97,11 @@ def test_the_policy_holds_all_samples_and_its_words():
     records = [draw(200, seed) for seed in range(3)]
     policy = grown(records).policy({"name": "grown"})
     certificate = policy.certificate
-    assert (certificate.samples.n, certificate.samples.labels, certificate.samples.horizon) == (600, 600, 400)
+    assert (certificate.samples.n, certificate.samples.labels, certificate.samples.horizon) == (
+        600,
+        600,
+        400,
+    )
     joined = ss.ExitRecord.concatenate(
         [replace(r, ids=r.ids + 200 * k, order=1) for k, r in enumerate(records)]
     )
@@ -159,7 +163,11 @@ def test_groups_are_units_and_must_be_whole():
     second = draw(300, 1, groups=np.repeat(np.arange(100), 3) + 100)
     calibration = grown([first, second], epsilon=0.1)
     certificate = calibration.policy().certificate
-    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (200, 600, "groups")
+    assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (
+        200,
+        600,
+        "groups",
+    )
     with refused("record"):
         calibration.update(draw(3, 2, groups=[7, 7, 7]))
 

@@ -277,13 +277,13 @@ def resaved(path, change):
         (lambda c: c["certificate"].update(delta=-1), "delta"),
         (lambda c: c["certificate"].update(delta=1.5), "delta"),
         (lambda c: c["certificate"].update(delta=None), "delta"),
-        (lambda c: c["certificate"].update(n=0), "certificate.samples.n"),
-        (lambda c: c["certificate"].update(n=10**9), "n must not exceed n_samples"),
+        (lambda c: c["certificate"]["samples"].update(n=0), "certificate.samples.n"),
+        (lambda c: c["certificate"]["samples"].update(n=10**9), "n must not exceed n_samples"),
         (lambda c: c["certificate"].update(index=None), "no setting was certified"),
         (lambda c: c["certificate"].update(index=10**6), "index"),
-        (lambda c: c["certificate"].update(exit_shares=[2.0, -1.0]), "exit_shares"),
-        (lambda c: c["certificate"].update(costs={"flops": [-1, 1]}), "costs"),
-        (lambda c: c["certificate"].update(pool=1), "pool"),
+        (lambda c: c["certificate"]["costs"].update(exit_shares=[2.0, -1.0]), "exit_shares"),
+        (lambda c: c["certificate"]["costs"].update(means={"flops": [-1, 1]}), "costs"),
+        (lambda c: c["certificate"]["samples"].update(population=1), "population"),
         (lambda c: c["certificate"]["promises"][0].update(epsilon=7), "epsilon"),
         (lambda c: c["certificate"]["promises"][0].update(loss_range=[1, 0]), "loss_range"),
         (lambda c: c["certificate"]["promises"][0].update(calibration_risk=3), "calibration_risk"),
@@ -332,31 +332,40 @@ def resaved(path, change):
         (lambda c: c.update(dtype="int3"), "dtype"),
         (lambda c: c.update(min_exit=10**400), "min_exit"),
         (lambda c: c.update(temperatures=[1e-320] * 4), "temperatures"),
-        (lambda c: c["certificate"].update(n=True), "certificate.samples.n"),
-        (lambda c: c["certificate"].update(n=10**400), "certificate.samples.n"),
-        (lambda c: c["certificate"].update(n=2), "n is too small"),
+        (lambda c: c["certificate"]["samples"].update(n=True), "certificate.samples.n"),
+        (lambda c: c["certificate"]["samples"].update(n=10**400), "certificate.samples.n"),
+        (lambda c: c["certificate"]["samples"].update(n=2), "n is too small"),
         (lambda c: c["certificate"].update(delta=1e-300), "n is too small"),
         (lambda c: c["certificate"].update(index=0), "index"),
         (lambda c: c["certificate"].update(control="magic"), "control"),
         (lambda c: c["certificate"].update(control="budget"), "epsilon must be upper_bound"),
-        (lambda c: c["certificate"].update(unit="groups"), "max_group_size"),
-        (lambda c: c["certificate"].update(average="group"), "average"),
-        (lambda c: c["certificate"].update(max_group_size=3), "max_group_size"),
-        (lambda c: c["certificate"].update(not_worth=True), "not_worth"),
-        (lambda c: c["certificate"].update(not_worth=True, index=None), "threshold"),
+        (lambda c: c["certificate"]["samples"].update(unit="groups"), "max_group_size"),
+        (lambda c: c["certificate"]["samples"].update(average="group"), "average"),
+        (lambda c: c["certificate"]["samples"].update(max_group_size=3), "max_group_size"),
+        (lambda c: c["certificate"]["costs"].update(dearer={"exit": 9.0}), "index must be null"),
+        (
+            lambda c: (
+                c["certificate"].update(index=None)
+                or c["certificate"]["costs"].update(dearer={"exit": 9.0})
+            ),
+            "threshold",
+        ),
         (lambda c: c["certificate"]["promises"][0].update(epsilon=10**400), "epsilon"),
         (lambda c: c["certificate"]["promises"][0].update(epsilon=-0.1), "epsilon"),
         (lambda c: c["certificate"]["promises"][0].update(risk="luck"), "risk"),
         (lambda c: c["certificate"]["promises"][0].update(upper_bound=0.5), "upper_bound"),
         (lambda c: c["certificate"]["promises"][0].update(upper_bound=0.0), "upper_bound"),
         (lambda c: c["certificate"]["promises"][0].update(bound="bindomial"), "bound"),
-        (lambda c: c["certificate"].update(n_samples=10**6), "n must be n_samples"),
-        (lambda c: c["certificate"].update(exit_shares=[0.12345, 0.87655, 0, 0]), "exit_shares"),
-        (lambda c: c["certificate"].update(seed_drawn=True), "seed_drawn"),
-        (lambda c: c["certificate"].update(cost="dollars"), "cost must be one of the costs"),
-        (lambda c: c["certificate"].update(data="sha256:12"), "data must be SHA-256"),
-        (lambda c: c["certificate"].update(assumptions=[]), "assumptions must be given"),
-        (lambda c: c["certificate"]["assumptions"].append(""), "assumptions"),
+        (lambda c: c["certificate"]["samples"].update(n_samples=10**6), "n must be n_samples"),
+        (
+            lambda c: c["certificate"]["costs"].update(exit_shares=[0.12345, 0.87655, 0, 0]),
+            "exit_shares",
+        ),
+        (lambda c: c["certificate"]["provenance"].update(seed_drawn=True), "seed_drawn"),
+        (lambda c: c["certificate"]["costs"].update(deciding="dollars"), "deciding must be"),
+        (lambda c: c["certificate"]["provenance"].update(data="sha256:12"), "data must be SHA-256"),
+        (lambda c: c["certificate"].update(conditions=[]), "conditions must be given"),
+        (lambda c: c["certificate"]["conditions"].append({"key": "", "facts": {}}), "conditions"),
         (lambda c: c.update(score="\x1b[31m"), "score"),
         (lambda c: c.update(min_exit=3), "min_exit"),
         (
@@ -709,14 +718,13 @@ def test_an_exit_that_is_better_than_the_last_is_said_to_be():
     losses[:140, 1] = losses[:20, 0] = 1
     record = ss.ExitRecord(np.full((300, 1), 0.5), losses={"zero_one": losses})
     made = ss.calibrate(record, epsilon=0.05, path=[0.0])
-    assert str(made).startswith(
-        "Always takes exit 1 of 2, which is better than the last (its mean zero_one is lower by"
-        " 0.4 on the calibration samples), saving 50 % of exits"
-    )
+    assert (
+        "It always takes exit 1 of 2, which is better than the last (its mean zero_one is lower by"
+        " 0.4 on the calibration samples), and runs 50 % of the stages"
+    ) in made.sentence
     even = replace(record, losses={"zero_one": np.zeros((300, 2))})
-    assert str(ss.calibrate(even, epsilon=0.05, path=[0.0])).startswith(
-        "Always takes exit 1 of 2, saving"
-    )
+    even = ss.calibrate(even, epsilon=0.05, path=[0.0])
+    assert "It always takes exit 1 of 2, and runs 50 %" in even.sentence
 
 
 def test_the_file_of_a_sliced_policy_says_what_reads_it(tmp_path):

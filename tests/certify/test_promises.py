@@ -87,7 +87,7 @@ def test_the_mean_of_the_worst_share(record):
     assert (promise.worst, promise.loss_range) == (0.2, (0.0, 10.0))
     text = "the mean brier gap to the full model of the worst 20 % of samples is at most 0.3"
     assert text in str(policy)
-    assert "no brier gap exceeds 2;" in str(policy)
+    assert "no brier gap exceeds 2." in str(policy)
     assert policy.evaluate(record).risk == pytest.approx(promise.calibration_risk)
     curve = record.curve(loss="brier", path=PATH)
     cut = float(np.quantile(here, 0.8))

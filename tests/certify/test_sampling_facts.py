@@ -42,7 +42,9 @@ def test_costs_are_means_over_all_samples_whatever_is_promised(record, known):
     one = ss.Path.family([[0.5, 0.5]])
     exits, mean = (ss.calibrate(made, each, path=one) for each in (EXITS, MEAN))
     assert not exits.runs_full_model
-    assert exits.certificate.costs.means["flops"] == pytest.approx(mean.certificate.costs.means["flops"])
+    assert exits.certificate.costs.means["flops"] == pytest.approx(
+        mean.certificate.costs.means["flops"]
+    )
 
 
 def test_a_population_of_groups_is_a_number_of_groups(record):

@@ -87,7 +87,7 @@ def test_every_format_gives_the_same_policy(run, record, name):
     done = run("calibrate", name, *ZERO_ONE, "--json", "--seed", 0)
     policy = ss.calibrate(replace(record, order=0), loss="zero_one", epsilon=0.05)
     assert json.loads(done.out)["threshold"] == policy.threshold
-    assert json.loads(done.out)["certificate"]["n"] == 800
+    assert json.loads(done.out)["certificate"]["samples"]["n"] == 800
 
 
 def test_a_record_with_one_loss_needs_no_name(run):
@@ -260,7 +260,7 @@ def test_threshold_records_have_their_own_dial(run, thresholds):
     done = run("calibrate", "thresholds.parquet", "--epsilon", 0.1)
     assert done.status == 0
     chosen = ss.calibrate(thresholds, epsilon=0.1).threshold
-    assert done.out.startswith(f"Runs at threshold = {chosen:g}, saving ")
+    assert f"It runs at threshold = {chosen:.4g}, and needs " in " ".join(done.out.split())
 
 
 def test_a_figure_without_costs(run, thresholds, folder):
@@ -297,7 +297,7 @@ def test_groups_are_named_in_words_and_numbers(run):
     assert "Risks and costs are averages per sample" in done.out
     done = run("calibrate", "users.parquet", *ZERO_ONE, *options, "--json")
     found = json.loads(done.out)
-    assert found["certificate"]["average"] == "sample"
+    assert found["certificate"]["samples"]["average"] == "sample"
     assert found["certificate"]["max_group_size"] == 4
     assert "per sample (every sample counts the same" in found["sentence"]
     assert run("report", "users.parquet", "policy.json", "-o", "page.html").status == 0
@@ -399,7 +399,7 @@ def test_a_calibration_that_grows(run, folder, record):
     done = run("calibrate", "tuesday.parquet", *options, "-o", "policy.json")
     assert (done.status, done.err) == (0, "")
     second = json.loads(done.out)
-    assert [each["certificate"]["n"] for each in (first, second)] == [400, 800]
+    assert [each["certificate"]["samples"]["n"] for each in (first, second)] == [400, 800]
     assert first["certificate"]["index"] <= second["certificate"]["index"]
     assert "at every moment" in second["sentence"]
     assert ss.Policy.load(folder / "policy.json").certificate.samples.horizon == 1000
@@ -517,7 +517,7 @@ def test_a_pilot_of_dials_is_a_file(run, dials):
     replace(dials.take(np.arange(200)), ids=np.arange(600, 800)).save("others.parquet")
     done = run("calibrate", *DIALS, "--path", "others.parquet", "--json")
     shown = json.loads(done.out)
-    assert (shown["certificate"]["pilot"], shown["settings"]["fallback"]) == (200, 0.2)
+    assert (shown["certificate"]["samples"]["pilot"], shown["settings"]["fallback"]) == (200, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_csv_there_and_back(run, folder, sample):
     assert np.array_equal(labelled.losses["zero_one"], expected.losses["zero_one"], equal_nan=True)
     done = run("calibrate", "labelled.parquet", "--missing", "stop", "--epsilon", "0.1", "--json")
     assert done.status == 0
-    assert json.loads(done.out)["certificate"]["labels"] == 50
+    assert json.loads(done.out)["certificate"]["samples"]["labels"] == 50
 
 
 def test_other_labels_for_the_same_samples_are_refused(run, folder, sample):

@@ -45,7 +45,7 @@ def test_elsewhere_it_is_the_default_path():
 def test_the_certificate_states_where_the_path_was_learned():
     path = ss.Path.learned(draw(400, 1))
     policy = ss.calibrate(draw(600, 2), loss="zero_one", epsilon=0.1, path=path)
-    assert "no sample of the pilot that the path was learned on is among them" in str(policy)
+    assert "no sample of the pilot that the path was learned on also calibrates" in str(policy)
     assert policy.certificate.path == path.kind
 
 

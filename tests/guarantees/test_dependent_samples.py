@@ -164,7 +164,10 @@ def test_the_default_says_that_groups_are_averaged():
     assert losses[:, 1].mean() > 0.5
     policy = ss.calibrate(record, epsilon=0.05)
     assert policy.threshold == 0.5
-    assert (policy.certificate.samples.unit, policy.certificate.samples.average) == ("groups", "group")
+    assert (policy.certificate.samples.unit, policy.certificate.samples.average) == (
+        "groups",
+        "group",
+    )
     assert policy.certificate.promises[0].calibration_risk < 0.04
     assert (
         "the average over groups of each group's average zero_one gap to the full model (every"

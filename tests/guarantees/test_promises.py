@@ -264,7 +264,9 @@ def test_mean_costs_keep_their_failure_probability():
     for _ in range(150):
         record = exits_half(200, 0.5 - TINY, rng)
         promises = [ss.Promise(epsilon=0.1, risk="consistency")]
-        plugged += ss.calibrate(record, promises, path=[0.5]).certificate.costs.means["flops"][1] <= 1.5
+        plugged += (
+            ss.calibrate(record, promises, path=[0.5]).certificate.costs.means["flops"][1] <= 1.5
+        )
         promises.append(ss.CostPromise("flops", at_most=1.5))
         certified += not ss.calibrate(record, promises, path=[0.5]).runs_full_model
     check_rate(certified, 150, 0.05)

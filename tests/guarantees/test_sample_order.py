@@ -153,7 +153,10 @@ def test_a_record_is_tested_in_one_order_and_so_is_its_file(tmp_path, kind):
     policies = [ss.calibrate(each, risk="consistency", epsilon=0.2) for each in [record, *copies]]
     assert all(policy == policies[0] for policy in policies)
     certificate = policies[0].certificate
-    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (record.order.seed, True)
+    assert (certificate.provenance.seed, certificate.provenance.seed_drawn) == (
+        record.order.seed,
+        True,
+    )
     assert 0 <= record.order.seed < 2**53  # JSON readers that use doubles keep it
 
 
@@ -178,7 +181,10 @@ def test_an_order_given_to_a_record_is_not_called_drawn(tmp_path):
     policy = ss.calibrate(
         ss.load_record(tmp_path / "record.parquet"), risk="consistency", epsilon=0.05
     )
-    assert (policy.certificate.provenance.seed, policy.certificate.provenance.seed_drawn) == (3, False)
+    assert (policy.certificate.provenance.seed, policy.certificate.provenance.seed_drawn) == (
+        3,
+        False,
+    )
 
 
 DRAWN = "the samples were tested in an order drawn at random from the operating system"
@@ -206,7 +212,10 @@ def test_the_certificate_names_what_the_order_rests_on(control):
     assert GIVEN in str(given)
     assert given.certificate.provenance.seed_drawn is False
     assert not any("order" in text for text in free.certificate.assumptions)
-    assert (free.certificate.provenance.seed, free.certificate.provenance.seed_drawn) == (None, None)
+    assert (free.certificate.provenance.seed, free.certificate.provenance.seed_drawn) == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(("seed", "said"), [(None, DRAWN), (2, GIVEN)])

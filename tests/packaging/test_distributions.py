@@ -216,7 +216,7 @@ def test_the_wheel_runs_on_later_pythons(version, wheel, clean, tmp_path):
     if subprocess.run(probe, capture_output=True, check=False, env=clean).returncode:
         pytest.skip("no package index can be reached for the dependencies")
     run(*install, wheel, env=clean)
-    assert "Exits at the first of 3 exits" in run(python, "-c", SMOKE, cwd=tmp_path, env=clean)
+    assert "It exits at the first of 3 exits" in run(python, "-c", SMOKE, cwd=tmp_path, env=clean)
     simulate = (python.parent / "swiftsure", "simulate", "--draws", "20", "--json")
     assert json.loads(run(*simulate, cwd=tmp_path, env=clean))
     shown = run(python.parent / "swiftsure", "demo", cwd=tmp_path, env=clean)

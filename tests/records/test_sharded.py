@@ -86,7 +86,10 @@ def test_what_a_record_says_of_its_draw_is_read_from_the_disk(tmp_path, loss):
         assert shown(request.run(save(record, tmp_path / name))) == shown(expected)
         assert not expected.runs_full_model
     few = save(record_of().drawn_from(3999 + 1), tmp_path / "few")
-    assert request_of(loss=loss, epsilon=0.1, bound="star").run(few).certificate.samples.population == 4000
+    assert (
+        request_of(loss=loss, epsilon=0.1, bound="star").run(few).certificate.samples.population
+        == 4000
+    )
 
 
 @pytest.mark.parametrize("loss", ["brier", "zero_one"])

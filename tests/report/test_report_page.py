@@ -218,9 +218,7 @@ def test_reliability_by_hand():
 
 def test_the_page_says_the_promise_and_what_it_rests_on(record, policy):
     page = text(policy_page(record, policy))
-    promise, _, conditions = str(policy).partition(", provided that ")
-    assert promise in page
-    assert conditions in page
+    assert policy.sentence in page
     for assumption in policy.certificate.assumptions:
         assert assumption in page
     assert policy.certificate.provenance.data in page
@@ -491,9 +489,15 @@ def edited(policy, **changes):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda r: r.take(range(700)), "`certificate.samples.n_samples` is 800 in the policy, but 700"),
+        (
+            lambda r: r.take(range(700)),
+            "`certificate.samples.n_samples` is 800 in the policy, but 700",
+        ),
         (lambda r: r.take(np.arange(800)[::-1]), "`certificate.provenance.data` is sha256:"),
-        (lambda r: replace(r, fingerprint="sha256:" + "0" * 64), "`certificate.provenance.model` is none"),
+        (
+            lambda r: replace(r, fingerprint="sha256:" + "0" * 64),
+            "`certificate.provenance.model` is none",
+        ),
         (
             lambda r: replace(r, confidences={"entropy": r.confidences["entropy"]}),
             "`score` is top1 in the policy, but entropy",
@@ -518,7 +522,10 @@ def test_a_record_of_something_else_is_refused(record, policy, change, named):
             "`certificate.costs.means.layers[0]` is 12 in the policy, but 1000",
         ),
         (lambda r: replace(r, costs={}), "`certificate.costs.means` is"),
-        (lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}), "`certificate.costs.means` is"),
+        (
+            lambda r: replace(r, costs={**r.costs, "ms": [1, 2, 3, 4]}),
+            "`certificate.costs.means` is",
+        ),
     ],
 )
 def test_other_losses_and_costs_are_refused(record, policy, change, named):

@@ -571,7 +571,7 @@ def test_the_sentence_names_level_and_choice(plans, kind):
 
 
 def test_the_sentence_of_thresholds_names_their_dial(plans):
-    assert str(plans["thresholds"].policy).startswith("Runs at confidence = 0.7")
+    assert "It runs at confidence = 0.7" in plans["thresholds"].policy.sentence
 
 
 def test_the_policy_of_a_budget_names_its_score(plans):

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import swiftsure as ss
-from swiftsure.certify.certificate import Certificate, PromiseResult
+from swiftsure.certify.certificate import (
+    Certificate,
+    Costs,
+    PromiseResult,
+    Provenance,
+    Samples,
+)
 from swiftsure.certify.policy import Policy
 from swiftsure.torch import Scored, Staged, collect
 
@@ -36,20 +42,13 @@ def policy_of(threshold, n_exits, score="top1", *, model=None, **fields):
         promises=(promise,),
         control="empirical",
         options={},
-        n=1,
-        unit="samples",
-        average="sample",
-        n_samples=1,
         path="given",
         n_settings=1,
         index=None,
-        seed=None,
-        pool=None,
-        assumptions=(),
-        costs={},
-        exit_shares=None,
-        data="",
-        model=model,
+        conditions=(),
+        samples=Samples(n=1, unit="samples", average="sample", n_samples=1),
+        costs=Costs(means={}),
+        provenance=Provenance(data="", model=model),
     )
     return Policy(
         threshold=threshold,

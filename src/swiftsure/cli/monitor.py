@@ -193,9 +193,8 @@ def _refuse_groups(policy: "Policy", file: Path, watched: "Monitor") -> None:
         return
     each = "the mean loss of a group"
     if certificate.samples.average == "sample":
-        each = (
-            f"Σℓ/M + ε (1 − m/M) for the m losses of a group, with M = {certificate.samples.max_group_size}"
-        )
+        most = certificate.samples.max_group_size
+        each = f"Σℓ/M + ε (1 − m/M) for the m losses of a group, with M = {most}"
     within = watched.loss_range
     raise ValueError(
         f"`--policy`: {file} was calibrated by groups, so losses of single requests cannot be"

@@ -462,7 +462,9 @@ def _unweighted_range(policy: Policy, promise: PromiseResult) -> tuple[float, fl
     sized = promise.selective or certificate.samples.unit == "groups"
     sized |= asked is not None and any(each.within == "each slice" for each in asked.risks)
     sized |= promise.within == "slices" and certificate.samples.horizon is not None
-    weight = 1.0 if sized or certificate.samples.max_weight is None else certificate.samples.max_weight
+    weight = (
+        1.0 if sized or certificate.samples.max_weight is None else certificate.samples.max_weight
+    )
     return low / weight, high / weight
 
 
