@@ -228,7 +228,7 @@ def test_evaluate_spends_a_budget(labelled):
         splits=20,
     )
     assert study.labels == ("ucb", "ucb, random labels", "ucb, all labels")
-    assert study.studied.n_labels == 30
+    assert study.about.n_labels == 30
     gain = {label: study.flops_gain[label].mean(axis=0) for label in study.labels}
     assert (gain["ucb, random labels"] < gain["ucb"]).all()
     assert (gain["ucb"] <= gain["ucb, all labels"]).all()
