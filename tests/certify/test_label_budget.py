@@ -235,9 +235,9 @@ def test_evaluate_spends_a_budget(labelled):
     assert "with 30 labels" in str(study)
     for wrong in ({"risk": "consistency"}, {"path": "breakpoints"}, {"labels": 301}):
         asked = of_labels(**({"labels": 30} | wrong))
-        with refused("labels"):
+        with refused("missing"):
             ss.evaluate(labelled, risk=asked, n_calibration=300, splits=2, controls=["ucb"])
-    with refused("labels"):
+    with refused("missing"):
         ss.evaluate(labelled, risk=of_labels(30), controls=["empirical"])
 
 

@@ -735,9 +735,15 @@ def test_the_file_of_a_sliced_policy_says_what_reads_it(tmp_path):
 def test_studies_and_plans_of_few_labels_say_what_they_take():
     record = ss.ExitRecord.from_logits(np.random.default_rng(0).normal(size=(300, 3, 4)))
     some = record.with_labels(record.ids[:50], np.zeros(50, int))
-    for use in (ss.evaluate, ss.planning.gain_by_samples, ss.planning.lowest_epsilon):
+    promise = ss.Promise("zero_one", epsilon=0.05)
+    uses = (
+        lambda: ss.evaluate(some, risk=promise),
+        lambda: ss.planning.gain_by_samples(some, promise),
+        lambda: ss.planning.lowest_epsilon(some, saving=0.1, loss="zero_one"),
+    )
+    for use in uses:
         with pytest.raises(ValueError, match=r"pass `record\.curve\(\.\.\., missing=\"worst\"\)`"):
-            use(some, loss="zero_one")
+            use()
     curve = some.curve(loss="zero_one", missing="worst")
     assert ss.evaluate(curve, controls=["ucb"], splits=2, n_calibration=50).n_pool == 300
 
