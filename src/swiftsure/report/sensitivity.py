@@ -249,7 +249,7 @@ def _upper_bounds(
 def by_epsilon(calibration: Recalibration, promise: int) -> ByEpsilon:
     """Return the settings that one promise allows at levels around its own."""
     kept = calibration.policy.certificate.promises[promise]
-    highest = calibration.curves[promise].loss_range.high
+    highest = calibration.largest_loss(promise)
     top = max(kept.epsilon, min(REACH * kept.epsilon, 0.95 * highest))
     steps = FEW_STEPS if calibration.slow else STEPS
     below = np.geomspace(kept.epsilon / REACH, kept.epsilon, steps + 1)[:-1]
