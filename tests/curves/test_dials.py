@@ -331,8 +331,8 @@ def test_a_path_is_learned_on_samples_as_they_count(facts):
     else:
         whole = whole.weighted(np.tile([1.5, 0.5], 300), max_weight=1.5)
     policy = learned(100, epsilon=0.1).run(whole)
-    assert policy.certificate.pilot == 100
-    assert policy.certificate.unit == ("groups" if facts == "groups" else "samples")
+    assert policy.certificate.samples.pilot == 100
+    assert policy.certificate.samples.unit == ("groups" if facts == "groups" else "samples")
     assert policy.threshold is not None
 
 
