@@ -109,6 +109,11 @@ class PromiseResult(_Frozen):
         return self.among == "exits"
 
     @property
+    def auditable(self) -> bool:
+        """Whether audits can watch it: they see all kinds of requests, and take one mean."""
+        return not self.selective and self.worst is None
+
+    @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
         return wording.promise_name(self)
@@ -335,7 +340,7 @@ class Certificate(_Frozen):
                 "slices must be given where a promise holds within them",
             )
         restricted = self.samples.slices is not None or any(
-            each.selective or each.worst is not None for each in self.promises
+            not each.auditable for each in self.promises
         )
         _require(
             self.samples.population is None or (self.samples.max_weight is None and not restricted),
