@@ -26,6 +26,7 @@ from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
 from swiftsure.curves.pilots import PilotPath, pilot_size
 from swiftsure.curves.risks import RISKS
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
@@ -90,13 +91,13 @@ def run(
     mask = certified_together(
         request.control, [each.curve for each in tested], results, share, population
     )
-    conditions: tuple[Condition, ...] = ()
+    draws: Condition | None = None
+    order: SampleOrder | None = None
     if request.limits:
         curve, unit = whole[0], "groups" if whole[0].grouped else "samples"
         mask &= within_costs(request, record, len(mask), share)
         # Costs are bounded over all samples together, whatever holds in slices.
-        draws = curve.draws or Condition.of("draws", kind="same", unit=unit)
-        conditions = (draws, curve.order.condition(unit))
+        draws, order = curve.draws or Condition.of("draws", kind="same", unit=unit), curve.order
     if small:
         mask[:] = False
     index = fastest(tested[0].curve, mask)
@@ -111,7 +112,7 @@ def run(
         asked,
         record,
         whole,
-        _by_promise(request, tested, results, conditions),
+        _by_promise(request, tested, results, draws, order),
         chosen,
         data=data.result(),
         pool=population,
@@ -354,10 +355,17 @@ def _by_promise(
     request: Calibration,
     tested: list[Cell],
     results: list[ControlResult],
-    more: tuple[Condition, ...],
+    draws: Condition | None,
+    order: SampleOrder | None,
 ) -> list[ControlResult]:
-    """Return one result for each promise, with the conditions of all its slices."""
+    """Return one result for each promise, with the conditions of all its slices.
+
+    `draws` and `order` are those of the samples whose costs bets tested, if any were.
+    """
     found = []
+    unit = "groups" if tested[0].curve.grouped else "samples"
+    more = () if draws is None or order is None else (draws, order.condition(unit))
+    ordered = {} if order is None else {"seed": order.seed, "seed_drawn": order.drawn}
     for promise in request.risks:
         own = [
             result for each, result in zip(tested, results, strict=True) if each.promise is promise
@@ -370,6 +378,7 @@ def _by_promise(
                 delta=request.delta if own[0].delta is not None else None,
                 conditions=tuple(dict.fromkeys([*stated, *more])),
                 tested=None if sliced else own[0].tested,
+                **ordered,
             )
         )
     return found
