@@ -137,9 +137,9 @@ def cells(request: Calibration, record: Any) -> list[Cell]:
     missing = "stop" if isinstance(missing, Ask) else missing
     found = []
     for promise in request.risks:
-        parts: dict[str | None, Any] = {None: None}
+        parts: dict[Any, Any] = {None: None}
         if promise.within == "slices":
-            parts = {**slice_rows(record)}
+            parts = slice_rows(record)
         for name, rows in parts.items():
             curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
             found.append(Cell(promise, curve, name, rows))
@@ -360,7 +360,9 @@ def _by_promise(
     found = []
     unit = "groups" if tested[0].curve.grouped else "samples"
     more = () if order is None else (order.condition(unit),)
-    ordered = {} if order is None else {"seed": order.seed, "seed_drawn": order.drawn}
+    ordered: dict[str, Any] = {}
+    if order is not None:
+        ordered = {"seed": order.seed, "seed_drawn": order.drawn}
     for promise in request.risks:
         own = [
             result for each, result in zip(tested, results, strict=True) if each.promise is promise
