@@ -177,9 +177,9 @@ def certified(name: str, dtype: str) -> Case:
 
 def _unbound(policy: Policy) -> Policy:
     """A policy without its model's fingerprint: calibrated in float32, only timed in bfloat16."""
-    return policy.model_copy(
-        update={"certificate": policy.certificate.model_copy(update={"model": None})}
-    )
+    provenance = policy.certificate.provenance.model_copy(update={"model": None})
+    certificate = policy.certificate.model_copy(update={"provenance": provenance})
+    return policy.model_copy(update={"certificate": certificate})
 
 
 def _autocast(dtype: str) -> str | None:

@@ -66,7 +66,8 @@ def with_shares(model: Staged, name: str, x: Tensor, epsilon: float) -> Policy:
         order = left[np.argsort(-seen[left, k])]
         levels.append(float(seen[order[n - 1], k]) if n else None)
         left = order[n:]
-    certificate = certified.certificate.model_copy(update={"model": None})
+    provenance = certified.certificate.provenance.model_copy(update={"model": None})
+    certificate = certified.certificate.model_copy(update={"provenance": provenance})
     return certified.model_copy(update={"threshold": tuple(levels), "certificate": certificate})
 
 

@@ -168,7 +168,8 @@ def test_the_fewest_that_can_certify_do():
 
 
 def test_a_record_too_large_to_draw_from_is_not_said_to_be_enough(found, policy):
-    many = policy.certificate.model_copy(update={"n": 300_000})
+    samples = policy.certificate.samples.model_copy(update={"n": 300_000})
+    many = policy.certificate.model_copy(update={"samples": samples})
     large = replace(found, by_size=None, policy=edited(policy, certificate=many))
     assert "little" not in about_sizes(large)
 

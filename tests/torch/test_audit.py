@@ -41,7 +41,8 @@ def policy_for(monitor, threshold, n_exits, **fields):
         "loss_range": (monitor.loss_range.low, monitor.loss_range.high),
     }
     promise = policy.certificate.promises[0].model_copy(update=update)
-    certificate = policy.certificate.model_copy(update={"promises": (promise,), **fields})
+    samples = policy.certificate.samples.model_copy(update=fields)
+    certificate = policy.certificate.model_copy(update={"promises": (promise,), "samples": samples})
     return policy.model_copy(update={"certificate": certificate})
 
 

@@ -83,7 +83,8 @@ class EarlyExit:
     @classmethod
     def unbound(cls, stages: Stages, policy: Policy) -> "EarlyExit":
         """Return a runtime for a policy of the network that is being exported."""
-        certificate = policy.certificate.model_copy(update={"model": None})
+        provenance = policy.certificate.provenance.model_copy(update={"model": None})
+        certificate = policy.certificate.model_copy(update={"provenance": provenance})
         return cls(stages, policy.model_copy(update={"certificate": certificate}))
 
     @classmethod

@@ -37,19 +37,24 @@ RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
 ABSOLUTE_TOLERANCE = 1e-8
 
-ANOTHER = "Give the record that the policy was calibrated on, or calibrate again on this one."
+ANOTHER = (
+    "Give the record that the policy was calibrated on, with the same groups, weights, population"
+    " and order, or calibrate again on this one."
+)
 EDITED = "Was the file edited? Calibrate again."
 
 IDENTITY = ("score", "n_exits", "temperatures", "dtype", "dials", "certificate.provenance.model")
 """Fields that say what a policy is about; a difference in them is named first."""
 
-DATA = (
-    "certificate.samples.n_samples",
-    "certificate.samples.unit",
-    "certificate.n_settings",
-    "certificate.provenance.data",
+DATA = tuple(
+    f"certificate.{name}"
+    for name in (
+        *(f"samples.{name}" for name in ("n_samples", "unit", "average")),
+        *(f"samples.{name}" for name in ("max_group_size", "max_weight", "population")),
+        *("n_settings", "provenance.data", "provenance.seed"),
+    )
 )
-"""Fields that say what it was calibrated on."""
+"""Fields that say what it was calibrated on, and how these samples were drawn."""
 
 
 @dataclass(frozen=True, eq=False)
