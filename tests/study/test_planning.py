@@ -562,12 +562,13 @@ def test_the_policy_of_a_budget_goes_through_a_file(plans, kind, tmp_path):
 def test_the_sentence_names_level_and_choice(plans, kind):
     plan = plans[kind]
     text = str(plan.policy)
-    (level,) = re.findall(r"is at most (\S+),", text)
+    exact = text.partition("In exact terms:")[2]
+    (level,) = re.findall(r"is at most (\S*\d)", exact)
     assert plan.epsilon <= float(level) <= plan.epsilon + 1e-5 * abs(plan.epsilon)  # rounded up
-    assert "with probability at least 90 %" in text
+    assert "With probability at least 90 %" in exact
     assert "chose the setting" in text
     assert "path, losses, budget and method were fixed before" in text  # the level was not
-    assert "\n" not in text
+    assert "\n" not in plan.policy.sentence
 
 
 def test_the_sentence_of_thresholds_names_their_dial(plans):
