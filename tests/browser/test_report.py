@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.certify.policy import percent
 from swiftsure.report import policy_page
 from swiftsure.report.findings import findings
 from swiftsure.report.sentences import threshold_words
@@ -109,7 +110,7 @@ def test_the_slider_moves_the_numbers(visit, record, policy, page):
         assert now["epsilon"] == [f"{choices.epsilons[position]:.6g}"]
         assert now["threshold"] == [threshold_words(setting.threshold)]
         assert now["risk"] == [f"{setting.risks[0]:.4g}"]
-        assert now["saved"][1] == ss.policy.percent(setting.saved["layers"])
+        assert now["saved"][1] == percent(setting.saved["layers"])
         assert now["warned"]
         assert now["marks"] != before["marks"]
         assert now["shares"] != before["shares"]
@@ -140,8 +141,8 @@ def test_arrow_keys_move_it_too(visit, record, policy, page):
 
 
 def test_several_sliders_show_the_safest_of_their_settings(visit, record):
-    risks = [ss.Risk("gap", "zero_one", 0.05), ss.Risk("consistency", "brier", 0.1)]
-    policy = ss.calibrate(record, risks=risks)
+    stable = ss.Promise("brier", risk="consistency", epsilon=0.1)
+    policy = ss.calibrate(record, [ss.Promise("zero_one", epsilon=0.05), stable])
     found = findings(record, policy)
     window = visit(policy_page(record, policy))
     for first, second in [(60, 5), (5, 60), (60, 60)]:
@@ -165,7 +166,8 @@ def test_every_page_runs_without_a_complaint(visit, record, kind):
         "thresholds": {"epsilon": 0.3},
     }
     if kind == "budget":
-        policy = ss.planning.lowest_epsilon(record, saving=0.3, loss="brier", cost="exit").policy
+        budget = ss.planning.Budget(saving=0.3, cost="exit")
+        policy = ss.planning.lowest_epsilon(record, budget, loss="brier").policy
     else:
         policy = ss.calibrate(record, **options[kind])
     window = visit(policy_page(record, policy))

@@ -27,6 +27,7 @@ from swiftsure.onnx.folder import Check, Manifest, Part, RuntimeConfig, read_run
 from swiftsure.onnx.folder import read_manifest as onnx_manifest
 from swiftsure.onnx.trees import build, samples_of
 from swiftsure.records import files
+from swiftsure.records.sampling import Sampling
 from swiftsure.records.shards import Shards
 from swiftsure.text import ExitHeads, MetaClassifier
 from tests.builders import random_logits, random_record
@@ -53,11 +54,13 @@ class Format(NamedTuple):
 
 
 def plain(record):
-    """Return the fields of a record as plain lists."""
+    """Return the fields of a record, or of its sampling, as plain lists."""
     return {each.name: listed(getattr(record, each.name)) for each in fields(record)}
 
 
 def listed(value):
+    if isinstance(value, Sampling):
+        return plain(value)
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.tolist()]
     if hasattr(value, "items"):
@@ -84,11 +87,6 @@ def threshold_record():
 def write_policy(path):
     made = ss.calibrate(random_record(n=400), loss="zero_one", epsilon=0.3)
     made.save(path)
-
-
-def write_sliced_policy(path):
-    promise = ss.Promise("zero_one", epsilon=0.3, within="each slice")
-    ss.calibrate(random_record(n=400).sliced(np.arange(400) % 2), promise).save(path)
 
 
 def write_state(path):
@@ -179,8 +177,8 @@ def read_pickle(path):
 def write_slices(path):
     record = random_record(n=600)
     slices = np.where(np.arange(600) < 300, "north", "south")
-    made = ss.calibrate_slices(record, slices=slices, loss="zero_one", epsilon=0.3, seed=0)
-    made.save(path)
+    promise = ss.Promise("zero_one", epsilon=0.3, within="each slice")
+    ss.calibrate(record.sliced(slices), promise).save(path)
 
 
 ENTRIES = [({"samples": n}, bytes(range(n))) for n in (40, 0, 200)]
@@ -323,7 +321,6 @@ def read_settings(path):
 
 FORMATS = [
     Format("policy", write_policy, ss.Policy.load, is_json=True),
-    Format("policy of slices", write_sliced_policy, ss.SlicedPolicy.load, is_json=True),
     Format("state", write_state, read_state, is_json=True),
     Format("manifest", write_manifest, read_manifest, is_json=True),
     Format("exits", lambda path: exit_record().save(path), read_record),

@@ -40,7 +40,7 @@ from tests.serve.upstreams import status
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("SWIFTSURE_SOAK_SECONDS", "60"))
 SOON = 30.0
 """Seconds within which a fault must be seen; half a minute, for a busy machine."""
@@ -92,7 +92,7 @@ class Server:
     def __init__(self, folder, policy, workers=0):
         self.log = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(TESTS), str(folder), str(workers)],
+            [sys.executable, "-c", SERVE, str(ROOT), str(folder), str(workers)],
             env=os.environ | {"TOLD_POLICY": policy.model_dump_json()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -20,8 +20,8 @@ def start():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # machines may be busy
-    tests, before = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
-    path = os.pathsep.join(filter(None, [tests, before]))
+    root, before = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [root, before]))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)  # workers import models of the tests
         warnings.simplefilter("ignore")  # Ray's own

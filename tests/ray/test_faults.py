@@ -198,7 +198,7 @@ def drive(kind, folder):
 @pytest.mark.parametrize("kind", ["loader", "dataset", "sweep"])
 def test_a_killed_driver_is_resumed_by_another_process(tmp_path, kind, after):
     folder = tmp_path / "shards"
-    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     call = f"from cluster.test_faults import drive; drive({kind!r}, {str(folder)!r})"
     log = tmp_path / "log.txt"
     with log.open("w") as said:

@@ -17,10 +17,11 @@ from swiftsure.serve.inputs import InputForm
 from swiftsure.study.simulate import Population
 
 
-def policy_of(risk="consistency", epsilon=0.05):
+def policy_of(risk="consistency", epsilon=0.05, loss="zero_one", **more):
     sample = Population(n_exits=3, overconfidence=1.5).sample(600, 0)
     record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
-    return ss.calibrate(replace(record, order=0), risk=risk, loss="zero_one", epsilon=epsilon)
+    promise = ss.Promise(loss, risk=risk, epsilon=epsilon, **more)
+    return ss.calibrate(replace(record, order=0), promise)
 
 
 class Adder:

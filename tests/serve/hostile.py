@@ -1,8 +1,8 @@
 """Parses hostile bodies with little memory; a process of its own, so that a crash is seen.
 
-python -m serving.hostile large     bodies that once took gigabytes
-python -m serving.hostile arrow N   N mutants of tables with columns of each type
-python -m serving.hostile all N     N mutants of bodies of each kind
+python -m tests.serve.hostile large     bodies that once took gigabytes
+python -m tests.serve.hostile arrow N   N mutants of tables with columns of each type
+python -m tests.serve.hostile all N     N mutants of bodies of each kind
 """
 
 import io

@@ -138,10 +138,10 @@ def test_shapes_that_do_not_exist_are_refused(shape):
 def run_hostile(*arguments):
     """Run `hostile.py`; its memory pool of Arrow reserves nothing, so that its limit is sharp."""
     return subprocess.run(
-        [sys.executable, "-m", "serving.hostile", *arguments],
+        [sys.executable, "-m", "tests.serve.hostile", *arguments],
         env=os.environ
         | {
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "OMP_NUM_THREADS": "1",
         },

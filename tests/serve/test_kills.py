@@ -20,7 +20,7 @@ from swiftsure.monitor import Watch
 from swiftsure.serve import Watcher, WorkerEngine, watched_monitor
 from tests.serve.builders import Adder, Client, lines, policy_of, wait_until
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SERVE = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -53,7 +53,7 @@ class Server:
         self.made = self.n = 0
         options = ["--workers", "2", "--audit", "1", "--state", folder, "--port", str(port)]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(TESTS), "serve", "--demo", "--json", *options],
+            [sys.executable, "-c", SERVE, str(ROOT), "serve", "--demo", "--json", *options],
             env=os.environ | {"ADDER_POLICY": policy.model_dump_json()},
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -321,6 +321,36 @@ def test_what_is_watched():
         watched_monitor(policy_of(), 0.01, 0.2)
 
 
+@pytest.mark.parametrize(("risk", "labels"), [("consistency", False), ("gap", True)])
+@pytest.mark.parametrize(
+    ("kind", "words"), [({"among": "exits"}, "samples that exit early"), ({"worst": 0.5}, "worst")]
+)
+def test_promises_that_audits_cannot_watch_are_refused(tmp_path, risk, labels, kind, words):
+    """Audits see requests that run in full too, and one mean says nothing of a worst share."""
+    policy = policy_of(risk, 0.3, **kind)
+    with pytest.raises(ValueError, match=words):
+        watched_monitor(policy, 0.01, labels=labels)
+
+    def watch(each):
+        return Watcher(each, watched_monitor(each, 0.01, labels=labels), tmp_path)
+
+    watchable = policy_of(risk)
+    guard = Guard(watchable, watch=watch)
+    with pytest.raises(ValueError, match=words):
+        guard.install(policy)
+    assert guard.policy == watchable
+    guard.close()
+
+
+def test_a_failed_audit_of_a_tail_is_above_its_limit(tmp_path):
+    engine = Adder(policy_of(loss="brier", epsilon=0.1, above=1.2))
+    engine.audit_fails = True
+    watcher = watcher_of(engine, tmp_path)
+    watcher.audit(audited(), engine)
+    watcher.close()
+    assert (watcher.monitor.n, watcher.monitor.mean) == (1, 1.0)
+
+
 def test_an_audit_that_the_disk_cuts_short_does_not_count_and_spoils_no_other(tmp_path, policy):
     engine = Adder(policy)
     watcher = watcher_of(engine, tmp_path)

@@ -402,6 +402,16 @@ def test_monitors_of_another_promise():
     EarlyExit(network(), policy_for(monitor, 0.5, 4), audit=0.1, monitor=monitor)
 
 
+@pytest.mark.parametrize("kind", [{"among": "exits"}, {"worst": 0.1}])
+def test_a_promise_that_audits_cannot_watch(kind):
+    monitor = consistency_monitor()
+    policy = policy_for(monitor, 0.5, 4)
+    promise = policy.certificate.promises[0].model_copy(update=kind)
+    certificate = policy.certificate.model_copy(update={"promises": (promise,)})
+    with pytest.raises(ValueError, match="must watch what the policy promises"):
+        Auditor(0.1, monitor).refuse_policy(policy.model_copy(update={"certificate": certificate}))
+
+
 def test_a_promise_about_groups_is_not_fed_by_single_requests():
     monitor = consistency_monitor()
     per_sample = {"unit": "groups", "average": "sample", "max_group_size": 20}

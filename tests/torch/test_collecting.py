@@ -224,10 +224,9 @@ def test_the_models_own_confidence():
 
     record = collect(Both(3), [confidences], scores=["model", "top1"])
     assert np.array_equal(record.confidences["model"], confidences[:, :2].numpy())
-    assert (
-        ss.calibrate(record, risk="consistency", loss="zero_one", score="model", epsilon=0.05).score
-        == "model"
-    )
+    promise = ss.Promise("zero_one", epsilon=0.05, risk="consistency")
+    request = ss.Calibration([promise], rule=ss.ExitRule("model"))
+    assert request.run(record).score == "model"
 
 
 def test_losses_of_ones_own():
@@ -749,7 +748,7 @@ KILLED = """
 
 
 def test_a_killed_process(tmp_path):
-    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

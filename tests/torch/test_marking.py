@@ -85,7 +85,7 @@ def test_samples_on_which_the_model_raises_are_marked(stage):
     fine = without({4, 5, 7, 11}, 16)
     assert torch.equal(out.outputs[fine], batch[fine, 3])
     assert out.exits[fine].eq(3).all()
-    assert "n=16, exits=[0, 0, 0, 13]" in repr(out)
+    assert "n=16, samples_per_exit=[0, 0, 0, 13]" in repr(out)
 
 
 def test_an_error_on_every_sample_is_raised():

@@ -318,7 +318,8 @@ def test_the_record_of_a_segmentation():
         np.testing.assert_allclose(found, expected[f"inconsistencies/{name}"], atol=1e-9)
         assert record.loss_ranges[name] == LOSSES[name].range
     for risk, name in itertools.product(("gap", "consistency"), NAMES):
-        policy = ss.calibrate(record, risk=risk, loss=name, score="patch_top1", epsilon=0.9)
+        promise = ss.Promise(name, epsilon=0.9, risk=risk)
+        policy = ss.Calibration([promise], rule=ss.ExitRule("patch_top1")).run(record)
         assert policy.score == "patch_top1"
 
 

@@ -173,6 +173,11 @@ class PromiseResult(_Frozen):
         return self.among == "exits"
 
     @property
+    def auditable(self) -> bool:
+        """Whether audits can watch it: they see all kinds of requests, and take one mean."""
+        return not self.selective and self.worst is None
+
+    @property
     def name(self) -> str:
         """The loss and its bounded quantity, such as "zero_one gap" or "brier inconsistency"."""
         words = risk_words(self.loss, self.risk, self.above, self.worst)
@@ -359,9 +364,7 @@ class Certificate(_Frozen):
                 promise.within is None or self.slices is not None,
                 "slices must be given where a promise holds within them",
             )
-        restricted = self.slices is not None or any(
-            each.selective or each.worst is not None for each in self.promises
-        )
+        restricted = self.slices is not None or any(not each.auditable for each in self.promises)
         _require(
             self.pool is None or (self.max_weight is None and not restricted),
             "pool does not go with weights, slices, worst shares or the samples that exit",

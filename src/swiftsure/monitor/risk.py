@@ -280,6 +280,12 @@ class Monitor:
         return min(max(value, self._low), self._high)
 
     @property
+    def largest_loss(self) -> float:
+        """The largest loss that can be added; with `above`, one that counts as above it."""
+        high = self.loss_range.high
+        return high if self.above is None else max(high, math.nextafter(self.above, math.inf))
+
+    @property
     def n(self) -> int:
         """How many losses were added."""
         return int(self._state[_evidence.N])

@@ -201,7 +201,7 @@ class AuditorBase(ABC):
         if (found.risk, found.loss, found.epsilon, found.above) not in [
             (each.risk, each.loss, each.epsilon, each.above)
             for each in certificate.promises
-            if not each.selective  # audits fold requests that run in full too
+            if each.auditable
         ]:
             promises = ", ".join(
                 f"{p.risk} of {p.loss} ≤ {p.epsilon:g}" for p in certificate.promises

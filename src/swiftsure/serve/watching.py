@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swiftsure._lib.files import LockedError, is_open_at, locked, read_json, sync, write_text
-from swiftsure.certify.policy import Policy
+from swiftsure.certify.policy import Policy, PromiseResult
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.serve.batching import Audited, WorkerDiedError
@@ -53,7 +53,8 @@ def watched_monitor(
     ValueError
         If the policy was calibrated by groups, if it does not promise exactly one consistency and
         no `epsilon` is given, or if both are there. Likewise if `labels`, and
-        it does not promise exactly one gap.
+        it does not promise exactly one gap. Also if what it promises is about the samples that exit
+        early, or about a worst share.
     """
     certificate = policy.certificate
     if certificate.unit == "groups":
@@ -66,14 +67,14 @@ def watched_monitor(
         gaps = [each for each in certificate.promises if each.risk == "gap"]
         if len(gaps) != 1 or epsilon is not None:
             raise ValueError("`labels` needs a policy that promises one gap, and no `epsilon`.")
-        return Monitor.from_policy(policy, alpha, risk="gap", loss=gaps[0].loss)
+        return _promised_monitor(policy, alpha, gaps[0])
     promised = [each for each in certificate.promises if each.risk == "consistency"]
     if promised and epsilon is not None:
         raise ValueError("`epsilon` must not be given if the policy promises a consistency.")
     if len(promised) > 1:
         raise ValueError("`policy` must promise one consistency to be audited, not several.")
     if promised:
-        return Monitor.from_policy(policy, alpha, risk="consistency", loss=promised[0].loss)
+        return _promised_monitor(policy, alpha, promised[0])
     if epsilon is None:
         raise ValueError(
             "`epsilon`, the largest inconsistency allowed, must be given to audit a policy that"
@@ -83,6 +84,17 @@ def watched_monitor(
     loss = LOSSES.choose(certificate.promises[0].loss)
     within = (loss.range.low, loss.range.high)
     return Monitor(epsilon, alpha, within, risk="consistency", loss=loss.name)
+
+
+def _promised_monitor(policy: Policy, alpha: float, promise: PromiseResult) -> Monitor:
+    """Return a monitor of a promise, or raise if audits of all requests cannot watch it."""
+    if promise.selective:
+        raise ValueError(
+            "`policy` must promise a risk of all samples to be audited, but it promises one of the"
+            " samples that exit early, and audits see requests that run in full too: write the"
+            " losses of those that exit early to a log, and watch it with `swiftsure monitor`."
+        )
+    return Monitor.from_policy(policy, alpha, risk=promise.risk, loss=promise.loss)
 
 
 class Watcher:
@@ -186,7 +198,7 @@ class Watcher:
         both models have none, nothing is lost. But where the full model is another server's, an
         outage of it breaks no promise: the audit is lost, which is a fault until one is made.
         """
-        content: dict[str, Any] = {"loss": self._promised.loss_range.high}
+        content: dict[str, Any] = {"loss": self._promised.largest_loss}
         made = 1
         try:
             if audited.answer is None:
