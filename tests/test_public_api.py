@@ -82,7 +82,6 @@ def test_calibrate_and_the_policy(record, tmp_path):
         epsilon=0.05,
         delta=0.1,
         path=None,
-        seed=0,
     )
     assert isinstance(policy.threshold, float)
     assert policy.thresholds.shape == (EXITS - 1,)
@@ -96,9 +95,9 @@ def test_calibrate_and_the_policy(record, tmp_path):
 def test_calibrate_several_risks(record):
     policy = ss.calibrate(
         record,
-        risks=[
-            ss.Risk("gap", "zero_one", epsilon=0.01),
-            ss.Risk("consistency", "brier", epsilon=0.05),
+        [
+            ss.Promise("zero_one", epsilon=0.01),
+            ss.Promise("brier", risk="consistency", epsilon=0.05),
         ],
     )
     assert [promise.epsilon for promise in policy.certificate.promises] == [0.01, 0.05]

@@ -228,16 +228,16 @@ def test_evaluate_spends_a_budget(labelled):
         splits=20,
     )
     assert study.labels == ("ucb", "ucb, random labels", "ucb, all labels")
-    assert study.studied.n_labels == 30
+    assert study.about.n_labels == 30
     gain = {label: study.flops_gain[label].mean(axis=0) for label in study.labels}
     assert (gain["ucb, random labels"] < gain["ucb"]).all()
     assert (gain["ucb"] <= gain["ucb, all labels"]).all()
     assert "with 30 labels" in str(study)
     for wrong in ({"risk": "consistency"}, {"path": "breakpoints"}, {"labels": 301}):
         asked = of_labels(**({"labels": 30} | wrong))
-        with refused("labels"):
+        with refused("missing"):
             ss.evaluate(labelled, risk=asked, n_calibration=300, splits=2, controls=["ucb"])
-    with refused("labels"):
+    with refused("missing"):
         ss.evaluate(labelled, risk=of_labels(30), controls=["empirical"])
 
 

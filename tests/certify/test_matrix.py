@@ -183,13 +183,8 @@ def grows(case: Case) -> None:
 
 def reports(case: Case) -> None:
     found = importlib.import_module("swiftsure.report")
-    if not _sliced(case):
-        found.policy_page(case.made(), case.policy)
-        return
-    for name in case.policy:  # a page for each slice
-        record = case.made()
-        part = record.take(np.flatnonzero(record.slices == name))
-        found.policy_page(part, case.policy[name])
+    for one in case.policy.policies.values() if _sliced(case) else [case.policy]:
+        found.policy_page(case.made(), one)
 
 
 def monitors(case: Case) -> None:

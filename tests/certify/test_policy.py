@@ -367,7 +367,7 @@ def test_settings_with_details_are_told_in_short():
     assert "sampler = ddim, generation = (max_new_tokens = 8, top = 0.5), saving" in text
 
 
-@pytest.mark.parametrize("path", [None, [[1.0, 0.9, 0.9], [0.5, 0.4, 0.4]]])
+@pytest.mark.parametrize("path", [[0.9, 0.5], [[1.0, 0.9, 0.9], [0.5, 0.4, 0.4]]])
 def test_the_sentence_says_which_exits_may_be_taken(path):
     given = {"loss": "zero_one", "epsilon": 0.9, "path": path}
     later = request_of(**given, rule=ss.ExitRule(min_exit=1))

@@ -680,7 +680,7 @@ def test_a_policy_is_evaluated_on_its_own_system_only():
 def test_a_study_says_what_its_risk_is(changed, words):
     curve = changed(RECORD.curve("gap", "brier"))
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.4], splits=2, n_calibration=200)
-    assert str(study.studied) == words
+    assert str(study.about) == words
     assert words in str(study)
 
 
@@ -721,7 +721,8 @@ def test_an_exit_that_is_better_than_the_last_is_said_to_be():
 
 def test_the_file_of_a_sliced_policy_says_what_reads_it(tmp_path):
     record = replace(RECORD, slices=np.where(np.arange(900) % 3 == 0, "night", "day"))
-    ss.calibrate_slices(record, loss="zero_one", epsilon=0.3).save(tmp_path / "policy.json")
+    asked = request_of(loss="zero_one", epsilon=0.3, within="each slice")
+    asked.run(record).save(tmp_path / "policy.json")
     with pytest.raises(
         ValueError, match=r"a policy for each slice: `swiftsure\.SlicedPolicy\.load"
     ):
@@ -731,18 +732,18 @@ def test_the_file_of_a_sliced_policy_says_what_reads_it(tmp_path):
         ss.SlicedPolicy.load(tmp_path / "policy.json")
 
 
-def test_weights_do_not_go_with_groups_in_plain_words():
-    grouped = replace(RECORD, groups=np.arange(900) // 3)
-    with pytest.raises(ValueError, match="`weights` does not go with groups"):
-        ss.calibrate(grouped, loss="zero_one", epsilon=0.3, weights=np.ones(900), max_weight=2)
-
-
 def test_studies_and_plans_of_few_labels_say_what_they_take():
     record = ss.ExitRecord.from_logits(np.random.default_rng(0).normal(size=(300, 3, 4)))
     some = record.with_labels(record.ids[:50], np.zeros(50, int))
-    for use in (ss.evaluate, ss.planning.gain_by_samples, ss.planning.lowest_epsilon):
+    promise = ss.Promise("zero_one", epsilon=0.05)
+    uses = (
+        lambda: ss.evaluate(some, risk=promise),
+        lambda: ss.planning.gain_by_samples(some, promise),
+        lambda: ss.planning.lowest_epsilon(some, saving=0.1, loss="zero_one"),
+    )
+    for use in uses:
         with pytest.raises(ValueError, match=r"pass `record\.curve\(\.\.\., missing=\"worst\"\)`"):
-            use(some, loss="zero_one")
+            use()
     curve = some.curve(loss="zero_one", missing="worst")
     assert ss.evaluate(curve, controls=["ucb"], splits=2, n_calibration=50).n_pool == 300
 

@@ -143,8 +143,6 @@ def test_what_does_not_go_with_those_that_exit(record):
     losses = {"rouge_l": np.zeros((200, 2))}
     with pytest.raises(ValueError, match="needs a record of exits"):
         request_of(among="exits", epsilon=0.1).run(ss.ThresholdRecord([1.0, 0.5], losses=losses))
-    with refused("policy"):
-        ss.Monitor.from_policy(request_of(**promise).run(record))
 
 
 def test_those_that_exit_with_a_promise_about_all(record):

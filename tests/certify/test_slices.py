@@ -153,6 +153,8 @@ def test_what_does_not_go_with_slices(case):
     for within in ("slices", "each slice"):
         with refused("control"):
             sliced(within, record, control="crc")
+        with refused("epsilon"):
+            sliced(within, record, epsilon=1.5)
         with refused("within"):
             sliced(within, case[0])
         with pytest.raises(ValueError, match="finite population"):

@@ -216,19 +216,20 @@ def test_a_policy_must_be_one():
 
 
 PROMISED = {
-    "risk": ({}, None),
-    "mean": ({"control": "crc"}, "on average over the draw of its calibration samples"),
-    "pool": ({"pool": 2000}, "for the pool that its calibration samples were drawn from"),
-    "nothing": ({"control": "empirical"}, "the policy makes none"),
+    "risk": ("ucb", None),
+    "mean": ("crc", "on average over the draw of its calibration samples"),
+    "pool": ("ucb", "for the pool that its calibration samples were drawn from"),
+    "nothing": ("empirical", "the policy makes none"),
 }
 
 
 @pytest.mark.parametrize("promised", PROMISED)
 def test_an_alarm_says_where_it_breaks_no_promise(promised, tmp_path):
     """A policy of crc or of a pool does not promise the risk that is watched."""
-    options, said = PROMISED[promised]
-    curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((500, 2)), loss_range=(0, 1), binary=True)
-    monitor = Monitor.from_policy(ss.calibrate(curve, epsilon=0.05, **options))
+    control, said = PROMISED[promised]
+    record = ss.ThresholdRecord([1.0, 0.5], losses={"zero_one": np.zeros((500, 2))})
+    record = record.drawn_from(2000) if promised == "pool" else record
+    monitor = Monitor.from_policy(ss.calibrate(record, epsilon=0.05, control=control))
     assert "promise" not in str(monitor)
     monitor.update_many(np.ones(100))
     monitor.save(tmp_path / "monitor.json")

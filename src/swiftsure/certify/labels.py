@@ -101,10 +101,11 @@ class LabelBudget:
         fixed = isinstance(record, ExitRecord) and curve.path_kind != BREAKPOINTS
         if not fixed or curve.grouped:
             raise ValueError(
-                "`labels` needs an ExitRecord without groups, and a path that is fixed beforehand."
+                "A budget of labels in `missing` needs an ExitRecord without groups, and a path"
+                " that is fixed beforehand."
             )
         if RISKS[curve.risk_name].table != "losses":
-            raise ValueError("`labels` needs a risk against labels, such as the gap.")
+            raise ValueError("`missing` needs a risk against labels, such as the gap.")
         differs = np.ones((record.n, record.n_exits), bool)
         differs[:, -1] = False
         if gap_is_known_by_agreement(curve.loss_name):  # else every sample that exits needs a label
@@ -113,13 +114,16 @@ class LabelBudget:
         path = Path(curve.thresholds, curve.path_kind)
         exits = {"strict": curve.strict, "min_exit": curve.min_exit}
         first = first_setting(record.confidences[record.score_of(rule)], differs, path, exits)
-        return cls(checks.count("labels", labels, 0), first)
+        return cls(checks.count("budget", labels, 0), first)
 
     def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:
         """Return each control three times: with the budget, with random labels, with all."""
         for control in controls.values():
             if not control.can_stop:
-                raise ValueError(f"`labels` needs controls that may stop, but got {control.label}.")
+                raise ValueError(
+                    "A budget of labels in `missing` needs controls that may stop, but got"
+                    f" {control.label}."
+                )
         return {
             label + way: control
             for label, control in controls.items()

@@ -137,10 +137,10 @@ def cells(request: Calibration, record: Any) -> list[Cell]:
     missing = "stop" if isinstance(missing, Ask) else missing
     found = []
     for promise in request.risks:
-        parts: dict[str | None, Any] = {None: None}
+        parts: list[tuple[str | None, Any]] = [(None, None)]
         if promise.within == "slices":
-            parts = {**slice_rows(record)}
-        for name, rows in parts.items():
+            parts = [*slice_rows(record).items()]
+        for name, rows in parts:
             curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
             found.append(Cell(promise, curve, name, rows))
     curves = shortest([each.curve for each in found])

@@ -126,7 +126,7 @@ def evaluate(
     rng = np.random.default_rng(seed)
     if budget is not None and budget.labels > n:
         raise ValueError(
-            f"The budget of labels must be at most `n_calibration`, {n:,}, but is"
+            f"The budget of labels in `missing` must be at most `n_calibration`, {n:,}, but is"
             f" {budget.labels:,}."
         )
     runs = _Runs(

@@ -8,6 +8,7 @@ from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.promise import Promise
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
+from swiftsure.records.labels import MissingLabelsError
 
 __all__ = ["Repeats", "as_request", "cost_name", "pool_curve"]
 
@@ -83,7 +84,15 @@ def pool_curve(record: Any, request: Calibration) -> RiskCurve:
             "`missing='stop'` would stop where the pool lacks a label, not each calibration set:"
             " use `request.evaluate`, or a budget, `missing=Ask(None, budget=100)`."
         )
-    return request.risks[0].curve(record, request.rule, request.path, missing)  # type: ignore[arg-type]
+    promise = request.risks[0]
+    try:
+        return promise.curve(record, request.rule, request.path, missing)  # type: ignore[arg-type]
+    except MissingLabelsError as error:  # some callers have no `missing`, but all take a curve
+        lists = str(error).partition(" Label them")[0]
+        raise ValueError(
+            f'{lists} Label them, or pass `record.curve(..., missing="worst")` in place of the'
+            " record, which assumes the worst loss for them."
+        ) from None
 
 
 def cost_name(curve: RiskCurve, cost: str | None) -> str:

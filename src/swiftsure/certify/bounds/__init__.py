@@ -177,14 +177,14 @@ def minimum_samples(epsilon: float, delta: float, loss_range: LossRange) -> int 
 
     Non-negative losses are certified only if (1 − ε/B)ⁿ ≤ δ: fewer samples may all have loss 0 by
     chance, and these tests are not randomised. None for losses that can be negative, which may need
-    fewer.
+    fewer, and for ε outside (0, B).
 
     Examples
     --------
     >>> minimum_samples(0.01, 0.1, LossRange(0, 1))
     230
     """
-    if loss_range.low < 0 or epsilon <= 0:
+    if loss_range.low < 0 or not 0 < epsilon < loss_range.high:
         return None
     return int(np.ceil(np.log(delta) / np.log1p(-epsilon / loss_range.high) * (1 - 1e-14)))
 
