@@ -208,6 +208,17 @@ def test_risk_and_cost_together(record):
     assert "and the mean flops within" in str(close)
 
 
+def test_a_certificate_says_by_which_seed_costs_were_tested(record):
+    promises = [ss.Promise("zero_one", epsilon=0.05), ss.CostPromise("flops", at_most=3.0)]
+    in_order, groups = replace(record, order=5), np.arange(record.n) // 2
+    made = ss.calibrate(in_order, promises, path=PATH).certificate
+    assert (made.promises[0].bound, made.seed, made.seed_drawn) == ("trinomial", 5, False)
+    made = ss.calibrate(in_order.grouped(groups), promises, path=PATH).certificate
+    assert [text for text in made.assumptions if "came in random order" in text] == [
+        in_order.order.condition("groups")
+    ]
+
+
 def test_limits_of_costs_are_checked(record):
     promise = ss.Promise("zero_one", epsilon=0.05)
     for name, limit, word in (

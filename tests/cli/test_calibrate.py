@@ -300,7 +300,8 @@ def test_groups_are_named_in_words_and_numbers(run):
     assert found["certificate"]["average"] == "sample"
     assert found["certificate"]["max_group_size"] == 4
     assert "per sample (every sample counts the same" in found["sentence"]
-    assert run("report", "users.parquet", "policy.json", "-o", "page.html").status == 0
+    drawn = options[:4]
+    assert run("report", "users.parquet", "policy.json", *drawn, "-o", "page.html").status == 0
 
 
 @pytest.mark.parametrize(
@@ -524,7 +525,7 @@ def test_a_pilot_of_dials_is_a_file(run, dials):
     ("options", "message"),
     [
         (["--path", "learn:1.5"], "must be in (0, 1)"),
-        (["--path", "learn:600"], "must leave at least 2 samples for the pilot"),
+        (["--path", "learn:600"], "must be at least 2 samples, and leave at least 1"),
         (["--path", "learn:some"], "`--path` must be learn:NUMBER"),
         (["--path", "learn:200", "--state", "growing.state"], "`path` must be fixed"),
         (["--path", "learn:200", "--cost", "pases"], "passes"),

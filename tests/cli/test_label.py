@@ -9,6 +9,8 @@ import pytest
 
 import swiftsure as ss
 
+EPSILON = ("--epsilon", "0.05")
+
 
 def listed(path):
     with path.open(newline="") as file:
@@ -66,7 +68,7 @@ def test_questions_in_the_terminal(run, folder, sample, answers):
     record = ss.ExitRecord.load(folder / "pool.parquet")
     wanted = record.needs_label("zero_one").tolist()
     answers(*sample.labels[wanted].tolist())
-    done = run("label", "pool.parquet", "--epsilon", "0.05", "-o", "asked.parquet")
+    done = run("label", "pool.parquet", *EPSILON, "-o", "asked.parquet")
     assert done.status == 0
     asked = int(done.out.splitlines()[-1].split()[0])
     assert 0 < asked < len(wanted)
@@ -82,7 +84,7 @@ def test_every_answer_is_saved_and_an_empty_one_ends(run, folder, sample, answer
     record = ss.ExitRecord.load(folder / "pool.parquet")
     wanted = record.needs_label("zero_one").tolist()
     answers("what", *sample.labels[wanted[:3]].tolist(), "")
-    done = run("label", "pool.parquet", "--epsilon", "0.05", "-o", "asked.parquet", "--json")
+    done = run("label", "pool.parquet", *EPSILON, "-o", "asked.parquet", "--json")
     assert done.status == 0
     assert json.loads(done.out)["asked"] == 3
     assert "must be a class number or name, but got 'what'" in done.err
@@ -108,11 +110,11 @@ def test_a_second_labeller_of_the_same_record_waits(run, folder, sample, monkeyp
         def readline(self):
             if not others:
                 others.append(run("label", "same.parquet", "--read", "theirs.csv"))
-                others.append(run("label", "pool.parquet"))
+                others.append(run("label", "pool.parquet", *EPSILON))
             return f"{next(lines)}\n"
 
     monkeypatch.setattr("sys.stdin", First())
-    assert run("label", "pool.parquet").status == 0
+    assert run("label", "pool.parquet", *EPSILON).status == 0
     assert [each.status for each in others] == [2, 2]
     assert "same.parquet is being labelled by another process: wait for it to end" in others[0].err
     again = run("label", "pool.parquet", "--read", "theirs.csv")
@@ -222,18 +224,19 @@ def test_a_cascade_from_a_folder_of_answers(run, folder, answers):
     (folder / "questions.txt").write_text("\n".join(questions))
     answers("number 0", "")
     start = ("label", "own.parquet", "--answers", "kept", "--questions", "questions.txt")
-    done = run(*start, "--models", "cheap,dear", "-o", "asked.parquet", "--json")
+    done = run(*start, *EPSILON, "--models", "cheap,dear", "-o", "asked.parquet", "--json")
     assert (done.status, json.loads(done.out)["asked"]) == (0, 1)
     assert "  cheap: number 1\n  dear: number 0\n" in done.err
+    start = (*start, *EPSILON)
     done = run(*start, "--models", "dear,cheap")
     assert done.status == 2
     assert "must be those that the record was made from" in done.err
     assert "must be one of the models" in run(*start, "--models", "cheap,huge").err
-    assert "needs --questions" in run(*start[:4], "--models", "cheap,dear").err
+    assert "needs --questions" in run(*start[:4], *EPSILON, "--models", "cheap,dear").err
 
 
 def test_a_cascade_without_answers_is_refused(run, folder, cascade):
-    done = run("label", "cascade.parquet")
+    done = run("label", "cascade.parquet", *EPSILON)
     assert done.status == 2
     assert "`--answers` must be given" in done.err
     assert run("label", "cascade.parquet", "--write", "ids.csv").status == 0
@@ -242,7 +245,7 @@ def test_a_cascade_without_answers_is_refused(run, folder, cascade):
     assert "exact_match" in done.err
     lines = (folder / "cheap.jsonl").read_text().replace("number 1", "number 7")
     (folder / "cheap.jsonl").write_text(lines)
-    assert "must be those that the record was made from" in run(*cascade).err
+    assert "must be those that the record was made from" in run(*cascade, *EPSILON).err
 
 
 def test_a_budget_is_evaluated(run):

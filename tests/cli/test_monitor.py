@@ -59,8 +59,8 @@ def test_no_alarm(run, folder):
 def test_a_policy_about_groups_is_not_watched_by_requests(run, folder, average, each):
     record = ss.load_record("users.parquet")
     largest = 4 if average == "sample" else None
-    options = {"loss": "zero_one", "epsilon": 0.05, "average": average, "max_group_size": largest}
-    ss.calibrate(record, **options).save(folder / "grouped.json")
+    record = record.grouped(record.groups, average=average, max_size=largest)
+    ss.calibrate(record, loss="zero_one", epsilon=0.05).save(folder / "grouped.json")
     stream(folder / "fine.jsonl", drawn(200, 0.03))
     done = run("monitor", "fine.jsonl", "--policy", "grouped.json")
     assert_refused(done, "calibrated by groups", each, "--epsilon 0.05 --low -1 --high 1")

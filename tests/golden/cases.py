@@ -16,7 +16,8 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.curves import sample_order
-from swiftsure.study.planning import gain_by_samples, lowest_epsilon, samples_needed
+from swiftsure.study.budgets import Budget, lowest_epsilon
+from swiftsure.study.planning import gain_by_samples, samples_needed
 from swiftsure.study.unlabelled import unlabelled_pool
 
 __all__ = ["POLICIES", "STUDIES", "describe", "drawing", "policy_of", "study_of"]
@@ -220,12 +221,29 @@ def estimators():
     return made.fit(np.arange(600)[:, None], labels)
 
 
+def request(*promises, path=COARSE, **options):
+    """A request on a coarse path."""
+    return ss.Calibration(promises, path=path, **options)
+
+
+def promised(loss="zero_one", epsilon=0.05, **options):
+    """A request of one promise."""
+    words = {"risk", "above", "worst", "among", "within"} & options.keys()
+    promise = ss.Promise(loss, epsilon=epsilon, **{name: options.pop(name) for name in words})
+    return request(promise, **options)
+
+
 def calibrated(record=None, loss="zero_one", epsilon=0.05, **options):
     """The policy of most cases: the gap of 0-1 losses on a coarse path."""
     record = exits() if record is None else record
-    if isinstance(record, ss.ExitRecord) and "split" not in options:
-        options.setdefault("path", COARSE)
-    return ss.calibrate(record, loss=loss, epsilon=epsilon, **options)
+    if not isinstance(record, ss.ExitRecord | ss.ShardedRecord):
+        options.setdefault("path", None)
+    return promised(loss, epsilon, **options).run(record)
+
+
+def per_sample(record, max_size):
+    """A record of groups, whose samples count alike."""
+    return record.grouped(record.groups, average="sample", max_size=max_size)
 
 
 # --------------------------------------------------------------------------------- kinds of promise
@@ -258,12 +276,12 @@ def zero_bounded_gap():
 
 @policy
 def three_risks_at_once():
-    risks = [
-        ss.Risk("gap", "zero_one", 0.06),
-        ss.Risk("gap", "brier", 0.08),
-        ss.Risk("consistency", "zero_one", 0.15),
+    promises = [
+        ss.Promise("zero_one", epsilon=0.06),
+        ss.Promise("brier", epsilon=0.08),
+        ss.Promise("zero_one", epsilon=0.15, risk="consistency"),
     ]
-    return ss.calibrate(exits(), risks=risks, path=COARSE)
+    return request(*promises).run(exits())
 
 
 @policy
@@ -288,95 +306,96 @@ def worst_share_of_losses_above_a_point():
 
 @policy
 def tail_and_mean_and_worst_share_at_once():
-    risks = [
-        ss.Risk("gap", "brier", 0.12, above=0.25),
-        ss.Risk("gap", "brier", 0.06),
-        ss.Risk("gap", "brier", 0.5, worst=0.2),
+    promises = [
+        ss.Promise("brier", epsilon=0.12, above=0.25),
+        ss.Promise("brier", epsilon=0.06),
+        ss.Promise("brier", epsilon=0.5, worst=0.2),
     ]
-    return ss.calibrate(exits(), risks=risks, path=COARSE)
+    return request(*promises).run(exits())
 
 
 @policy
 def selective_gap():
-    return calibrated(risk="selective gap", epsilon=0.1)
+    return calibrated(among="exits", epsilon=0.1)
 
 
 @policy
 def selective_gap_of_brier_losses():
-    return calibrated(loss="brier", risk="selective gap", epsilon=0.15)
+    return calibrated(loss="brier", among="exits", epsilon=0.15)
 
 
 @policy
 def selective_consistency():
-    return calibrated(risk="selective consistency", epsilon=0.15)
+    return calibrated(risk="consistency", among="exits", epsilon=0.15)
 
 
 @policy
 def risk_and_mean_cost():
-    return calibrated(max_costs={"flops": 4.0})
+    return request(ss.Promise("zero_one", epsilon=0.05), ss.CostPromise("flops", at_most=4.0)).run(
+        exits()
+    )
 
 
 @policy
 def risk_and_a_mean_cost_that_is_not_certified():
-    return calibrated(max_costs={"flops": 1.5})
+    return request(ss.Promise("zero_one", epsilon=0.05), ss.CostPromise("flops", at_most=1.5)).run(
+        exits()
+    )
 
 
 @policy
 def weights_of_samples():
     weights = np.where(np.arange(600) % 2, 1.5, 0.5)
-    return calibrated(epsilon=0.1, weights=weights, max_weight=1.5)
+    return calibrated(exits().weighted(weights, max_weight=1.5), epsilon=0.1)
 
 
 @policy
 def weights_of_slices():
-    return calibrated(
-        sliced(share=0.5), epsilon=0.1, weights={"north": 1.25, "south": 0.75}, max_weight=1.25
-    )
+    weights = {"north": 1.25, "south": 0.75}
+    return calibrated(sliced(share=0.5).weighted(weights, max_weight=1.25), epsilon=0.1)
 
 
 @policy
 def estimated_weights():
     weights = np.where(np.arange(600) % 4, 1.0, 2.0)
-    return calibrated(epsilon=0.15, weights=weights, max_weight=2.0, estimated_weights=True)
+    return calibrated(exits().weighted(weights, max_weight=2.0, estimated=True), epsilon=0.15)
 
 
 @policy
 def weights_of_a_tail():
     weights = np.where(np.arange(600) % 2, 1.5, 0.5)
-    return calibrated(loss="brier", epsilon=0.15, above=0.25, weights=weights, max_weight=1.5)
+    return calibrated(exits().weighted(weights, max_weight=1.5), "brier", 0.15, above=0.25)
 
 
 @policy
 def one_setting_for_all_slices():
-    return ss.calibrate_slices(sliced(), loss="zero_one", epsilon=0.08, path=COARSE)
+    return calibrated(sliced(), epsilon=0.08, within="slices")
 
 
 @policy
 def a_setting_for_each_slice_together():
-    return ss.calibrate_slices(sliced(), own=True, loss="zero_one", epsilon=0.08, path=COARSE)
+    return calibrated(sliced(), epsilon=0.08, within="each slice")
 
 
 @policy
 def a_setting_for_each_slice_alone():
-    return ss.calibrate_slices(
-        sliced(), own=True, together=False, loss="brier", epsilon=0.1, path=COARSE
-    )
+    return calibrated(sliced(), "brier", 0.1, within="each slice", delta=0.2)
 
 
 @policy
 def a_slice_that_is_too_small():
-    return ss.calibrate_slices(sliced(share=0.02), loss="zero_one", epsilon=0.08, path=COARSE)
+    return calibrated(sliced(share=0.02), epsilon=0.08, within="slices")
 
 
 @policy
 def datasets_as_slices():
     datasets = {"day": exits(300, 4), "night": exits(400, 5, first_id=5000)}
-    return ss.calibrate_slices(datasets, loss="brier", epsilon=0.1, path=COARSE)
+    return calibrated(ss.joined_datasets(datasets), "brier", 0.1, within="slices")
 
 
 @policy
 def a_tail_in_every_slice():
-    return ss.calibrate_slices(sliced(), loss="brier", epsilon=0.15, above=0.25, path=COARSE)
+    return calibrated(sliced(), "brier", 0.15, above=0.25, within="slices")
 
 
 # ---------------------------------------------------------------------------------- kinds of record
@@ -405,7 +424,7 @@ def record_of_logits_with_temperatures():
 
 @policy
 def second_of_two_scores():
-    return calibrated(score="top_diff")
+    return calibrated(rule=ss.ExitRule("top_diff"))
 
 
 @policy
@@ -415,7 +434,7 @@ def order_drawn_at_random():
 
 @policy
 def order_of_a_given_seed():
-    return calibrated(loss="brier", seed=3)
+    return calibrated(replace(exits(), order=3), loss="brier")
 
 
 @policy
@@ -425,13 +444,16 @@ def groups_weighted_alike():
 
 @policy
 def samples_of_groups_weighted_alike():
-    return calibrated(grouped(), epsilon=0.15, average="sample", max_group_size=4)
+    return calibrated(per_sample(grouped(), 4), epsilon=0.15)
 
 
 @policy
 def groups_and_two_risks():
-    risks = [ss.Risk("gap", "zero_one", 0.12), ss.Risk("consistency", "brier", 0.15)]
-    return ss.calibrate(grouped(), risks=risks, path=COARSE)
+    promises = [
+        ss.Promise("zero_one", epsilon=0.12),
+        ss.Promise("brier", epsilon=0.15, risk="consistency"),
+    ]
+    return request(*promises).run(grouped())
 
 
 @policy
@@ -451,13 +473,13 @@ def missing_labels_are_assumed_the_worst():
 @policy
 def labels_asked_for_as_the_walk_goes():
     record, labels = unlabelled()
-    return calibrated(record, epsilon=0.06, labeller=lambda ids: labels[ids])
+    return calibrated(record, epsilon=0.06, missing=ss.Ask(lambda ids: labels[ids]))
 
 
 @policy
 def labels_asked_for_within_a_budget():
     record, labels = unlabelled()
-    return calibrated(record, epsilon=0.12, labeller=lambda ids: labels[ids], budget=60)
+    return calibrated(record, epsilon=0.12, missing=ss.Ask(lambda ids: labels[ids], 60))
 
 
 @policy
@@ -491,7 +513,8 @@ def thresholds_of_a_whole_run_and_its_tail():
 
 @policy
 def thresholds_of_a_whole_run_and_a_mean_cost():
-    return calibrated(generated(), "rouge_l", 0.05, max_costs={"layers": 20.0})
+    promises = [ss.Promise("rouge_l", epsilon=0.05), ss.CostPromise("layers", at_most=20.0)]
+    return request(*promises, path=None).run(generated())
 
 
 @policy
@@ -507,7 +530,7 @@ def dials_along_a_front_of_a_pilot():
 
 @policy
 def dials_with_a_split_pilot():
-    return calibrated(dials(), "exact_match", 0.06, risk="consistency", split=0.3)
+    return calibrated(dials(), "exact_match", 0.06, risk="consistency", path=ss.Path.learn(0.3))
 
 
 @policy
@@ -532,15 +555,7 @@ def dials_on_branches_that_keep_their_delta():
 def dials_on_branches_with_groups():
     record = replace(dials(), groups=np.arange(500) // 2)
     path = ss.Path.branching([[1, 2], [3, 4]], record, cost="passes")
-    return calibrated(
-        record,
-        "exact_match",
-        0.08,
-        risk="consistency",
-        path=path,
-        average="sample",
-        max_group_size=2,
-    )
+    return calibrated(per_sample(record, 2), "exact_match", 0.08, risk="consistency", path=path)
 
 
 @policy
@@ -609,14 +624,12 @@ def ltt_in_fixed_sequence():
 
 @policy
 def ltt_with_bonferroni():
-    return calibrated(control="ltt", correction="bonferroni", epsilon=0.1)
+    return calibrated(epsilon=0.1, control=ss.Control("ltt", correction="bonferroni"))
 
 
 @policy
 def ltt_as_the_paper_compares_it():
-    return calibrated(
-        loss="brier", epsilon=0.2, control="ltt", bound="hoeffding_bentkus", zero_bounded=True
-    )
+    return calibrated(loss="brier", epsilon=0.2, control=CONTROLS["ltt"])
 
 
 @policy
@@ -661,7 +674,7 @@ def bound_trinomial():
 
 @policy
 def zero_bounded_losses_in_the_test():
-    return calibrated(epsilon=0.08, zero_bounded=True)
+    return calibrated(epsilon=0.08, control=ss.Control("ucb", zero_bounded=True))
 
 
 @policy
@@ -671,33 +684,34 @@ def crc_of_running_maxima():
 
 @policy
 def crc_of_two_risks():
-    risks = [ss.Risk("gap", "zero_one", 0.1), ss.Risk("gap", "brier", 0.15)]
-    return ss.calibrate(exits(), risks=risks, control="crc", path=COARSE)
+    promises = [ss.Promise("zero_one", epsilon=0.1), ss.Promise("brier", epsilon=0.15)]
+    return request(*promises, control="crc").run(exits())
 
 
 @policy
 def crc_by_a_test():
-    return calibrated(control="crc", method="ucb")
+    return calibrated(control=ss.Control("crc", method="ucb"))
 
 
 @policy
 def crc_by_a_test_with_a_given_share():
-    return calibrated(control="crc", method="ucb", delta_prime=0.005, bound="star", epsilon=0.08)
+    control = ss.Control("crc", "star", method="ucb", delta_prime=0.005)
+    return calibrated(epsilon=0.08, control=control)
 
 
 @policy
 def crc_in_a_contiguous_run():
-    return calibrated(control="crc", selection="contiguous")
+    return calibrated(control=ss.Control("crc", selection="contiguous"))
 
 
 @policy
 def crc_as_in_the_paper():
-    return calibrated(control="crc", selection="paper")
+    return calibrated(control=ss.Control("crc", selection="paper"))
 
 
 @policy
 def crc_of_samples_of_groups():
-    return calibrated(grouped(), control="crc", epsilon=0.1, average="sample", max_group_size=4)
+    return calibrated(per_sample(grouped(), 4), epsilon=0.1, control="crc")
 
 
 @policy
@@ -740,7 +754,7 @@ def exits_along_a_front_of_a_pilot():
 
 @policy
 def exits_with_a_split_pilot():
-    return calibrated(split=200, epsilon=0.08)
+    return calibrated(path=ss.Path.learn(200), epsilon=0.08)
 
 
 @policy
@@ -750,12 +764,12 @@ def exits_with_a_path_learned_for_one_loss():
 
 @policy
 def strictly_above_the_threshold():
-    return calibrated(strict=True)
+    return calibrated(rule=ss.ExitRule(strict=True))
 
 
 @policy
 def first_exit_is_never_taken():
-    return calibrated(min_exit=1)
+    return calibrated(rule=ss.ExitRule(min_exit=1))
 
 
 # ---------------------------------------------------------------------- pools, growth, other makers
@@ -763,17 +777,17 @@ def first_exit_is_never_taken():
 
 @policy
 def finite_pool():
-    return calibrated(pool=900)
+    return calibrated(exits().drawn_from(900))
 
 
 @policy
 def finite_pool_with_bets():
-    return calibrated(loss="brier", pool=1200)
+    return calibrated(exits().drawn_from(1200), loss="brier")
 
 
 @policy
 def a_calibration_that_grows():
-    growing = ss.calibrate.start(loss="zero_one", epsilon=0.08, horizon=500, path=COARSE)
+    growing = promised(epsilon=0.08).start(500)
     for k in range(3):
         growing.update(exits(200, k, first_id=200 * k))
     return growing.policy()
@@ -781,8 +795,11 @@ def a_calibration_that_grows():
 
 @policy
 def a_calibration_of_two_risks_that_grows():
-    risks = [ss.Risk("gap", "rouge_l", 0.05), ss.Risk("gap", "rouge_l", 0.15, above=0.0625)]
-    growing = ss.calibrate.start(risks=risks, horizon=400)
+    promises = [
+        ss.Promise("rouge_l", epsilon=0.05),
+        ss.Promise("rouge_l", epsilon=0.15, above=0.0625),
+    ]
+    growing = request(*promises, path=None).start(400)
     for k in range(2):
         growing.update(generated(300, k))
     return growing.policy()
@@ -790,38 +807,36 @@ def a_calibration_of_two_risks_that_grows():
 
 @policy
 def a_calibration_of_groups_that_grows():
-    growing = ss.calibrate.start(loss="zero_one", epsilon=0.12, horizon=200, path=COARSE)
+    growing = promised(epsilon=0.12).start(200)
     growing.update(grouped())
     return growing.policy()
 
 
 @policy
 def lowest_epsilon_within_a_budget():
-    plan = lowest_epsilon(exits(), 3.0, loss="zero_one", cost="flops", path=COARSE)
+    plan = lowest_epsilon(exits(), Budget(3.0, cost="flops"), loss="zero_one", path=COARSE)
     return plan.policy
 
 
 @policy
 def lowest_epsilon_for_a_saving():
-    return lowest_epsilon(generated(), saving=0.4, loss="rouge_l", cost="layers").policy
+    return lowest_epsilon(generated(), Budget(saving=0.4, cost="layers"), loss="rouge_l").policy
 
 
 @policy
 def lowest_epsilon_of_groups():
-    plan = lowest_epsilon(grouped(), saving=0.3, loss="brier", cost="flops", path=COARSE)
-    return plan.policy
+    budget = Budget(saving=0.3, cost="flops")
+    return lowest_epsilon(grouped(), budget, loss="brier", path=COARSE).policy
 
 
 @policy
 def best_of_two_scores_by_a_pilot():
-    return ss.calibrate_best(exits(), split=200, loss="zero_one", epsilon=0.08, cost="flops")
+    return ss.calibrate_best(exits(), promised(epsilon=0.08, cost="flops", path=None), split=200)
 
 
 @policy
 def best_of_two_scores_at_half_of_delta():
-    return ss.calibrate_best(
-        exits(), correction="bonferroni", loss="zero_one", epsilon=0.05, cost="flops", path=COARSE
-    )
+    return ss.calibrate_best(exits(), promised(cost="flops"), correction="bonferroni")
 
 
 # ----------------------------------------------------------------------------- what is frozen of it
@@ -866,6 +881,8 @@ def describe(made):
                 "upper_bound": promise.upper_bound,
                 "above": promise.above,
                 "worst": promise.worst,
+                "among": None if promise.among == "all" else promise.among,
+                "within": promise.within,
             }
             for promise in certificate.promises
         ],
@@ -893,6 +910,7 @@ def describe(made):
         "pool": certificate.pool,
         "pilot": certificate.pilot,
         "slices": certificate.slices,
+        "small_slices": certificate.small_slices,
         "selection": None if selection is None else selection.model_dump(),
         "conditions": list(certificate.assumptions),
         "sentence": without(certificate.assumptions, str(made)),
@@ -927,9 +945,16 @@ CONTROLS = {
 }
 
 
-def studied(record, **options):
-    settings = {"n_calibration": 200, "splits": 6, "seed": 0, "progress": False}
-    found = ss.evaluate(record, **settings | options)
+def studied(record, loss, controls, epsilons, n_calibration=200, **options):
+    found = ss.evaluate(
+        record,
+        risk=promised(loss, **options),
+        controls=controls,
+        epsilons=epsilons,
+        n_calibration=n_calibration,
+        splits=ss.Repeats(6, progress=False),
+        seed=0,
+    )
     return {"rows": found.summary(), "text": str(found)}
 
 
@@ -941,14 +966,18 @@ def evaluate_exits():
         controls=CONTROLS,
         epsilons=[0.05, 0.1],
         cost="flops",
-        path=COARSE,
     )
 
 
 @study
 def evaluate_thresholds():
     return studied(
-        generated(), loss="rouge_l", controls=["ucb", "crc"], epsilons=[0.03, 0.1], cost="layers"
+        generated(),
+        loss="rouge_l",
+        controls=["ucb", "crc"],
+        epsilons=[0.03, 0.1],
+        cost="layers",
+        path=None,
     )
 
 
@@ -959,17 +988,14 @@ def evaluate_breakpoints_of_brier_losses():
 
 @study
 def evaluate_groups():
-    options = {"average": "sample", "max_group_size": 4, "n_calibration": 100}
-    return studied(
-        grouped(), loss="zero_one", controls=["ucb"], epsilons=[0.1], path=COARSE, **options
-    )
+    record = per_sample(grouped(), 4)
+    return studied(record, loss="zero_one", controls=["ucb"], epsilons=[0.1], n_calibration=100)
 
 
 @study
 def evaluate_a_budget_of_labels():
-    return studied(
-        exits(), loss="zero_one", controls=["ucb"], epsilons=[0.1], labels=60, path=COARSE
-    )
+    missing = ss.Ask(None, budget=60)
+    return studied(exits(), loss="zero_one", controls=["ucb"], epsilons=[0.1], missing=missing)
 
 
 @study
@@ -995,17 +1021,17 @@ def plan_numbers_of_samples():
 @study
 def plan_gains_by_number_of_samples():
     found = gain_by_samples(
-        exits(), loss="zero_one", target=10.0, sizes=(100, 300), draws=20, cost="flops", path=COARSE
+        exits(), promised(cost="flops"), target=10.0, sizes=(100, 300), draws=20
     )
     return vars(found) | {"n": found.n}
 
 
 @study
 def plan_a_pool_of_unlabelled_samples():
-    return vars(unlabelled_pool(60, 0.1, exits(), sizes=(100, 300), draws=20, path=COARSE))
+    return vars(unlabelled_pool(60, promised(epsilon=0.1), exits(), sizes=(100, 300), draws=20))
 
 
 @study
 def plan_the_lowest_epsilon():
-    found = lowest_epsilon(exits(), saving=0.3, loss="brier", cost="flops", path=COARSE)
+    found = lowest_epsilon(exits(), Budget(saving=0.3, cost="flops"), loss="brier", path=COARSE)
     return {name: value for name, value in vars(found).items() if name != "policy"}

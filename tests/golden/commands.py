@@ -13,8 +13,9 @@ from contextlib import chdir
 
 import numpy as np
 import pytest
-from golden import cases, runtimes
 from typer.testing import CliRunner
+
+from tests.golden import cases, runtimes
 
 __all__ = ["COMMANDS", "printed", "write_files"]
 
@@ -34,58 +35,59 @@ def data(): return [(inputs(40, seed=1), labels(40)), (inputs(40, seed=2), label
 
 COMMANDS = {
     "calibrate": [
-        "calibrate record.parquet --loss zero_one -o policy.json",
+        "calibrate record.parquet --loss zero_one --epsilon 0.05 -o policy.json",
     ],
     "calibrate_along_a_given_path": [
-        "calibrate record.parquet --loss zero_one --path 0.95,0.9,0.8,0.7,0.6,0.5",
+        "calibrate record.parquet --loss zero_one --epsilon 0.05 --path 0.95,0.9,0.8,0.7,0.6,0.5",
     ],
     "calibrate_several_risks": [
-        "calibrate record.parquet --loss zero_one --and consistency:brier:0.15 "
-        "--max-cost flops=4.5",
+        "calibrate record.parquet --promise 'gap zero_one <= 0.05' "
+        "--promise 'consistency brier <= 0.15' --promise 'cost flops <= 4.5'",
     ],
     "calibrate_a_tail": [
-        "calibrate record.parquet --loss brier --above 0.25 --epsilon 0.1",
+        "calibrate record.parquet --promise 'P(gap brier > 0.25) <= 0.1'",
     ],
     "calibrate_slices": [
-        "calibrate slices.parquet --loss zero_one --slices --own --epsilon 0.1",
+        "calibrate slices.parquet --promise 'gap zero_one within each slice <= 0.1'",
     ],
     "calibrate_weights": [
-        "calibrate slices.parquet --loss zero_one --weights north=1.5,south=0.5 "
-        "--max-weight 1.5 --epsilon 0.15",
+        "calibrate slices.parquet --loss zero_one --weights north=1.5,south=0.5 --epsilon 0.15",
     ],
     "calibrate_groups": [
-        "calibrate groups.parquet --loss zero_one --average sample --max-group-size 4 "
+        "calibrate groups.parquet --loss zero_one --groups-average sample --max-group-size 4 "
         "--epsilon 0.15",
     ],
     "calibrate_dials": [
-        "calibrate dials.parquet --risk consistency --loss exact_match --split 150",
+        "calibrate dials.parquet --risk consistency --loss exact_match --epsilon 0.05 "
+        "--path learn:150",
     ],
     "calibrate_along_a_pilot": [
-        "calibrate record.parquet --loss zero_one --pilot pilot.parquet",
+        "calibrate record.parquet --loss zero_one --epsilon 0.05 --path pilot.parquet",
     ],
     "calibrate_in_expectation": [
-        "calibrate record.parquet --loss zero_one --control crc:method=ucb --strict --min-exit 1",
+        "calibrate record.parquet --loss zero_one --control crc:method=ucb "
+        "--epsilon 0.05 --rule top1:strict:min_exit=1",
     ],
     "calibrate_growing": [
         "calibrate pilot.parquet --loss zero_one --state growing.state --horizon 800 --epsilon 0.1",
         "calibrate other.parquet --loss zero_one --state growing.state --horizon 800 --epsilon 0.1",
     ],
     "calibrate_nothing": [
-        "calibrate tiny.parquet --loss zero_one",
+        "calibrate tiny.parquet --loss zero_one --epsilon 0.05",
     ],
     "evaluate": [
         "evaluate record.parquet --loss zero_one -n 200 --splits 4 --epsilons 0.05,0.1 "
         "--cost flops",
     ],
     "evaluate_labels": [
-        "evaluate record.parquet --loss zero_one --controls ucb --labels 60 --pool 300 "
+        "evaluate record.parquet --loss zero_one --controls ucb --labels 60 -n 300 "
         "--splits 4 --epsilons 0.1",
     ],
     "plan_a_promise": [
         "plan --epsilon 0.02 --disagreement 0.05",
     ],
     "plan_sizes": [
-        "plan thresholds.parquet --loss rouge_l --cost layers",
+        "plan thresholds.parquet --loss rouge_l --epsilon 0.05 --cost layers",
     ],
     "plan_labels": [
         "plan record.parquet --labels 60 --epsilon 0.1",
@@ -94,14 +96,14 @@ COMMANDS = {
         "plan record.parquet --loss zero_one --saving 0.4 --cost flops",
     ],
     "report": [
-        "calibrate record.parquet --loss zero_one -o policy.json",
+        "calibrate record.parquet --loss zero_one --epsilon 0.05 -o policy.json",
         "report record.parquet policy.json -o page.html",
     ],
     "monitor": [
         "monitor losses.jsonl --epsilon 0.05 --high 1 --low -1",
     ],
     "monitor_a_policy": [
-        "calibrate record.parquet --loss zero_one -o policy.json",
+        "calibrate record.parquet --loss zero_one --epsilon 0.05 -o policy.json",
         "monitor losses.jsonl --policy policy.json",
     ],
     "label_in_files": [

@@ -1,7 +1,8 @@
 """Freezes the golden files again, with `pytest tests/golden --freeze=all`."""
 
 import pytest
-from golden.frozen import Frozen
+
+from tests.golden.frozen import Frozen
 
 CHANGED = []
 

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from golden.frozen import digits
+
+from tests.golden.frozen import digits
 
 __all__ = ["EXITS", "ON_GPU", "exact", "exported"]
 
@@ -124,7 +125,7 @@ def early_exit_captured(device):
 @runs(["torch"])
 def early_exit_of_msdnet(device):
     from tests.torch.builders import inputs
-    from tests.torch.test_models_msdnet import random_network
+    from tests.zoo.test_msdnet import random_network
 
     images = inputs(24, 3 * 32 * 32).view(24, 3, 32, 32)
     return early_exit(random_network(), images, device, shared=False)
@@ -133,7 +134,7 @@ def early_exit_of_msdnet(device):
 @runs(["torch"])
 def early_exit_of_a_vision_transformer(device):
     from tests.torch.builders import inputs
-    from tests.torch.test_models_dvit import TINY, random_network
+    from tests.zoo.test_dvit import TINY, random_network
 
     side = TINY["image_size"]
     return early_exit(random_network(), inputs(24, 3 * side**2).view(24, 3, side, side), device)
@@ -352,7 +353,7 @@ def cascade_of_functions(device):
 
 @runs(["sklearn"], gpu=False)
 def cascade_of_estimators(device):
-    from golden import cases
+    from tests.golden import cases
 
     made = cases.estimators()
     rows = np.arange(600)[:, None]
@@ -364,7 +365,7 @@ def cascade_of_estimators(device):
 
 @runs(gpu=False)
 def policies_on_other_confidences(device):
-    from golden import cases
+    from tests.golden import cases
 
     other = cases.exits(60, 6).confidences["top1"]
     names = ["mean_gap_of_zero_one_losses", "strictly_above_the_threshold"]

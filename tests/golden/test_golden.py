@@ -5,8 +5,9 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-from golden import cases, commands, runtimes
-from golden.frozen import FOLDER, Frozen, differences, in_short, parted, plain, written
+
+from tests.golden import cases, commands, runtimes
+from tests.golden.frozen import FOLDER, Frozen, differences, in_short, parted, plain, written
 
 GROUPS = {
     "policies": cases.POLICIES,

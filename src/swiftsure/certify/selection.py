@@ -25,6 +25,7 @@ from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
 from swiftsure.curves.pilots import PilotPath, pilot_size
 from swiftsure.curves.risks import RISKS
+from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
@@ -89,11 +90,10 @@ def run(
     mask = certified_together(
         request.control, [each.curve for each in tested], results, share, population
     )
-    conditions: tuple[str, ...] = ()
+    order: SampleOrder | None = None
     if request.limits:
-        curve = tested[0].curve
+        order = tested[0].curve.order
         mask &= within_costs(request, record, len(mask), share)
-        conditions = (curve.order.condition(),)
     if small:
         mask[:] = False
     index = fastest(tested[0].curve, mask)
@@ -108,7 +108,7 @@ def run(
         asked,
         record,
         whole,
-        _by_promise(request, tested, results, conditions),
+        _by_promise(request, tested, results, order),
         chosen,
         data=data.result(),
         pool=population,
@@ -348,10 +348,19 @@ def fastest(curve: RiskCurve, mask: Mask) -> int | None:
 
 
 def _by_promise(
-    request: Calibration, tested: list[Cell], results: list[ControlResult], more: tuple[str, ...]
+    request: Calibration,
+    tested: list[Cell],
+    results: list[ControlResult],
+    order: SampleOrder | None,
 ) -> list[ControlResult]:
-    """Return one result for each promise, with the conditions of all its slices."""
+    """Return one result for each promise, with the conditions of all its slices.
+
+    `order` is that in which bets tested the costs, if any were.
+    """
     found = []
+    unit = "groups" if tested[0].curve.grouped else "samples"
+    more = () if order is None else (order.condition(unit),)
+    ordered = {} if order is None else {"seed": order.seed, "seed_drawn": order.drawn}
     for promise in request.risks:
         own = [
             result for each, result in zip(tested, results, strict=True) if each.promise is promise
@@ -364,6 +373,7 @@ def _by_promise(
                 delta=request.delta if own[0].delta is not None else None,
                 assumptions=(*stated, *(text for text in more if text not in stated)),
                 tested=None if sliced else own[0].tested,
+                **ordered,
             )
         )
     return found

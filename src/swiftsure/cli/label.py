@@ -85,7 +85,8 @@ def label(
 
         swiftsure label pool.parquet --read done.csv -o labelled.parquet
 
-        swiftsure label texts.parquet --answers proxy.jsonl --models mini,full
+        swiftsure label texts.parquet --epsilon 0.05 \
+            --answers proxy.jsonl --models mini,full
     """
     import swiftsure as ss
     from swiftsure.records.files import reading
