@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 from unittest import mock
 
@@ -778,12 +779,12 @@ def test_temperatures_scale_decisions_and_outputs():
 def test_temperatures_are_as_calibrating_on_scaled_logits():
     batch, truth, temperatures = logits(400), labels(400), (2.5, 1.0, 0.5, 3.0)
     model = Played(4)
-    record = collect(model, [(batch, truth)], temperatures=temperatures)
-    policy = ss.calibrate(record, risk="consistency", loss="brier", epsilon=0.3, seed=0)
+    record = replace(collect(model, [(batch, truth)], temperatures=temperatures), order=0)
+    policy = ss.calibrate(record, risk="consistency", loss="brier", epsilon=0.3)
     assert policy.temperatures == temperatures
     scaled = batch / torch.tensor(temperatures)[:, None]
-    bare = collect(Played(4), [(scaled, truth)])
-    other = ss.calibrate(bare, risk="consistency", loss="brier", epsilon=0.3, seed=0)
+    bare = replace(collect(Played(4), [(scaled, truth)]), order=0)
+    other = ss.calibrate(bare, risk="consistency", loss="brier", epsilon=0.3)
     assert not policy.runs_full_model
     assert policy.threshold == other.threshold
     one = EarlyExit(model, policy)(batch)
