@@ -318,14 +318,25 @@ def test_every_fact_about_the_draw_is_kept(record, facts, said):
 
 
 @pytest.mark.parametrize("within", ["slices", "each slice"])
-def test_slices_have_pages(record, within):
-    sliced = halves(record)
+@pytest.mark.parametrize("facts", [halves, FACTS["weights"][0]], ids=["plain", "weights"])
+def test_slices_have_pages(record, within, facts):
+    sliced = facts(record)
     policy = ss.Calibration(replace(EACH, epsilon=0.1, within=within)).run(sliced)
     if within == "each slice":
         policy = policy["0"]
     found = findings(sliced, policy)
     kept = found.by_epsilon[0]
     assert kept.settings[kept.own] == found.chosen == policy.certificate.index > 0
+
+
+def test_a_slice_has_the_same_page_without_the_samples_of_the_others(record):
+    sliced = halves(record)
+    policy = ss.Calibration(replace(EACH, epsilon=0.1, within="each slice")).run(sliced)["1"]
+    alone = sliced.take(np.flatnonzero(sliced.slices == 1))
+    assert policy_page(alone, policy) == policy_page(sliced, policy)
+    other = sliced.take(np.flatnonzero(sliced.slices == 0))
+    with pytest.raises(ValueError, match="the slice is 1 in the policy, but 0"):
+        policy_page(other, policy)
 
 
 def test_the_best_of_several_candidates_has_a_page(record):

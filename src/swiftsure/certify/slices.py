@@ -23,7 +23,7 @@ from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotPath
 
-__all__ = ["SlicedPolicy", "joined_datasets", "slice_by_slice", "sliced_policies"]
+__all__ = ["SlicedPolicy", "about_slice", "joined_datasets", "slice_by_slice", "sliced_policies"]
 
 FORMAT: Literal["swiftsure-sliced-policy"] = "swiftsure-sliced-policy"
 VERSION = 1
@@ -177,12 +177,17 @@ def sliced_policies(
         if isinstance(asking, Ask) and asking.labeller is not None and asking.budget is not None:
             # One budget for all slices. Stopping early is valid, whatever decided it.
             alone = replace(alone, missing=Ask(labels, asking.budget - asked))
-        policies[name] = _about(alone.run(part, metadata=metadata), name, part.n, request)
+        policies[name] = about_slice(alone.run(part, metadata=metadata), name, part.n, request)
     return SlicedPolicy(policies=policies, delta=request.delta, together=True)
 
 
-def slice_by_slice(request: Calibration, record: Any) -> tuple[Calibration, dict[str, Any]]:
-    """Return the request that each slice runs with its share of δ, and the samples of each."""
+def slice_by_slice(
+    request: Calibration, record: Any, shares: int = 1
+) -> tuple[Calibration, dict[str, Any]]:
+    """Return the request that each slice runs with its share of δ, and the samples of each.
+
+    δ has at least `shares` shares, if the record has the samples of fewer slices.
+    """
     promises = tuple(
         replace(each, within=None) if isinstance(each, Promise) else each
         for each in request.promises
@@ -191,10 +196,10 @@ def slice_by_slice(request: Calibration, record: Any) -> tuple[Calibration, dict
     for name, rows in slice_rows(record).items():
         part = record.take(rows)
         parts[name] = replace(part, sampling=replace(part.sampling, part=True))
-    return replace(request, promises=promises, delta=request.delta / len(parts)), parts
+    return replace(request, promises=promises, delta=request.delta / max(shares, len(parts))), parts
 
 
-def _about(policy: Any, name: str, n: int, request: Calibration) -> Policy:
+def about_slice(policy: Any, name: str, n: int, request: Calibration) -> Policy:
     """Return a policy whose certificate is about one slice."""
     certificate = policy.certificate
     changed = certificate.model_copy(update={"slices": {name: n}})

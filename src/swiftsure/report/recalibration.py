@@ -23,7 +23,7 @@ from swiftsure.certify.selection import (
     walk_delta,
     within_costs,
 )
-from swiftsure.certify.slices import SlicedPolicy, slice_by_slice
+from swiftsure.certify.slices import about_slice, slice_by_slice
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.study.budgets import budget_policy
@@ -165,6 +165,11 @@ class Recalibration:
         chosen = [self._indices(k, each, self.delta, rows)[0] for k, each in enumerate(levels)]
         return max(0, int(min(chosen)))
 
+    def largest_loss(self, promise: int) -> float:
+        """Return the largest loss of a promise that every slice can have, weighted or not."""
+        risk = self.request.risks[promise]
+        return min(each.curve.loss_range.high for each in self.tested if each.promise is risk)
+
     def _number(self, cell: int) -> int:
         """Return which promise a cell tests."""
         return next(
@@ -263,23 +268,39 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
     if isinstance(request.missing, Ask):
         # A report asks nobody: the labels that were asked for are those that the record has.
         request = replace(request, missing="stop")
-    best, slices = certificate.selection, certificate.slices
+    best = certificate.selection
     if best is not None and best.n_pilot is not None:
         record = record.split(best.n_pilot, record.order)[1]
+    slice_name: str | None = None
+    if any(each.within == "each slice" for each in request.risks):
+        slice_name, record, request = _of_one_slice(record, request, policy)
     again = _calibrated(record, request, policy)
+    if slice_name is not None:
+        again = about_slice(again, slice_name, record.n, request)
     if best is not None:
         k = len(best.candidates) if best.method == "bonferroni" else 1
         again = with_selection(again, best, request.delta * k)
     _compare(policy, again.model_copy(update={"calibration": policy.calibration}))
-    if slices is not None and all(each.within == "each slice" for each in request.risks):
-        request, parts = slice_by_slice(request, record)
-        record = parts[next(iter(slices))]
     if not certificate.by_budget and certificate.horizon is None:
         record, request = prepared(request, record)
     tested = cells(request, record)
     return Recalibration(
         policy, record, request, tuple(tested), tuple(overall(request, record, tested))
     )
+
+
+def _of_one_slice(
+    record: Any, request: Calibration, policy: Policy
+) -> tuple[str, Any, Calibration]:
+    """Return the slice that a policy is about, its samples, and the request that they run."""
+    certificate = policy.certificate
+    name = next(iter(certificate.slices or {"": 0}))
+    # All slices shared δ, also those whose samples the record does not have.
+    shares = round(request.delta / (certificate.delta or request.delta))
+    request, parts = slice_by_slice(request, record, shares)
+    if name not in parts:
+        raise _mismatch("the slice", name, " and ".join(parts), ANOTHER)
+    return name, parts[name], request
 
 
 def _calibrated(record: Any, request: Calibration, policy: Policy) -> Policy:
@@ -297,10 +318,7 @@ def _calibrated(record: Any, request: Calibration, policy: Policy) -> Policy:
         growing = request.start(certificate.horizon)
         growing.update(record)
         return growing.policy()
-    found = request.run(record)
-    if isinstance(found, SlicedPolicy):
-        return found[next(iter(certificate.slices or {"": 0}))]
-    return found
+    return request.run(record)  # type: ignore[return-value]
 
 
 def _compare(policy: Policy, again: Policy) -> None:

@@ -249,8 +249,7 @@ def _upper_bounds(
 def by_epsilon(calibration: Recalibration, promise: int) -> ByEpsilon:
     """Return the settings that one promise allows at levels around its own."""
     kept = calibration.policy.certificate.promises[promise]
-    asked = calibration.request.risks[promise]
-    highest = min(e.curve.loss_range.high for e in calibration.tested if e.promise is asked)
+    highest = calibration.largest_loss(promise)
     top = max(kept.epsilon, min(REACH * kept.epsilon, 0.95 * highest))
     steps = FEW_STEPS if calibration.slow else STEPS
     below = np.geomspace(kept.epsilon / REACH, kept.epsilon, steps + 1)[:-1]
