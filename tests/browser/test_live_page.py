@@ -4,6 +4,7 @@ import re
 import time
 from contextlib import ExitStack
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,8 @@ if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "u
     pytest.skip("the live page needs the extra `serve`", allow_module_level=True)
 
 from swiftsure.serve import ExitCosts, Limits, create_app, start
-from tests.serve.builders import Adder, Client, guard_of, policy_of
+from tests.browser.driver import PATIENCE
+from tests.serve.builders import Adder, Client, guard_of, policy_of, wait_until
 from tests.serve.test_watching import watcher_of
 
 SHOWN = """
@@ -34,12 +36,21 @@ return {
 RED = "rgb(192, 24, 24)"
 
 
-def wait_for(browser, reached, seconds=20):
-    end = time.monotonic() + seconds
+def wait_for(browser, reached):
+    end = time.monotonic() + PATIENCE
     while not reached(found := browser.script(SHOWN)):
         assert time.monotonic() < end, found
         time.sleep(0.1)
     return found
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the history, in seconds; it stands still unless a test moves it."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr("swiftsure.serve.history.time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -54,24 +65,24 @@ def served(tmp_path, monkeypatch):
         yield engine, address
 
 
-def test_the_page_follows_the_server_into_an_alarm(browser, served):
+def test_the_page_follows_the_server_into_an_alarm(browser, served, clock):
     engine, address = served
     client = Client(address)
     browser.emulate(width=390)
     browser.visit(address)
     for k in range(30):
         client.predict([1, 2, 3], id=f"<b>request {k}</b>")
-        time.sleep(0.05)
-    found = wait_for(browser, lambda found: found["audits"] == "30" and found["drawn"])
+        clock.now += 1
+    last = ("30", "30", "<b>request 29</b>")
+    facts = ("requests", "audits", "first")
+    found = wait_for(browser, lambda found: tuple(map(found.get, facts)) == last and found["drawn"])
     assert found["state"] == "ok"
     assert found["promise"] == str(engine.policy)
-    assert (found["requests"], found["saved"]) == ("30", "75.0 % of FLOPs saved")
-    assert (found["rows"], found["first"]) == (10, "<b>request 29</b>")
+    assert (found["saved"], found["rows"]) == ("75.0 % of FLOPs saved", 10)
     assert found["evidence"]
     assert not found["wide"]
     engine.wrong = 1.0
-    while not client.predict([1, 2, 3])[1]["full_model"]:
-        time.sleep(0.01)
+    wait_until(lambda: client.predict([1, 2, 3])[1]["full_model"], PATIENCE)
     found = wait_for(browser, lambda found: found["state"] == "full model")
     assert found["colour"] == RED
     assert "Alarm" in found["headline"]
@@ -79,15 +90,16 @@ def test_the_page_follows_the_server_into_an_alarm(browser, served):
     assert browser.console() == []
 
 
-def test_idle_time_is_left_empty_and_the_evidence_has_an_axis(browser, tmp_path):
+def test_idle_time_is_left_empty_and_the_evidence_has_an_axis(browser, tmp_path, clock):
     """Requests for 10 s, none for 80 s, and again for 10 s."""
     watcher = watcher_of(Adder(policy_of()), tmp_path)
     app = create_app(Adder(policy_of()), guard=guard_of(watcher), audit_rate=1.0)
-    history, now = app.state.service.live._history, time.monotonic() - 101
+    history = app.state.service.live._history
     for second in range(101):
         answered = min(second, 10) + max(0, second - 90)
         evidence = None if 40 <= second < 60 else 0.5 if second > 90 else 0.25
-        history.note([answered, 0, 0], evidence, now + second)
+        history.note([answered, 0, 0], evidence, second)
+    clock.now = 100.5  # less than a period later, so the server adds no point of its own
     browser.emulate(width=1000)
     with start(app) as address:
         browser.visit(address)

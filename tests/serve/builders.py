@@ -140,7 +140,7 @@ def lines(folder):
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def wait_until(fact, seconds=8):
+def wait_until(fact, seconds=30):
     """Wait for a fact, and fail if it does not come."""
     end = time.monotonic() + seconds
     while not fact():
