@@ -141,8 +141,11 @@ def test_arrow_keys_move_it_too(visit, record, policy, page):
 
 
 def test_several_sliders_show_the_safest_of_their_settings(visit, record):
-    stable = ss.Promise("brier", risk="consistency", epsilon=0.1)
-    policy = ss.calibrate(record, [ss.Promise("zero_one", epsilon=0.05), stable])
+    promises = [
+        ss.Promise("zero_one", epsilon=0.05),
+        ss.Promise("brier", risk="consistency", epsilon=0.1),
+    ]
+    policy = ss.calibrate(record, promises)
     found = findings(record, policy)
     window = visit(policy_page(record, policy))
     for first, second in [(60, 5), (5, 60), (60, 60)]:
