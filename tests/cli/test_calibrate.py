@@ -301,6 +301,9 @@ def test_groups_are_named_in_words_and_numbers(run):
     assert found["certificate"]["max_group_size"] == 4
     assert "per sample (every sample counts the same" in found["sentence"]
     drawn = options[:4]
+    done = run("report", "users.parquet", "policy.json", "-o", "page.html")
+    assert "`certificate.average` is sample in the policy, but group" in done.err
+    assert "with the same groups, weights, population and order" in done.err
     assert run("report", "users.parquet", "policy.json", *drawn, "-o", "page.html").status == 0
 
 

@@ -360,7 +360,9 @@ def _by_promise(
     found = []
     unit = "groups" if tested[0].curve.grouped else "samples"
     more = () if order is None else (order.condition(unit),)
-    ordered = {} if order is None else {"seed": order.seed, "seed_drawn": order.drawn}
+    ordered: dict[str, Any] = {}
+    if order is not None:
+        ordered = {"seed": order.seed, "seed_drawn": order.drawn}
     for promise in request.risks:
         own = [
             result for each, result in zip(tested, results, strict=True) if each.promise is promise

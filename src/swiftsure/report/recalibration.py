@@ -38,14 +38,23 @@ RELATIVE_TOLERANCE = 1e-6
 """Allowed relative difference of numbers, because machines round differently."""
 ABSOLUTE_TOLERANCE = 1e-8
 
-ANOTHER = "Give the record that the policy was calibrated on, or calibrate again on this one."
+ANOTHER = (
+    "Give the record that the policy was calibrated on, with the same groups, weights, population"
+    " and order, or calibrate again on this one."
+)
 EDITED = "Was the file edited? Calibrate again."
 
 IDENTITY = ("score", "n_exits", "temperatures", "dtype", "dials", "certificate.model")
 """Fields that say what a policy is about; a difference in them is named first."""
 
-DATA = ("certificate.n_samples", "certificate.unit", "certificate.n_settings", "certificate.data")
-"""Fields that say what it was calibrated on."""
+DATA = tuple(
+    f"certificate.{name}"
+    for name in (
+        *("n_samples", "unit", "average", "max_group_size", "max_weight", "pool"),
+        *("n_settings", "data", "seed"),
+    )
+)
+"""Fields that say what it was calibrated on, and how these samples were drawn."""
 
 
 @dataclass(frozen=True, eq=False)
