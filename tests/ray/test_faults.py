@@ -199,7 +199,7 @@ def drive(kind, folder):
 def test_a_killed_driver_is_resumed_by_another_process(tmp_path, kind, after):
     folder = tmp_path / "shards"
     path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    call = f"from cluster.test_faults import drive; drive({kind!r}, {str(folder)!r})"
+    call = f"from tests.ray.test_faults import drive; drive({kind!r}, {str(folder)!r})"
     log = tmp_path / "log.txt"
     with log.open("w") as said:
         driver = subprocess.Popen(
