@@ -33,7 +33,7 @@ def policy_page(record: Any, policy: Policy, *, cost: str | None = None) -> str:
     record : ExitRecord, ThresholdRecord or ShardedRecord
         The samples that the policy was calibrated on, with those of its pilot if it had one.
     policy : Policy
-        Of a SlicedPolicy, that of one slice.
+        Of a SlicedPolicy, that of one slice, whose samples are enough.
     cost : str, optional
         The cost to show; by default the one that `policy.evaluate` reports.
 
