@@ -12,15 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow
 
 AUDIT := $(VENV)-audit
-ADVISORIES := https://pypi.org/pypi
-
-# Asks for a version that is known to be vulnerable. pip-audit takes silence for safety.
-define KNOWS_ADVISORIES
-import json, urllib.request
-with urllib.request.urlopen("$(ADVISORIES)/jinja2/3.1.5/json", timeout=20) as found:
-    assert json.load(found)["vulnerabilities"]
-endef
-export KNOWS_ADVISORIES
+PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict
 
 # The library stands before the zoo: pip then takes the zoo's `swiftsure` from this folder.
 DEMO_INSTALLED := $(VENV)/.installed-demo
@@ -60,11 +52,14 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 audit: ## Look up known vulnerabilities of the pinned versions; needs the internet
-	@$(PYTHON) -c "$$KNOWS_ADVISORIES" 2>/dev/null || { echo "Nothing was audited: $(ADVISORIES)\
-	 cannot be reached, or does not know the advisories." >&2; exit 2; }
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) \
 	  && $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
-	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+	@# pip-audit takes silence for safety, so it is first asked for a version known to be vulnerable.
+	@echo "jinja2==3.1.5" > $(AUDIT)/known.txt
+	@if $(PIP_AUDIT) --requirement $(AUDIT)/known.txt >/dev/null 2>$(AUDIT)/known.log \
+	  || ! grep -q "known vulnerabilit" $(AUDIT)/known.log; then \
+	  echo "Nothing was audited: the advisories cannot be reached." >&2; exit 2; fi
+	$(PIP_AUDIT) --requirement constraints.txt
 
 bench: $(INSTALLED) ## Measure speed and memory
 	$(BIN)/python benchmarks/run.py

@@ -40,8 +40,8 @@ class AuditBase(ABC):
     outputs, full_outputs
         The outputs served and those of the last exit, with the samples first.
     failed : tuple of str, (k,)
-        Ids of chosen requests whose audit failed, or that have no valid answer. Their losses
-        are missing: `expect` and `give_up` them in a `RequestOrder`.
+        Ids of chosen requests whose audit failed, or that have no valid answer. An audit that
+        failed is never a zero: in a `RequestOrder`, let it `arrive` as `monitor.largest_loss`.
     """
 
     ids: tuple[str, ...]
@@ -116,8 +116,8 @@ class AuditorBase(ABC):
         How many requests there were, audited or not.
     failed : int
         How many audits failed, for example because the full model ran out of memory. The answer is
-        still served, and there is one warning. A missing loss counts as the lowest possible one
-        (see `RequestOrder`): the guarantee holds, but the alarm is weaker.
+        still served, and there is one warning. Each such request counts as the largest loss, so an
+        alarm may come from audits that fail; it is never hidden by them.
 
     Raises
     ------
@@ -301,15 +301,15 @@ class AuditorBase(ABC):
         return replace(out, audit=audit)
 
     def _failed(self, chosen: Chosen, error: Exception) -> None:
-        """Count failed audits and warn the first time."""
-        self._give_up(chosen)
+        """Count failed audits, as the largest loss too, and warn the first time."""
+        self._fold_largest(chosen)
         with self._lock:
             first = self.failed == 0
             self.failed += len(chosen.ids)
         if first:
             warnings.warn(
                 f"The audit of {len(chosen.ids)} requests failed ({type(error).__name__}: {error})."
-                " They were answered, but their losses are missing. This warning appears once;"
+                " They were answered, and count as the largest loss. This warning appears once;"
                 " `failed` of the Auditor counts all such requests.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -322,6 +322,18 @@ class AuditorBase(ABC):
         with self._lock:
             for request, loss in zip(audit.ids, losses, strict=True):
                 self.order.arrive(request, loss)
+
+    def _fold_largest(self, chosen: Chosen) -> None:
+        """Count requests whose audit failed as the largest loss; give up those that cannot be."""
+        if self.order is None:
+            return
+        worst = self.order.monitor.largest_loss
+        with self._lock:
+            for request in filter(self.order.waits_for, chosen.ids):
+                try:
+                    self.order.arrive(request, worst)
+                except Exception:
+                    self.order.give_up(request)
 
     def _give_up(self, chosen: Chosen) -> None:
         """Stop waiting for requests whose losses will not arrive."""
