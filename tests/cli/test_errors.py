@@ -431,7 +431,7 @@ def test_a_terminal_names_controls_that_promise_nothing(folder):
 def test_a_terminal_tells_the_promise_from_its_conditions(folder):
     _, shown = in_terminal(*CALIBRATE)
     bold, dim = (re.findall(rf"\x1b\[{code}m(.*?)\x1b\[0m", shown) for code in (1, 2))
-    assert "with probability at least 90 %" in " ".join(bold)
+    assert "90 % sure" in " ".join(bold)
     assert "independent draws" in " ".join(dim)
     assert "independent draws" not in " ".join(bold)
 

@@ -34,7 +34,7 @@ def test_logs_become_a_record(run, tmp_path):
     assert record.full_costs["usd"].tolist() == [9.0] * 199
     done = run("calibrate", "pair.parquet", "--epsilon", "0.05")
     assert done.status == 0
-    assert "of usd" in done.out
+    assert "of the usd" in done.out
 
 
 def test_one_log_of_several_models_and_labels_in_a_file(run, tmp_path):

@@ -23,7 +23,7 @@ def test_a_page_is_written_and_the_promise_said(run, record, folder, made):
     done = run(*REPORT)
     policy = ss.Policy.load("deployed.json")
     assert (done.status, done.err) == (0, "")
-    assert done.out.splitlines() == [str(policy), "Wrote page.html"]
+    assert done.out == f"{policy}\nWrote page.html\n"
     assert made() == {"page.html"}
     assert (folder / "page.html").read_text(encoding="utf-8") == ss.report.policy_page(
         record, policy

@@ -63,7 +63,7 @@ def test_a_policy_promises_what_its_control_does(control, options, promise):
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.zeros((500, 2)))
     policy = ss.calibrate(curve, epsilon=0.05, control=ss.Control(control, **options))
     assert policy.certificate.guarantee == promise
-    assert ("no guarantee" in str(policy)) == (promise == "none")
+    assert ("Nothing is promised" in str(policy)) == (promise == "none")
 
 
 def partly_labelled():

@@ -371,7 +371,7 @@ def test_costs_of_the_last_model_per_sample(tmp_path):
     options = {"loss": "zero_one", "epsilon": 0.2}
     found = ss.calibrate(shards, **options)
     assert str(found) == str(ss.calibrate(shards.load(), **options))
-    assert "of usd" in str(found)
+    assert "of the usd" in str(found)
 
 
 def test_samples_of_a_pilot_are_refused_as_in_memory(tmp_path):

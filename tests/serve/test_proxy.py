@@ -16,6 +16,7 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from swiftsure.cascade import Answer, UpstreamError
+from swiftsure.curves.conditions import Condition
 from swiftsure.serve import start
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from swiftsure.serve.proxy.asking import Found
@@ -920,7 +921,15 @@ def test_audits_are_written_in_the_order_of_the_requests():
 def test_a_loss_that_audits_cannot_compute_is_refused(setup, tmp_path):
     """A judge's, for example: every audit would fail."""
     judged = setup.policy.certificate.promises[0].model_copy(update={"loss": "graded"})
-    certificate = setup.policy.certificate.model_copy(update={"promises": (judged,)})
+    conditions = [
+        Condition.of(each.key, **(dict(each.facts) | {"loss": "graded"}))
+        if "loss" in dict(each.facts)
+        else each
+        for each in setup.policy.certificate.conditions
+    ]
+    certificate = setup.policy.certificate.model_copy(
+        update={"promises": (judged,), "conditions": tuple(conditions)}
+    )
     config = ProxyConfig.load(setup.path)
     audit = config.audit.model_copy(update={"rate": 1.0, "state": tmp_path})
     place = tmp_path / "policy.json"
