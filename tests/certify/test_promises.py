@@ -358,3 +358,10 @@ def test_curves_take_rows():
     assert np.array_equal(part.losses(), curve.losses()[:50])
     with refused("rows"):
         curve.shuffled(0).take(np.arange(3))
+
+
+def test_two_limits_of_one_cost_are_refused():
+    """The later one would take the place of the lower one without a word."""
+    limits = [ss.CostPromise("flops", at_most=limit) for limit in (2.0, 3.0)]
+    with pytest.raises(ValueError, match="limit each cost once"):
+        ss.Calibration([ss.Promise("zero_one", epsilon=0.05), *limits])

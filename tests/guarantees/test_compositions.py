@@ -424,3 +424,28 @@ def test_several_promises_on_branches_keep_their_failure_probability():
     with pytest.raises(RefutedError):
         check_rate(sum(map(each_branch_at_delta, records)), 200, DELTA)
     assert sum(on_branches(two_branches(rng, EPSILON / 4)) for _ in range(20)) > 0.3 * 20
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        ss.CostPromise("flops", at_most=1.9),
+        ss.Promise(epsilon=0.9, risk="consistency", among="exits"),
+    ],
+    ids=["cost", "exits"],
+)
+def test_each_of_two_walks_has_half_of_delta(beside):
+    """Losses of 0 certify ε = .05 with 45 samples at δ = .1, and only with 59 at half of it."""
+
+    def certified(n, *promises):
+        record = ss.ExitRecord(
+            np.full((n, 1), 0.9),
+            inconsistencies={"zero_one": np.zeros((n, 2))},
+            costs={"flops": [1.0, 2.0]},
+        )
+        return ss.calibrate(record, promises, path=[0.5]).threshold is not None
+
+    mean = ss.Promise(epsilon=0.05, risk="consistency")
+    assert certified(50, mean)
+    assert not certified(50, mean, beside)
+    assert certified(70, mean, beside)

@@ -277,6 +277,9 @@ def _promises(given: Any) -> tuple[Promise | CostPromise, ...]:
             )
     if not any(isinstance(each, Promise) for each in promises):
         raise ValueError("`promises` must hold at least one Promise.")
+    costs = [each.cost for each in promises if isinstance(each, CostPromise)]
+    if len(set(costs)) < len(costs):
+        raise ValueError("`promises` must limit each cost once; keep the lower limit.")
     return promises
 
 

@@ -29,7 +29,7 @@ from swiftsure.exits import ExitRule
 __all__ = ["CostPromise", "Promise", "slice_rows"]
 
 AMONG = ("all", "exits")
-WITHIN = (None, "slices", "each slice")
+WITHIN = ("slices", "each slice")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Promise:
         RISKS.choose(self.risk)
         checks.choice("among", self.among, AMONG)
         if self.within is not None:
-            checks.choice("within", self.within, ["slices", "each slice"])
+            checks.choice("within", self.within, WITHIN)
         for name in ("above", "worst"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, checks.number(name, getattr(self, name)))
